@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from agent import labels as agent_labels
+from probes.spec import networks
 
 MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
 """On the API's copy of a static pod: the uid that the kubelet and the runtime use for it."""
@@ -39,7 +40,7 @@ class ApiStatus(msgspec.Struct, frozen=True):
 
 
 class ObjectMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """metav1.ObjectMeta; of the annotations only podgate's and the mirror's."""
+    """metav1.ObjectMeta; of the annotations only podgate's, the mirror's and the networks'."""
 
     name: str
     namespace: str = ""
@@ -200,4 +201,5 @@ def newest(of_api: ApiPod | None, of_kubelet: ApiPod | None) -> ApiPod | None:
 
 
 def _is_kept(annotation: str) -> bool:
-    return annotation.startswith(f"{agent_labels.DOMAIN}/") or annotation == MIRROR_ANNOTATION
+    is_ours = annotation.startswith(f"{agent_labels.DOMAIN}/")
+    return is_ours or annotation in (MIRROR_ANNOTATION, networks.STATUS_ANNOTATION)

@@ -10,6 +10,7 @@ import dataclasses
 import ipaddress
 import os
 import socket
+from collections.abc import Iterable, Mapping
 
 import pyroute2
 
@@ -51,6 +52,8 @@ class PodNetwork:
     """Names of other interfaces that are up: others behind them may use the pod's address."""
     taps: tuple[str, ...] = ()
     """Names of tap devices, which connect a virtual machine in the pod."""
+    by_interface: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """Addresses by the interface's name in the pod, without loopback, IPv4 first."""
 
     @property
     def probe_addresses(self) -> tuple[str, ...]:
@@ -72,8 +75,8 @@ class PodNetworkReader:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             async with netlink_in(netns) as inside:
                 found = await rtnetlink.read(inside)
-                addresses = [
-                    ipaddress.ip_address(address.get("address"))
+                assigned = [
+                    (address["index"], ipaddress.ip_address(address.get("address")))
                     async for address in await inside.get_addr()
                 ]
             # The request for the other end also makes the kernel number the pod's namespace.
@@ -89,7 +92,7 @@ class PodNetworkReader:
             if peer is not None and _is_other_end(peer, of=link, nsid=nsid)
         ]
         ours = {link.index for link, _ in own}
-        routable = {address for address in addresses if not address.is_loopback}
+        routable = {address for _, address in assigned if not address.is_loopback}
         return PodNetwork(
             tuple(HostInterface(peer.index, peer.name, peer.master) for _, peer in own),
             tuple(sorted(routable, key=lambda address: (address.version, address))),
@@ -105,6 +108,7 @@ class PodNetworkReader:
                 if link.is_up and not link.is_loopback and link.index not in ours
             ),
             tuple(link.name for link in found if link.is_tap),
+            _by_interface(found, assigned),
         )
 
     async def exists(self, ifindex: int) -> bool:
@@ -130,6 +134,17 @@ class PodNetworkReader:
                 # It was deleted meanwhile, and the file that it was mounted on remains.
                 return None
         return int(answer["nsid"]) if answer["nsid"] >= 0 else None
+
+
+def _by_interface(
+    links: Iterable[Link], assigned: Iterable[tuple[int, IPAddress]]
+) -> dict[str, tuple[str, ...]]:
+    names = {link.index: link.name for link in links}
+    found: dict[str, list[str]] = {}
+    for index, address in sorted(assigned, key=lambda one: (one[1].version, one[1])):
+        if index in names and not address.is_loopback:
+            found.setdefault(names[index], []).append(str(address))
+    return {name: tuple(addresses) for name, addresses in found.items()}
 
 
 def _is_other_end(peer: Link, *, of: Link, nsid: int | None) -> bool:

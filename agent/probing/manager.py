@@ -24,6 +24,7 @@ from agent.probing.metrics import ProbeMetrics
 from agent.probing.recent import RecentProbes
 from agent.probing.result_store import Results, ResultStore, SavedProbes, sandbox_of
 from bpf import pins
+from probes.engine.families import PodInterfaces
 from probes.engine.scheduler import ProbedContainer, ProbedPod, ProbeKey, Scheduler
 from probes.netns import Netns
 from probes.results import ProbeOutcome, ProbeResult
@@ -234,6 +235,7 @@ class ProbeManager:
                 self._container(pod, probes, sandbox, run) for probes in pod.spec.containers
             ),
             deleting=run is not None and run.is_deleting,
+            interfaces=PodInterfaces(state.network.by_interface, pod.spec.networks),
         )
         if run is not None:
             ids = {name: container.id for name, container in run.containers.items()}

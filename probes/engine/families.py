@@ -5,10 +5,12 @@ words that Services use for their families.
 """
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from probes.errors import ProbeError
-from probes.spec.definitions import IpFamily, Probe
+from probes.spec.definitions import IpFamily, OtherNetwork, Probe
 
 LOCALHOST = ("127.0.0.1", "::1")
 """In the pod's namespace: never the host's."""
@@ -23,7 +25,30 @@ def family_of(address: str) -> IpFamily:
     return "IPv6" if ipaddress.ip_address(address).version == 6 else "IPv4"
 
 
-def groups(probe: Probe, pod_addresses: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+class PodInterfaces(msgspec.Struct, frozen=True):
+    """The pod's interfaces, as its network namespace has them."""
+
+    addresses: Mapping[str, tuple[str, ...]] = {}
+    """By interface."""
+    networks: Mapping[str, str] = {}
+    """Interfaces by network."""
+
+    def of(self, target: OtherNetwork) -> tuple[str, ...]:
+        """The addresses of one. Raises NoAddressError."""
+        name = target.interface or self.networks.get(target.network, "")
+        if not name:
+            raise NoAddressError(f'the pod has no interface of the network "{target.network}"')
+        if name not in self.addresses:
+            raise NoAddressError(f'the pod has no interface "{name}" with an address')
+        return self.addresses[name]
+
+
+NO_INTERFACES = PodInterfaces()
+
+
+def groups(
+    probe: Probe, pod_addresses: Sequence[str], interfaces: PodInterfaces = NO_INTERFACES
+) -> tuple[tuple[str, ...], ...]:
     """The addresses to dial, in groups: one success in each group is required.
 
     `pod_addresses` are those of status.podIPs, the preferred one first. Link-local ones are left
@@ -34,7 +59,13 @@ def groups(probe: Probe, pod_addresses: Sequence[str]) -> tuple[tuple[str, ...],
     RequireDualStack the pod must have both. Raises NoAddressError, and ValueError for invalid
     addresses.
     """
-    addresses = LOCALHOST if probe.target == "localhost" else pod_addresses
+    match probe.target:
+        case "pod":
+            addresses = pod_addresses
+        case "localhost":
+            addresses = LOCALHOST
+        case OtherNetwork():
+            addresses = interfaces.of(probe.target)
     by_family: dict[IpFamily, list[str]] = {}
     usable: list[str] = []
     for address in dict.fromkeys(addresses):

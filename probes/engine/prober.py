@@ -51,7 +51,11 @@ class ProbePlan(msgspec.Struct, frozen=True):
         return tuple(candidate for group in self.groups for candidate in group)
 
 
-def plan(probe: Probe, addresses: Sequence[str]) -> ProbePlan:
+def plan(
+    probe: Probe,
+    addresses: Sequence[str],
+    interfaces: families.PodInterfaces = families.NO_INTERFACES,
+) -> ProbePlan:
     """Prepare `probe` for the pod's `addresses`, the preferred one first.
 
     Raises ValueError for an exec handler, for what is no address and for a timeout that is not
@@ -63,7 +67,7 @@ def plan(probe: Probe, addresses: Sequence[str]) -> ProbePlan:
     if not timeout > 0:
         raise ValueError(f"a probe's timeout must be positive, not {timeout}")
     try:
-        groups = families.groups(probe, addresses)
+        groups = families.groups(probe, addresses, interfaces)
     except families.NoAddressError as error:
         return ProbePlan((), timeout, timeout, str(error))
     # Each address is to have half of the time at least, however short that is.

@@ -103,9 +103,9 @@ class Scheduler:
         changes: a restarted container's.
         """
         pod = self._pods.get(target.uid)
-        has_moved = pod is not None and pod.target.addresses != target.addresses
+        has_moved = pod is not None and not target.has_addresses_of(pod.target)
         plans = {
-            key: (probe, prober.plan(probe, target.addresses))
+            key: (probe, prober.plan(probe, target.addresses, target.interfaces))
             for key, probe in desired_probes(target)
         }
         if pod is None:

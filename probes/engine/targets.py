@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from probes.engine.families import NO_INTERFACES, PodInterfaces
 from probes.engine.workers import ProbeType
 from probes.netns import Netns
 from probes.results import ProbeOutcome, ProbeResult
@@ -47,6 +48,11 @@ class ProbedPod(msgspec.Struct, frozen=True):
     """The pod's own, the preferred one first."""
     containers: tuple[ProbedContainer, ...]
     deleting: bool = False
+    interfaces: PodInterfaces = NO_INTERFACES
+
+    def has_addresses_of(self, other: "ProbedPod") -> bool:
+        """Whether probes of both dial the same addresses."""
+        return (self.addresses, self.interfaces) == (other.addresses, other.interfaces)
 
 
 class ProbeState(msgspec.Struct, frozen=True):

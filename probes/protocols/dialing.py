@@ -193,7 +193,7 @@ class DialAttempt:
     def _connected(self) -> None:
         if self.hop.tls:
             self._phase = Phase.TLS
-            self._tunnel = tls.TlsTunnel(self.hop.alpn)
+            self._tunnel = tls.TlsTunnel(self.hop.alpn, self.hop.policy)
             self._outbox = self._tunnel.start()
         else:
             self._phase = Phase.EXCHANGE

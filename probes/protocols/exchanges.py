@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from probes.results import ExchangeResult
+from probes.spec.definitions import TlsPolicy
 
 
 class Phase(Enum):
@@ -36,6 +37,7 @@ class DialHop(msgspec.Struct, frozen=True):
     port: int
     tls: bool = False
     alpn: tuple[str, ...] = ()
+    policy: TlsPolicy | None = None
 
 
 class Exchange(Protocol):

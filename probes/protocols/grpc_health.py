@@ -68,7 +68,11 @@ class GrpcTarget:
 
     def __init__(self, handler: Grpc, address: str, timeout_seconds: float) -> None:
         encrypted = handler.mode == "TLS"
-        self.hop = DialHop(handler.port, True, ("h2",)) if encrypted else DialHop(handler.port)
+        self.hop = (
+            DialHop(handler.port, True, ("h2",), handler.tls)
+            if encrypted
+            else DialHop(handler.port)
+        )
         self.endpoint = join_host_port(address, handler.port)
         self.timeout = go_duration(timeout_seconds)
         self.message = frame(encode_request(handler.service))

@@ -5,6 +5,7 @@ exceptions are named where they are made.
 """
 
 import base64
+import functools
 from collections.abc import Callable
 from urllib.parse import unquote_to_bytes
 
@@ -60,6 +61,26 @@ def evaluate_probe(reader: Reader) -> ExchangeResult:
     return ExchangeResult(ProbeResult.SUCCESS, body)
 
 
+def evaluate_content(handler: HttpGet, reader: Reader) -> ExchangeResult:
+    """The result of a final response to a probe that names statuses or a part of the body."""
+    found = evaluate_probe(reader)
+    if handler.statuses:
+        text = f"HTTP probe failed with statuscode: {reader.status}"
+        found = ExchangeResult(ProbeResult.FAILURE, text)
+        if is_expected(handler, reader.status):
+            found = ExchangeResult(ProbeResult.SUCCESS, reader.body.decode("utf-8", "replace"))
+    if found.result.passed and handler.body_contains.encode() not in reader.body:
+        # Without the body, as above.
+        text = "HTTP probe failed: the body lacks the text that the probe requires"
+        return ExchangeResult(ProbeResult.FAILURE, text)
+    return found
+
+
+def is_expected(handler: HttpGet, status: int) -> bool:
+    """Whether the probe names this status."""
+    return any(first <= status <= last for first, last in handler.statuses)
+
+
 class HttpClientProfile(msgspec.Struct, frozen=True):
     """Settings of an HTTP client: the kubelet has one for probes, and another for hooks."""
 
@@ -77,7 +98,19 @@ PROBE_CLIENT = HttpClientProfile(PROBE_USER_AGENT, _PROBE_ALPN, False, False, ev
 class HttpTarget:
     """An httpGet handler and an address: its URL, headers and first request are made once."""
 
-    __slots__ = ("client", "headers", "hop", "host", "is_h2c", "request", "unsendable", "url")
+    __slots__ = (
+        "client",
+        "evaluate",
+        "handler",
+        "headers",
+        "hop",
+        "host",
+        "is_h2c",
+        "request",
+        "schemes",
+        "unsendable",
+        "url",
+    )
 
     def __init__(
         self,
@@ -89,6 +122,10 @@ class HttpTarget:
     ) -> None:
         """with_user: whether credentials that the path names (`//user:pass@/`) are sent."""
         self.client = client
+        self.handler = handler
+        self.evaluate = client.evaluate
+        if handler.statuses or handler.body_contains:
+            self.evaluate = functools.partial(evaluate_content, handler)
         self.url = probe_url(handler, address)
         if not with_user:
             self.url = self.url.without_user()
@@ -98,6 +135,12 @@ class HttpTarget:
         self.host = urls.to_bytes_text(self.headers.get("Host", ("",))[0])
         self.hop = self.hop_to(self.url)
         self.is_h2c = handler.protocol == "HTTP2"
+        self.schemes: tuple[str, ...] = ("http", "https")
+        """Where redirects may lead. A verified probe stays so."""
+        if self.is_h2c:
+            self.schemes = ("http",)
+        elif handler.tls is not None and handler.tls.ca_bundle:
+            self.schemes = ("https",)
         self.request: Request = b""
         self.unsendable = "http: no Host in request URL" if self.url.opaque else ""
         try:
@@ -125,7 +168,7 @@ class HttpTarget:
     def hop_to(self, url: urls.Url) -> DialHop:
         """The connection of this URL."""
         return (
-            DialHop(url.port, True, self.client.alpn)
+            DialHop(url.port, True, self.client.alpn, self.handler.tls)
             if url.scheme == "https"
             else DialHop(url.port)
         )
@@ -171,11 +214,12 @@ class HttpExchange:
             not head_was_in
             and reader.status in _REDIRECTS
             and reader.location is not None
+            and not is_expected(self._target.handler, reader.status)
             and self._follow(reader.location)
         ):
             return b""
         if reader.complete:
-            self.verdict = self._target.client.evaluate(reader)
+            self.verdict = self._target.evaluate(reader)
         return reader.outgoing()
 
     def fail(self, broken: ConnectionFailure) -> None:
@@ -222,7 +266,7 @@ class HttpExchange:
         if self._requests >= REQUESTS_MAX:
             self._fail(f"stopped after {REQUESTS_MAX} redirects")
             return True
-        if url.scheme not in (("http",) if self._target.is_h2c else ("http", "https")):
+        if url.scheme not in self._target.schemes:
             self._fail(f'unsupported protocol scheme "{url.scheme[:64]}"')
             return True
         if not url.port:

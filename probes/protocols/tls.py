@@ -1,8 +1,8 @@
-"""TLS for https and grpc probes, without I/O; certificates are not verified.
+"""TLS for https and grpc probes, without I/O; certificates are verified only on request.
 
 As in pkg/probe/http/http.go (`InsecureSkipVerify`): a probe checks whether the server is alive, and
 a kubelet cannot know whose certificate it should have. For the same reason weak keys and hashes of
-the server are accepted.
+the server are accepted. A pod can name a CA bundle for podgate's own checks.
 """
 
 import contextlib
@@ -10,7 +10,10 @@ import functools
 import ssl
 
 from probes.errors import ProbeError
+from probes.spec.definitions import TlsPolicy
 
+# One for each bundle in use; a context has some 50 KB.
+_CONTEXTS_MAX = 64
 _CHUNK_BYTES = 16 * 1024  # one TLS record
 # OpenSSL's name is in the ssl module only since Python 3.12. Without it OpenSSL 3 rejects servers
 # from before RFC 5746, which Go's client accepts; renegotiation is off on this side.
@@ -21,14 +24,20 @@ class TlsError(ProbeError):
     """The handshake failed or a record was bad; the message is Go's text where there is one."""
 
 
-@functools.lru_cache(maxsize=8)
-def client_context(alpn: tuple[str, ...]) -> ssl.SSLContext:
-    """The TLS context of all probes that offer these protocols; TLS 1.2 and up, as Go's default."""
+@functools.lru_cache(maxsize=_CONTEXTS_MAX)
+def client_context(alpn: tuple[str, ...], ca_bundle: str = "") -> ssl.SSLContext:
+    """The TLS context of all probes that offer these protocols and trust this bundle (empty: do
+    not verify); TLS 1.2 and up, as Go's default."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
+    if ca_bundle:
+        context.load_verify_locations(cadata=ca_bundle)
+        # Exactly what the bundle has is trusted, be it a root or not.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    else:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        context.set_ciphers("DEFAULT:@SECLEVEL=0")
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers("DEFAULT:@SECLEVEL=0")
     context.options |= ssl.OP_NO_RENEGOTIATION | _OP_LEGACY_SERVER_CONNECT
     if alpn:
         context.set_alpn_protocols(list(alpn))
@@ -38,15 +47,19 @@ def client_context(alpn: tuple[str, ...]) -> ssl.SSLContext:
 class TlsTunnel:
     """One TLS client connection, as bytes in and bytes out.
 
-    No name is sent (SNI): probes go to addresses, and Go sends no name for those either.
+    Without a policy no name is sent (SNI): probes go to addresses, and Go sends no name for those
+    either.
     """
 
     __slots__ = ("_first", "_incoming", "_outgoing", "_tls", "is_closed", "ready")
 
-    def __init__(self, alpn: tuple[str, ...]) -> None:
+    def __init__(self, alpn: tuple[str, ...], policy: TlsPolicy | None = None) -> None:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self._tls = client_context(alpn).wrap_bio(self._incoming, self._outgoing)
+        name = policy.server_name if policy else None
+        self._tls = client_context(alpn, policy.ca_bundle if policy else "").wrap_bio(
+            self._incoming, self._outgoing, server_hostname=name
+        )
         self._first = b""
         self.ready = False
         """The handshake is done."""
@@ -121,6 +134,8 @@ class TlsTunnel:
 
 
 def _text(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"tls: failed to verify certificate: {error.verify_message}"
     reason = (error.reason or str(error)).lower().replace("_", " ")
     alert = reason.partition(" alert ")[2]
     return f"remote error: tls: {alert}" if alert else f"tls: {reason}"

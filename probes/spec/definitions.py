@@ -8,6 +8,15 @@ IpFamily = Literal["IPv4", "IPv6"]
 IpFamilyPolicy = Literal["SingleStack", "PreferDualStack", "RequireDualStack"]
 
 
+class TlsPolicy(msgspec.Struct, frozen=True):
+    """What a probe requires of the server's certificate: the kubelet requires nothing."""
+
+    server_name: str
+    """Sent to the server, and with a CA bundle required in its certificate."""
+    ca_bundle: str = ""
+    """Certificates in PEM, of which one must have issued the server's. Empty: not verified."""
+
+
 class HttpGet(msgspec.Struct, frozen=True):
     """GET a path; 200 to 399 is healthy."""
 
@@ -18,6 +27,13 @@ class HttpGet(msgspec.Struct, frozen=True):
     """(name, value) as written: spelling, order and duplicates kept."""
     protocol: Literal["HTTP1", "HTTP2"] = "HTTP1"
     """HTTP2 is h2c by prior knowledge (KEP-5999)."""
+    tls: TlsPolicy | None = None
+    """None: any certificate, as for the kubelet."""
+    statuses: tuple[tuple[int, int], ...] = ()
+    """First and last status of each healthy range; empty: 200 to 399. A redirect with such a status
+    is not followed."""
+    body_contains: str = ""
+    """What the first 10 KiB of the body must contain."""
 
 
 class TcpSocket(msgspec.Struct, frozen=True):
@@ -33,12 +49,21 @@ class Grpc(msgspec.Struct, frozen=True):
     service: str = ""
     mode: Literal["Plaintext", "TLS"] = "Plaintext"
     """TLS does not verify the certificate (KEP-4939)."""
+    tls: TlsPolicy | None = None
 
 
 class Exec(msgspec.Struct, frozen=True):
     """A command inside the container: run by the kubelet, never by podgate."""
 
     command: tuple[str, ...]
+
+
+class OtherNetwork(msgspec.Struct, frozen=True):
+    """A further interface of the pod, by its name there or by the network that it belongs to."""
+
+    interface: str = ""
+    network: str = ""
+    """`namespace/name` of the network's definition."""
 
 
 Handler = HttpGet | TcpSocket | Grpc | Exec
@@ -62,8 +87,9 @@ class Probe(msgspec.Struct, frozen=True):
     """The family to probe; with a dual-stack policy, the first one."""
     ip_family_policy: IpFamilyPolicy | None = None
     """None: all the pod's addresses (or all of `ip_family`), and one success is enough."""
-    target: Literal["pod", "localhost"] = "pod"
-    """localhost, podgate's own extension: the pod's 127.0.0.1 and ::1 in place of its addresses."""
+    target: Literal["pod", "localhost"] | OtherNetwork = "pod"
+    """localhost, podgate's own extension: the pod's 127.0.0.1 and ::1 in place of its addresses. A
+    further network: the addresses of its interface."""
     fail_when_listener_closes: bool = False
     """A listener that is confirmed as closed counts as `failure_threshold` failures."""
     answered: bool = False

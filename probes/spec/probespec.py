@@ -6,6 +6,7 @@ the API has the field (KEP-4559: moving from `tcpSocket:` to `tcp:` is the whole
 """
 
 import re
+import ssl
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -28,6 +29,14 @@ SIZE_MAX_BYTES = 256 * 1024
 PERIOD_MIN_MILLISECONDS = 100
 """Ten probes a second see an outage as soon as users do; more would only load the pod."""
 
+CA_BUNDLE_MAX_CHARS = 16 * 1024
+"""Several certificates; the annotations of an object may have 256 KiB together."""
+
+STATUSES_MAX = 16
+
+BODY_CONTAINS_MAX_CHARS = 256
+"""Part of a text, not a regular expression: an expression may take forever on a hostile body."""
+
 _SECONDS_MAX = 2**31 - 1
 _MILLISECONDS_MAX = 3_600_000
 
@@ -37,6 +46,12 @@ PortName = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,15}(?!\n)$")]
 Seconds = Annotated[int, Meta(ge=1, le=_SECONDS_MAX)]
 Milliseconds = Annotated[int, Meta(ge=1, le=_MILLISECONDS_MAX)]
 Threshold = Annotated[int, Meta(ge=1, le=_SECONDS_MAX)]
+Status = Annotated[int, Meta(ge=100, le=599)]
+StatusRange = Annotated[str, Meta(pattern=r"^[1-5][0-9]{2}-[1-5][0-9]{2}(?!\n)$")]
+ServerName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]([-A-Za-z0-9._]{0,252})(?!\n)$")]
+# As the kernel's dev_valid_name, without control characters.
+InterfaceName = Annotated[str, Meta(pattern=r"^[!-.0-9;-~]{1,15}(?!\n)$")]
+NetworkName = Annotated[str, Meta(pattern=r"^[-a-z0-9.]{1,253}(/[-a-z0-9.]{1,253})?(?!\n)$")]
 NoHost = Annotated[
     str, Meta(max_length=0, description="Must be empty: a probe goes to its own pod only.")
 ]
@@ -68,6 +83,19 @@ class HeaderFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     value: str = ""
 
 
+class TlsFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
+    """What is required of the server's certificate; without it any certificate is accepted."""
+
+    server_name: ServerName
+    ca_bundle: Annotated[str, Meta(min_length=1, max_length=CA_BUNDLE_MAX_CHARS)] | UnsetType = (
+        UNSET
+    )
+
+    def __post_init__(self) -> None:
+        if self.ca_bundle is not UNSET and not _is_ca_bundle(self.ca_bundle):
+            raise _FieldError("caBundle", "has no certificate in PEM that can be read")
+
+
 class HttpFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     """GET a path; 200 to 399 is healthy."""
 
@@ -76,9 +104,17 @@ class HttpFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     scheme: Literal["HTTP", "HTTPS"] = "HTTP"
     http_headers: list[HeaderFields] = []
     protocol: Literal["HTTP1", "HTTP2"] = "HTTP1"
+    tls: TlsFields | UnsetType = UNSET
+    statuses: Annotated[list[Status | StatusRange], Meta(max_length=STATUSES_MAX)] = []
+    body_contains: Annotated[str, Meta(max_length=BODY_CONTAINS_MAX_CHARS)] = ""
     host: NoHost = ""
 
     def __post_init__(self) -> None:
+        if self.tls is not UNSET and self.scheme != "HTTPS":
+            raise _FieldError("tls", "may be given only with scheme HTTPS")
+        for index, (first, last) in enumerate(map(_status_range, self.statuses)):
+            if first > last:
+                raise _FieldError(f"statuses[{index}]", "must name the lower status first")
         if self.protocol == "HTTP2" and self.scheme != "HTTP":
             raise _FieldError("protocol", "may be HTTP2 only with scheme HTTP")
 
@@ -96,6 +132,22 @@ class GrpcFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     port: PortNumber | PortName
     service: str = ""
     mode: Literal["Plaintext", "TLS"] = "Plaintext"
+    tls: TlsFields | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if self.tls is not UNSET and self.mode != "TLS":
+            raise _FieldError("tls", "may be given only with mode TLS")
+
+
+class NetworkFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
+    """A further interface of the pod: exactly one of its name and its network's."""
+
+    interface: InterfaceName | UnsetType = UNSET
+    network: NetworkName | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if (self.interface is UNSET) == (self.network is UNSET):
+            raise _FieldError("", "needs one of interface and network")
 
 
 class ProbeFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
@@ -116,7 +168,7 @@ class ProbeFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     termination_grace_period_seconds: Seconds | UnsetType = UNSET
     ip_family: IpFamily | UnsetType = UNSET
     ip_family_policy: IpFamilyPolicy | UnsetType = UNSET
-    target: Literal["pod", "localhost"] = "pod"
+    target: Literal["pod", "localhost"] | NetworkFields = "pod"
     fail_when_listener_closes: bool = False
     answered: bool = False
 
@@ -270,7 +322,7 @@ def _probe(fields: ProbeFields | UnsetType, path: str, named: Mapping[str, int])
         termination_grace_period_seconds=None if grace is UNSET else float(grace),
         ip_family=None if fields.ip_family is UNSET else fields.ip_family,
         ip_family_policy=None if fields.ip_family_policy is UNSET else fields.ip_family_policy,
-        target=fields.target,
+        target=_target(fields.target),
         fail_when_listener_closes=fields.fail_when_listener_closes,
         answered=fields.answered,
     )
@@ -285,12 +337,50 @@ def _handler(fields: ProbeFields, path: str, named: Mapping[str, int]) -> Handle
             scheme=http.scheme,
             headers=tuple((header.name, header.value) for header in http.http_headers),
             protocol=http.protocol,
+            tls=_tls(http.tls),
+            statuses=tuple(map(_status_range, http.statuses)),
+            body_contains=http.body_contains,
         )
     if fields.tcp is not UNSET:
         return definitions.TcpSocket(_port(fields.tcp.port, f"{path}.tcp", named))
     assert fields.grpc is not UNSET
-    port = _port(fields.grpc.port, f"{path}.grpc", named)
-    return definitions.Grpc(port, fields.grpc.service, fields.grpc.mode)
+    grpc = fields.grpc
+    port = _port(grpc.port, f"{path}.grpc", named)
+    return definitions.Grpc(port, grpc.service, grpc.mode, _tls(grpc.tls))
+
+
+def _tls(fields: TlsFields | UnsetType) -> definitions.TlsPolicy | None:
+    if fields is UNSET:
+        return None
+    bundle = "" if fields.ca_bundle is UNSET else fields.ca_bundle
+    return definitions.TlsPolicy(fields.server_name, bundle)
+
+
+def _target(
+    fields: Literal["pod", "localhost"] | NetworkFields,
+) -> Literal["pod", "localhost"] | definitions.OtherNetwork:
+    if not isinstance(fields, NetworkFields):
+        return fields
+    if fields.network is not UNSET:
+        return definitions.OtherNetwork(network=fields.network)
+    assert fields.interface is not UNSET
+    return definitions.OtherNetwork(interface=fields.interface)
+
+
+def _status_range(status: int | str) -> tuple[int, int]:
+    """Of 204 and "200-299"."""
+    first, _, last = str(status).partition("-")
+    return int(first), int(last or first)
+
+
+def _is_ca_bundle(text: str) -> bool:
+    if not text.isascii():
+        return False
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
+    except (ssl.SSLError, ValueError):
+        return False
+    return True
 
 
 def _port(port: int | str, path: str, named: Mapping[str, int]) -> int:

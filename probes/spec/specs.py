@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from probes.spec import probespec
+from probes.spec import networks, probespec
 from probes.spec.apiprobes import PORT_MAX, named_ports_of, read_http_get, read_probe
 from probes.spec.definitions import (
     ContainerPort,
@@ -103,6 +103,8 @@ class PodSpec(msgspec.Struct, frozen=True):
     """Ports with a name, of all containers that keep running."""
     annotation: str | None = None
     """The text of podgate.io/probe-spec."""
+    networks: Mapping[str, str] = {}
+    """The pod's further networks: interfaces by network."""
     declared: DeclaredPorts = DeclaredPorts()
     port_users: tuple[PortUser, ...] = ()
     """The probes and hooks of the manifest for which the kubelet connects, in the order written."""
@@ -144,11 +146,13 @@ def parse_pod(pod: object) -> PodSpec:
         reader.read(container, init=True)
     for container in spec.children("containers"):
         reader.read(container, init=False)
-    annotation = root.child("metadata").child("annotations").raw(probespec.ANNOTATION)
+    annotations = root.child("metadata").child("annotations")
+    annotation = annotations.raw(probespec.ANNOTATION)
     spec_without = PodSpec(
         base=tuple(reader.containers),
         named_ports=reader.named_ports,
         container_ports=tuple(reader.container_ports),
+        networks=networks.read(annotations.raw(networks.STATUS_ANNOTATION)),
         declared=DeclaredPorts(reader.any_port, frozenset(reader.ports)),
         port_users=tuple(reader.port_users),
         hooks=tuple(reader.hooks),

@@ -9,7 +9,7 @@ import pytest
 
 from probes.engine import families, joint, prober
 from probes.results import ProbeOutcome, ProbeResult
-from probes.spec.definitions import IpFamily, IpFamilyPolicy, Probe, TcpSocket
+from probes.spec.definitions import IpFamily, IpFamilyPolicy, OtherNetwork, Probe, TcpSocket
 from tests.probes.conftest import Sandbox, sandbox_netns
 
 V4, V6 = "198.18.0.1", "fd00:18::1"
@@ -70,6 +70,33 @@ def test_localhost_is_probed_only_if_the_probe_names_it() -> None:
     assert families.groups(probe, (V4,)) == (("127.0.0.1", "::1"),)
     only_v6 = Probe(TcpSocket(80), target="localhost", ip_family="IPv6")
     assert families.groups(only_v6, (V4,)) == (("::1",),)
+
+
+INTERFACES = families.PodInterfaces(
+    {"eth0": (V4,), "net1": ("198.18.9.1", "fd00:18:9::1", "fe80::9")}, {"shop/storage": "net1"}
+)
+
+
+@pytest.mark.parametrize(
+    "target", [OtherNetwork(interface="net1"), OtherNetwork(network="shop/storage")]
+)
+def test_further_network_is_probed_at_the_addresses_of_its_interface(target: OtherNetwork) -> None:
+    found = families.groups(Probe(TcpSocket(80), target=target), (V4, V6), INTERFACES)
+    assert found == (("198.18.9.1", "fd00:18:9::1"),)
+    both = Probe(TcpSocket(80), target=target, ip_family_policy=PREFER)
+    assert families.groups(both, (V4,), INTERFACES) == (("198.18.9.1",), ("fd00:18:9::1",))
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        (OtherNetwork(interface="net2"), 'the pod has no interface "net2" with an address'),
+        (OtherNetwork(network="shop/x"), 'the pod has no interface of the network "shop/x"'),
+    ],
+)
+def test_missing_network_is_a_failure_that_names_it(target: OtherNetwork, text: str) -> None:
+    probe = Probe(TcpSocket(80), target=target)
+    assert prober.plan(probe, (V4,), INTERFACES).rejection == text
 
 
 async def run_probe(

@@ -70,6 +70,45 @@ def test_other_codes_are_failures_without_the_body(status: int) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("status", "is_healthy"), [(200, False), (204, True), (418, True), (420, True), (421, False)]
+)
+def test_named_statuses_alone_are_healthy(status: int, is_healthy: bool) -> None:
+    handler = HttpGet(80, statuses=((204, 204), (418, 420)))
+    found = Talk(handler, answer(status, body="secret")).verdict
+    assert found.result.passed is is_healthy
+    if not is_healthy:
+        assert found.message == f"HTTP probe failed with statuscode: {status}"
+
+
+def test_redirect_with_a_named_status_is_not_followed() -> None:
+    handler = HttpGet(80, statuses=((302, 302),))
+    seen = Talk(handler, answer(302, "Location: /x"), answer(500))
+    assert (seen.verdict.result, len(seen.requests)) == (ProbeResult.SUCCESS, 1)
+    other = Talk(handler, answer(301, "Location: /x"), answer(302, "Location: /y"))
+    assert (other.verdict.result, len(other.requests)) == (ProbeResult.SUCCESS, 2)
+
+
+@pytest.mark.parametrize(("body", "is_healthy"), [("all is ok", True), ("OK", False), ("", False)])
+def test_body_must_contain_the_text_that_the_probe_names(body: str, is_healthy: bool) -> None:
+    found = Talk(HttpGet(80, body_contains="ok"), answer(200, body=body)).verdict
+    assert found.result.passed is is_healthy
+    if not is_healthy:
+        text = "HTTP probe failed: the body lacks the text that the probe requires"
+        assert found.message == text
+
+
+def test_only_the_first_ten_kilobytes_of_the_body_count() -> None:
+    handler = HttpGet(80, body_contains="ok")
+    assert Talk(handler, answer(200, body="x" * 10238 + "ok")).verdict.result.passed
+    assert not Talk(handler, answer(200, body="x" * 10239 + "ok")).verdict.result.passed
+
+
+def test_text_of_the_body_does_not_make_an_error_healthy() -> None:
+    found = Talk(HttpGet(80, body_contains="ok"), answer(500, body="ok")).verdict
+    assert found.message == "HTTP probe failed with statuscode: 500"
+
+
 def test_body_is_the_text_of_a_success() -> None:
     assert talk(answer(200, body="fine")).verdict == ExchangeResult(ProbeResult.SUCCESS, "fine")
 

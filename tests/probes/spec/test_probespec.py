@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probes.spec import probespec, specs
-from probes.spec.definitions import Grpc, HttpGet, Probe, TcpSocket
+from probes.spec.definitions import Grpc, HttpGet, OtherNetwork, Probe, TcpSocket, TlsPolicy
+from tests.probes import servers
 
 PORTS = {"app": {"web": 8080}, "side": {}}
 HERE = "metadata.annotations[podgate.io/probe-spec]"
@@ -77,6 +79,34 @@ def test_all_fields_are_read() -> None:
     )
 
 
+def test_content_of_a_response_may_be_named() -> None:
+    found = readiness({"http": {"port": 80, "statuses": [204, "300-399"], "bodyContains": "ok"}})
+    statuses = ((204, 204), (300, 399))
+    assert found.handler == HttpGet(80, statuses=statuses, body_contains="ok")
+
+
+def test_certificate_may_be_verified(tmp_path: Path) -> None:
+    cert, _ = servers.certificate(tmp_path)
+    given = {"serverName": "app.example", "caBundle": cert.read_text()}
+    policy = TlsPolicy("app.example", cert.read_text())
+    http = readiness({"http": {"port": 80, "scheme": "HTTPS", "tls": given}})
+    assert http.handler == HttpGet(80, scheme="HTTPS", tls=policy)
+    grpc = readiness({"grpc": {"port": 80, "mode": "TLS", "tls": given}})
+    assert grpc.handler == Grpc(80, mode="TLS", tls=policy)
+
+
+def test_further_network_is_named_by_interface_or_definition() -> None:
+    by_interface = readiness({"tcp": {"port": 80}, "target": {"interface": "net1"}})
+    assert by_interface.target == OtherNetwork(interface="net1")
+    by_network = readiness({"tcp": {"port": 80}, "target": {"network": "shop/storage"}})
+    assert by_network.target == OtherNetwork(network="shop/storage")
+
+
+def test_probes_are_answered_only_on_request() -> None:
+    assert readiness({"tcp": {"port": 80}}).answered is False
+    assert readiness({"tcp": {"port": 80}, "answered": True}).answered is True
+
+
 def test_whole_seconds_can_be_written_as_seconds() -> None:
     probe = readiness({"tcp": {"port": 1}, "periodSeconds": 2, "timeoutSeconds": 3})
     assert (probe.period_seconds, probe.timeout_seconds) == (2.0, 3.0)
@@ -115,6 +145,32 @@ def test_startup_and_liveness_have_a_grace_period() -> None:
         ({"tcp": {"port": 80}, "ipFamily": "IPv5"}, ".ipFamily"),
         ({"tcp": {"port": 80}, "ipFamilyPolicy": "Both"}, ".ipFamilyPolicy"),
         ({"tcp": {"port": 80}, "target": "node"}, ".target"),
+        ({"tcp": {"port": 80}, "target": {}}, ".target"),
+        ({"tcp": {"port": 80}, "target": {"interface": "a", "network": "b"}}, ".target"),
+        ({"tcp": {"port": 80}, "target": {"interface": "a/b"}}, ".target.interface"),
+        ({"tcp": {"port": 80}, "target": {"interface": "x" * 16}}, ".target.interface"),
+        ({"tcp": {"port": 80}, "target": {"network": "Shop/net"}}, ".target.network"),
+        ({"tcp": {"port": 80}, "answered": 1}, ".answered"),
+        ({"http": {"port": 80, "tls": {"serverName": "a"}}}, ".http.tls"),
+        ({"grpc": {"port": 80, "tls": {"serverName": "a"}}}, ".grpc.tls"),
+        ({"http": {"port": 80, "scheme": "HTTPS", "tls": {}}}, ".http.tls.serverName"),
+        (
+            {"http": {"port": 80, "scheme": "HTTPS", "tls": {"serverName": "a b"}}},
+            ".http.tls.serverName",
+        ),
+        (
+            {"http": {"port": 80, "scheme": "HTTPS", "tls": {"serverName": "a", "caBundle": "x"}}},
+            ".http.tls.caBundle",
+        ),
+        (
+            {"http": {"port": 80, "scheme": "HTTPS", "tls": {"serverName": "a", "caBundle": "é"}}},
+            ".http.tls.caBundle",
+        ),
+        ({"http": {"port": 80, "statuses": [99]}}, ".http.statuses[0]"),
+        ({"http": {"port": 80, "statuses": ["2xx"]}}, ".http.statuses[0]"),
+        ({"http": {"port": 80, "statuses": ["299-200"]}}, ".http.statuses[0]"),
+        ({"http": {"port": 80, "statuses": [200] * 17}}, ".http.statuses"),
+        ({"http": {"port": 80, "bodyContains": "x" * 257}}, ".http.bodyContains"),
         (
             {"tcp": {"port": 80}, "terminationGracePeriodSeconds": 1},
             ".terminationGracePeriodSeconds",
@@ -201,6 +257,9 @@ def test_schema_names_every_field_of_the_code_and_refuses_others() -> None:
         probespec.ContainerFields,
         probespec.ProbeFields,
         probespec.HttpFields,
+        probespec.GrpcFields,
+        probespec.TlsFields,
+        probespec.NetworkFields,
     ):
         described: dict[str, Any] = made["$defs"][struct.__name__]
         fields = {field.encode_name for field in msgspec.structs.fields(struct)}

@@ -1,0 +1,119 @@
+"""A probe with a CA bundle succeeds only if that bundle issued the server's certificate."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from probes.protocols import exchanges, grpc_health, http_get, tls
+from probes.results import ProbeResult
+from probes.spec.definitions import Grpc, HttpGet, TlsPolicy
+
+NAME = "app.example"
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A self-signed certificate with this name, and its key."""
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-subj", "/CN=ignored", "-addext", f"subjectAltName=DNS:{name}"),
+            *("-days", "3650", "-keyout", str(key), "-out", str(cert)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return cert, key
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With certificates for NAME, and for another name."""
+    made = tmp_path_factory.mktemp("tls")
+    certificate(made, NAME)
+    certificate(made, "other.example")
+    return made
+
+
+def bundle(folder: Path, name: str = NAME) -> str:
+    return (folder / f"{name}.pem").read_text()
+
+
+class Server:
+    """A TLS server in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / f"{NAME}.pem", folder / f"{NAME}.key")
+        context.sni_callback = lambda _, name, __: self.names.append(name)
+        self.names: list[str | None] = []
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+
+    def reply(self, data: bytes) -> bytes:
+        self._incoming.write(data)
+        with contextlib.suppress(ssl.SSLWantReadError):
+            self._tls.do_handshake()
+        return self._outgoing.read()
+
+
+def shake(folder: Path, policy: TlsPolicy | None) -> Server:
+    """Raises TlsError."""
+    server, tunnel = Server(folder), tls.TlsTunnel((), policy)
+    data = tunnel.start()
+    while not tunnel.ready:
+        tunnel.receive(server.reply(data))
+        data = tunnel.outgoing()
+    return server
+
+
+def test_certificate_of_the_bundle_is_accepted_for_its_name(folder: Path) -> None:
+    assert shake(folder, TlsPolicy(NAME, bundle(folder))).names == [NAME]
+
+
+@pytest.mark.parametrize(
+    ("name", "issuer", "text"),
+    [
+        (NAME, "other.example", "self-signed certificate"),
+        ("else.example", NAME, "Hostname mismatch"),
+    ],
+)
+def test_other_certificates_and_names_are_not_accepted(
+    folder: Path, name: str, issuer: str, text: str
+) -> None:
+    with pytest.raises(tls.TlsError, match=f"failed to verify certificate: .*{text}"):
+        shake(folder, TlsPolicy(name, bundle(folder, issuer)))
+
+
+def test_without_a_bundle_the_name_is_only_sent(folder: Path) -> None:
+    assert shake(folder, TlsPolicy("else.example")).names == ["else.example"]
+    assert shake(folder, None).names == [None]
+
+
+def test_handlers_pass_their_policy_to_the_connection(folder: Path) -> None:
+    policy = TlsPolicy(NAME, bundle(folder))
+    http = http_get.HttpTarget(HttpGet(443, scheme="HTTPS", tls=policy), "198.18.0.1")
+    grpc = grpc_health.GrpcTarget(Grpc(443, mode="TLS", tls=policy), "198.18.0.1", 1.0)
+    assert (http.hop.policy, grpc.hop.policy) == (policy, policy)
+
+
+@pytest.mark.parametrize(
+    ("location", "result"),
+    [("https://198.18.0.1:8443/", None), ("http://198.18.0.1:80/", ProbeResult.FAILURE)],
+)
+def test_verified_probe_follows_no_redirect_to_http(
+    location: str, result: ProbeResult | None, folder: Path
+) -> None:
+    policy = TlsPolicy(NAME, bundle(folder))
+    target = http_get.HttpTarget(HttpGet(443, scheme="HTTPS", tls=policy), "198.18.0.1")
+    exchange = target.exchange()
+    exchange.start()
+    exchange.receive(f"HTTP/1.1 302 Found\r\nLocation: {location}\r\n\r\n".encode())
+    assert (exchange.verdict.result if exchange.verdict else None) is result
+    if result is None:
+        assert exchange.hop == exchanges.DialHop(8443, True, ("http/1.1",), policy)
