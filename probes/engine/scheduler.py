@@ -285,6 +285,8 @@ class Scheduler:
 
     def _start_run(self, slot: Slot) -> None:
         slot.worker.start(self._loop.time())
+        if slot.worker.probe.answered:
+            slot.started_ns = self._boot_clock_ns()
         try:
             run = self.starter.start(slot.plan, slot.netns, partial(self._finished, slot))
         except Exception as error:

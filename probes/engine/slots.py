@@ -23,6 +23,7 @@ class Slot:
         "passed",
         "plan",
         "run",
+        "started_ns",
         "timer",
         "waiting",
         "worker",
@@ -35,6 +36,8 @@ class Slot:
         self.netns = netns
         self.timer: asyncio.TimerHandle | None = None
         self.run: Cancellable | None = None
+        self.started_ns = 0
+        """Start of the newest run of an answered probe, on CLOCK_BOOTTIME."""
         self.due = 0.0
         self.waiting = False
         """Due, and delayed by the maximum."""

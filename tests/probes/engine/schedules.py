@@ -78,6 +78,8 @@ class Bench:
         self.pods = Pods()
         self.results: list[tuple[str, str, ProbeResult]] = []
         self.probes: list[tuple[str, ProbeOutcome]] = []
+        self.suspended_seconds = 0.0
+        """Time that passed without the event loop's clock."""
         self.checks: list[scheduler.Check] = []
         self.delays: list[float] = []
         self.scheduler = scheduler.Scheduler(
@@ -87,10 +89,13 @@ class Bench:
             on_delay=self.delays.append,
             starter=self.pods,
             wall_clock=asyncio.get_running_loop().time,
-            boot_clock_ns=lambda: round(asyncio.get_running_loop().time() * 1e9),
+            boot_clock_ns=self._boot_clock_ns,
             max_in_flight=int(settings.pop("max_in_flight", 100)),
             **settings,
         )
+
+    def _boot_clock_ns(self) -> int:
+        return round((asyncio.get_running_loop().time() + self.suspended_seconds) * 1e9)
 
     def status(self, uid: str, type: ProbeType = READINESS) -> scheduler.ProbeState:
         (found,) = (s for s in self.scheduler.snapshot() if s.key.uid == uid and s.key.type == type)

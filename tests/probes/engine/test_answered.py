@@ -70,6 +70,16 @@ async def test_checks_that_take_their_whole_timeout_leave_no_time_without_a_verd
     assert all(end > renewed for end, renewed in zip(ends, later, strict=False))
 
 
+async def test_response_that_waited_for_the_prober_is_as_old_as_its_check(bench: Bench) -> None:
+    bench.pods.takes[1] = 0.25
+    bench.scheduler.set_pod(pod(readiness=answered(1, period=4.0)))
+    await asyncio.sleep(0.1)
+    bench.suspended_seconds = 3600.0
+    await asyncio.sleep(1)
+    (found,) = bench.checks
+    assert found.finished_ns == 1_000_000_000  # started at 0, with a timeout of 1 s
+
+
 async def test_liveness_is_checked_after_it_has_failed(bench: Bench) -> None:
     bench.pods.answers[1] = BAD
     bench.scheduler.set_pod(pod(liveness=answered(1)))
