@@ -207,6 +207,7 @@ class Event(enum.Enum):
     POLICIES_NOT_SAVED = "Policies cannot be saved."
     POLICY_PROBLEM = "Policy not applied as written."
     POLICY_STATUS_NOT_WRITTEN = "Status of a policy cannot be written; retrying."
+    PROBE_NOT_ANSWERED = "Probe with answered: true cannot be answered; the relay proxies it."
     PROBE_SPEC_DEFERRED = "Changed probe spec takes effect with the pod's next sandbox."
     PROGRAMS_LOADED = "eBPF programs loaded."
     RELAY_ENGAGED = "Relay engaged."

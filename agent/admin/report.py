@@ -7,6 +7,19 @@ import msgspec
 from agent.pods.conditions import Condition
 
 
+class AnswerStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the kubelet's own probe gets, where podgate is to answer it.
+
+    verdict: `healthy` or `unhealthy`, empty if it is not answered now; age_seconds: since the
+    check; obstacle: why it is not answered, in one word, and problem: in one sentence.
+    """
+
+    verdict: str = ""
+    age_seconds: float | None = None
+    obstacle: str = ""
+    problem: str = ""
+
+
 class ProbeStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One probe of one container."""
 
@@ -22,6 +35,8 @@ class ProbeStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     failures: int
     recent_ms: list[float | None] = []
     """Durations of the newest probes in milliseconds, oldest first; None for one that failed."""
+    answer: AnswerStatus | None = None
+    """None unless the pod requests that it is answered."""
 
 
 class RelayedPortStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

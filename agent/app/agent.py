@@ -10,6 +10,7 @@ import structlog
 from agent import VERSION, tasks
 from agent.api.podinfo.service import PodInfoService
 from agent.app import component_metrics, network_managers, watchdog
+from agent.app.answer_report import AnswerReport
 from agent.app.cluster_metrics import ClusterCollector
 from agent.app.cluster_outputs import ClusterOutputs
 from agent.app.component_metrics import ComponentCollector
@@ -224,6 +225,7 @@ class Agent:
             answered=answered,
             state=state / "probes.json",
         )
+        answers = AnswerReport(self._store, answered, self._relays.bypassed_because)
         self._existing_flows = ExistingFlows(
             store=self._store,
             kubelet_cgroup=lambda: self._kubelet.cgroup,
@@ -249,6 +251,7 @@ class Agent:
                 *self._drops.collectors,
                 self._probing,
                 RelayCollector(self._relays, connections),
+                answers,
                 *self._kubelet.collectors,
                 self._loop_lag,
             ),
@@ -266,6 +269,7 @@ class Agent:
             relays=self._relays,
             connections=connections,
             probing=self._probing,
+            answers=answers,
             existing_flows=self._existing_flows,
             kubelet=self._kubelet.identity,
             kubelet_admission=self._kubelet.admission,

@@ -21,6 +21,7 @@ from agent.admin.report import (
     RulesReport,
     SourceProcessStatus,
 )
+from agent.app.answer_report import AnswerReport
 from agent.app.cluster_outputs import ClusterOutputs
 from agent.app.exporter import Exporter
 from agent.app.handover import Handover
@@ -71,6 +72,7 @@ class Reports:
         relays: RelaySupervisor,
         connections: ConnectionStats,
         probing: ProbeManager,
+        answers: AnswerReport,
         existing_flows: ExistingFlows,
         kubelet: KubeletIdentity,
         kubelet_admission: KubeletAdmission,
@@ -98,6 +100,7 @@ class Reports:
         self._relays = relays
         self._connections = connections
         self._probing = probing
+        self._answers = answers
         self._existing_flows = existing_flows
         self._kubelet = kubelet
         self._kubelet_admission = kubelet_admission
@@ -220,7 +223,7 @@ class Reports:
                 for address, result in (tested.results if tested else {}).items()
             ],
             existing_flows=self._existing_flows.count(pod.uid),
-            probes=self._probing.status(pod.uid),
+            probes=self._probing.status(pod.uid, self._answers.of(state)),
             relayed=self._connections.status(pod.uid),
         )
 

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from agent import labels
-from agent.admin.report import AgentReport, PodStatus
+from agent.admin.report import AgentReport, AnswerStatus, PodStatus, ProbeStatus
 from agent.explain import reading
 from agent.explain.facts import GateFacts, RelayFacts
 from agent.explain.model import Check, PodExplanation
@@ -283,6 +283,17 @@ def _probes(facts: PodFacts) -> Iterator[Check]:
         is_well = probe.result == "success"
         hint = "" if is_well else _NEXT["ProbeFailing"].format(facts.pod)
         yield Check(name="probe", state=OK if is_well else PROBLEM, text=text, next=hint)
+        if probe.answer is not None:
+            yield _answer(probe, probe.answer)
+
+
+def _answer(probe: ProbeStatus, answer: AnswerStatus) -> Check:
+    """What the kubelet's own probe gets."""
+    name = f"{probe.container} {probe.type}"
+    if answer.verdict:
+        text = f"{name}: the kubelet gets {answer.verdict}, {answer.age_seconds or 0:.1f} s old"
+        return Check(name="answer", state=OK, text=text)
+    return Check(name="answer", state=PROBLEM, text=f"{name}: {answer.problem}")
 
 
 def _conditions(facts: PodFacts) -> Iterator[Check]:

@@ -14,7 +14,7 @@ from agent.pods.changes import Changes
 from agent.probing import answers
 from agent.probing.answers import AnswerPlan, ProbeName
 from agent.relay.messages import Answer
-from probes.engine.checks import Check, boot_clock_ns
+from probes.engine.checks import Check
 from probes.results import ProbeOutcome
 from probes.spec.specs import PodSpec
 
@@ -123,17 +123,6 @@ class AnsweredProbes:
     def plan(self, uid: str) -> AnswerPlan:
         pod = self._pods.get(uid)
         return pod.plan if pod else AnswerPlan()
-
-    def in_force(self) -> tuple[int, int]:
-        """Numbers of healthy and unhealthy verdicts that have not ended."""
-        now = boot_clock_ns()
-        found = [
-            verdict.is_healthy
-            for pod in self._pods.values()
-            for verdict in pod.verdicts.values()
-            if verdict.is_in_force(now)
-        ]
-        return found.count(True), found.count(False)
 
 
 def _reason(outcome: ProbeOutcome) -> str:

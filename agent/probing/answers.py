@@ -44,6 +44,8 @@ class Obstacle(enum.StrEnum):
     SHARED_PORT = "shared_port"
     INVALID_SPEC = "invalid_spec"
     NOT_RELAYED = "not_relayed"
+    NO_VERDICT = "no_verdict"
+    STALE = "stale"
 
 
 _SENTENCES = {

@@ -2,14 +2,14 @@
 
 import asyncio
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 import structlog
 from prometheus_client import core
 
 from agent import labels, tasks
-from agent.admin.report import ProbeStatus
+from agent.admin.report import AnswerStatus, ProbeStatus
 from agent.logs import Event
 from agent.pods.changes import Subscription
 from agent.pods.conditions import FALSE, TRUE
@@ -18,7 +18,9 @@ from agent.pods.events import PodEvent, PodEvents, kubelet_reports
 from agent.pods.pod import Pod
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
+from agent.probing.answer_problems import AnswerProblems
 from agent.probing.answered_probes import AnsweredProbes
+from agent.probing.answers import ProbeName
 from agent.probing.listeners import ListenerWatch
 from agent.probing.metrics import ProbeMetrics
 from agent.probing.recent import RecentProbes
@@ -67,6 +69,7 @@ class ProbeManager:
         self._containers = containers
         self._events = events
         self._answered = answered
+        self._answer_problems = AnswerProblems(events)
         self._changes = Subscription()
         store.desired.subscribe(self._changes)
         store.in_force.subscribe(self._changes)
@@ -129,7 +132,8 @@ class ProbeManager:
         if sandbox and (target := self._target(pod, state, sandbox)):
             # First, so that the first check finds its place.
             running = {c.probes.name: c.container_id for c in target.containers if c.running}
-            self._answered.set_pod(pod.uid, pod.spec, state.own_addresses, running)
+            plan = self._answered.set_pod(pod.uid, pod.spec, state.own_addresses, running)
+            self._answer_problems.update(pod, plan)
             self._scheduler.set_pod(target)
             self._probed.add(pod.uid)
             self._save(pod.uid)
@@ -141,6 +145,7 @@ class ProbeManager:
         """Stop the pod's probes and forget it."""
         self._scheduler.remove_pod(uid)
         self._answered.forget(uid)
+        self._answer_problems.forget(uid)
         self._listeners.forget(uid)
         self._pods.pop(uid, None)
         self._probed.discard(uid)
@@ -149,8 +154,8 @@ class ProbeManager:
         self._sandboxes.pop(uid, None)
         self._deferred.pop(uid, None)
 
-    def status(self, uid: str) -> list[ProbeStatus]:
-        """The pod's probes, for `podgate status`."""
+    def status(self, uid: str, answers: Mapping[ProbeName, AnswerStatus]) -> list[ProbeStatus]:
+        """The pod's probes, for `podgate status`, with what the kubelet's get."""
         pod = self._pods.get(uid)
         if pod is None:
             return []
@@ -175,6 +180,7 @@ class ProbeManager:
                 successes=found.passed,
                 failures=found.failed,
                 recent_ms=self._recent.of(found.key),
+                answer=answers.get(ProbeName(found.key.container, found.key.type)),
             )
             for found in self._scheduler.snapshot(uid)
         ]
@@ -314,6 +320,7 @@ class ProbeManager:
         if state is None or state.pod.netns_path != pod.netns_path:
             return  # Its probes will be stopped next.
         status, reason, message = self._evaluate(pod)
+        message += self._answer_problems.text(pod.uid)
         if pod.uid in self._deferred:
             message += f" A change of {probespec.ANNOTATION} takes effect with the next sandbox."
         self._store.conditions.set(pod, labels.PROBES_PASSING, status, reason, message)

@@ -1,5 +1,6 @@
 """Prometheus metrics of the relay, collected at scrape time."""
 
+import collections
 from collections.abc import Iterator
 
 from prometheus_client import core
@@ -13,6 +14,13 @@ CONNECTIONS_TOTAL = MetricFamily(
     "podgate_relay_connections_total",
     "counter",
     "Kubelet connections received by the relay, by outcome; unknown_address has no pod labels.",
+    ("namespace", "pod", "container", "handler", "outcome"),
+)
+ANSWERS_TOTAL = MetricFamily(
+    "podgate_relay_answers_total",
+    "counter",
+    "Kubelet connections to ports with answered probes, by outcome; healthy and unhealthy are "
+    "answered, others are proxied.",
     ("namespace", "pod", "container", "handler", "outcome"),
 )
 CONNECT_DURATION = MetricFamily(
@@ -53,6 +61,7 @@ class RelayCollector:
             if stats.answered:
                 seconds.add_metric(labels, _cumulative(stats), stats.open_seconds)
         yield labelled(CONNECTIONS_TOTAL, self._outcomes(stats_by_labels))
+        yield labelled(ANSWERS_TOTAL, self._answers())
         yield seconds
         reports = self._supervisor.last_reports
         yield single(CONNECTIONS, sum(report.connections for report in reports))
@@ -68,6 +77,13 @@ class RelayCollector:
                 yield (*labels, outcome), count
         if unknown := self._connections.unknown_address:
             yield ("", "", "", "", "unknown_address"), unknown
+
+    def _answers(self) -> Iterator[tuple[Labels, float]]:
+        counts: collections.Counter[Labels] = collections.Counter()
+        for pod, purpose, outcome, count in self._connections.answers.items():
+            labels = (pod.namespace, pod.name, purpose.container, purpose.handler, outcome)
+            counts[labels] += count
+        yield from sorted(counts.items())
 
     def _by_labels(self) -> dict[Labels, OutcomeStats]:
         """A handler with several ports is one series."""

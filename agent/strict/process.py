@@ -114,6 +114,7 @@ class RelayChannel:
             self.reports += 1
             self.last_report = message
             self._stats.add(message.samples)
+            self._stats.answers.add(message.answers)
         elif isinstance(message, messages.RelayWarning):
             log.warning(Event.RELAY_WARNING, problem=message.message)
         elif isinstance(message, messages.RelayFailed):

@@ -4,13 +4,20 @@ The kubelet does not label its connections, so the port decides: the handlers of
 use it.
 """
 
+import collections
 import dataclasses
 from collections.abc import Container, Iterable, Iterator
 
 from agent.admin.report import RelayedPortStatus
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
-from agent.relay.messages import OPEN_BUCKETS, Outcome, OutcomeSample
+from agent.relay.messages import (
+    OPEN_BUCKETS,
+    AnswerOutcome,
+    AnswerSample,
+    Outcome,
+    OutcomeSample,
+)
 from agent.strict import targets as relay_targets
 
 _REDIRECT = "redirect"
@@ -55,12 +62,41 @@ class OutcomeStats:
         self.buckets = [sum(counts) for counts in zip(self.buckets, other.buckets, strict=True)]
 
 
+class AnswerStats:
+    """Connections to ports with answered probes, since the agent's start, for existing pods."""
+
+    def __init__(self, store: PodStore) -> None:
+        self._store = store
+        self._counts: dict[str, collections.Counter[tuple[PortPurpose, AnswerOutcome]]] = {}
+
+    def add(self, samples: Iterable[AnswerSample]) -> None:
+        for sample in samples:
+            uid = relay_targets.uid_of(sample.key)
+            if (state := self._store.get(uid)) is None:
+                continue  # deleted meanwhile
+            counts = self._counts.setdefault(uid, collections.Counter())
+            counts[purpose_of(state.pod, sample.port), sample.outcome] += sample.count
+
+    def keep_only(self, uids: Container[str]) -> None:
+        """Remove deleted pods."""
+        for uid in [uid for uid in self._counts if uid not in uids]:
+            del self._counts[uid]
+
+    def items(self) -> Iterator[tuple[Pod, PortPurpose, AnswerOutcome, int]]:
+        """The counts of all existing pods."""
+        for uid, counts in self._counts.items():
+            if state := self._store.get(uid):
+                for (purpose, outcome), count in counts.items():
+                    yield state.pod, purpose, outcome, count
+
+
 class ConnectionStats:
     """Sums of all samples since the agent's start, for existing pods."""
 
     def __init__(self, store: PodStore) -> None:
         self._store = store
         self._stats: dict[str, dict[PortPurpose, OutcomeStats]] = {}
+        self.answers = AnswerStats(store)
         self.unknown_address = 0
         """Connections to relay addresses without a pod."""
 
@@ -77,6 +113,7 @@ class ConnectionStats:
 
     def keep_only(self, uids: Container[str]) -> None:
         """Remove deleted pods."""
+        self.answers.keep_only(uids)
         for uid in [uid for uid in self._stats if uid not in uids]:
             del self._stats[uid]
 

@@ -156,7 +156,7 @@ class RelaySupervisor:
 
     def problem_for(self, state: PodState) -> str | None:
         """One sentence about why kubelet connections bypass the relay for this pod, or None."""
-        problem = self._problem_for(state)
+        problem = self.bypassed_because(state)
         self._reported[state.pod.uid] = problem, self.unreached_at(state)
         return problem
 
@@ -164,7 +164,8 @@ class RelaySupervisor:
         """The addresses of a pod in enforce at which the kubelet cannot reach it."""
         return self._plan.unreached.get(state.pod.uid, ()) if state.pod.mode is Mode.ENFORCE else ()
 
-    def _problem_for(self, state: PodState) -> str | None:
+    def bypassed_because(self, state: PodState) -> str | None:
+        """The same, for a reader that follows no changes."""
         unreached = self.unreached_at(state)
         if state.pod.mode is Mode.ENFORCE and not unreached:
             return relay_targets.NOT_STRICT
@@ -378,7 +379,7 @@ class RelaySupervisor:
         for uid, reported in list(self._reported.items()):
             if (state := states.get(uid)) is None:
                 del self._reported[uid]
-            elif (self._problem_for(state), self.unreached_at(state)) != reported:
+            elif (self.bypassed_because(state), self.unreached_at(state)) != reported:
                 self._store.in_force.mark(uid)
 
 

@@ -4,7 +4,13 @@ import dataclasses
 
 import msgspec
 
-from agent.admin.report import AgentReport, PodStatus, ProbeStatus, RelayedPortStatus
+from agent.admin.report import (
+    AgentReport,
+    AnswerStatus,
+    PodStatus,
+    ProbeStatus,
+    RelayedPortStatus,
+)
 from agent.cli.output import Column, Screen, Signal, full_name
 
 
@@ -33,6 +39,8 @@ class ProbeRow:
     failures: int
     connect: str
     last_response: str
+    answer: str = ""
+    """What the kubelet's probe gets, where podgate is to answer it."""
 
 
 PROBES: tuple[Column[ProbeRow], ...] = (
@@ -50,6 +58,7 @@ PROBES: tuple[Column[ProbeRow], ...] = (
     Column("OK", lambda row: row.successes, is_wide=True),
     Column("FAILED", lambda row: row.failures),
     Column("CONNECT", lambda row: row.connect, is_wide=True),
+    Column("ANSWER TO KUBELET", lambda row: row.answer, is_below=True),
     Column("LAST RESPONSE", lambda row: row.last_response, is_below=True),
 )
 
@@ -81,6 +90,13 @@ def show(screen: Screen, report: AgentReport, found: list[ProbeRow]) -> None:
         )
 
 
+def answer_text(answer: AnswerStatus) -> str:
+    """As in "healthy, 0.2 s old", or why it is not answered."""
+    if answer.verdict:
+        return f"{answer.verdict}, {answer.age_seconds or 0:.1f} s old"
+    return f"none ({answer.obstacle}): {answer.problem}"
+
+
 def _of_podgate(pod: PodStatus, probe: ProbeStatus) -> ProbeRow:
     first, *_ = probe.last_message.splitlines() or [""]
     return ProbeRow(
@@ -96,6 +112,7 @@ def _of_podgate(pod: PodStatus, probe: ProbeStatus) -> ProbeRow:
         failures=probe.failures,
         connect="",
         last_response=first,
+        answer=answer_text(probe.answer) if probe.answer else "",
     )
 
 

@@ -100,6 +100,10 @@ def show(screen: Screen, report: AgentReport) -> None:
         screen.line(text, signal)
 
 
+# Also "": the probe is answered.
+_PASSING_OBSTACLES = frozenset({"", "no_verdict", "stale"})
+
+
 def problems(report: AgentReport) -> list[tuple[Signal, str]]:
     """What is not as it should be, without the pods; the most dangerous first."""
     found = list(_problems(report))
@@ -185,6 +189,13 @@ def pod_problems(pods: list[PodStatus]) -> Iterator[tuple[Signal, str]]:
                 f"{name}: {pod.existing_flows} flows opened before enforcement are still open; "
                 "--close-existing-flows closes such flows.",
             )
+        for probe in pod.probes:
+            if probe.answer is not None and probe.answer.obstacle not in _PASSING_OBSTACLES:
+                kind = probe.type.lower()
+                yield (
+                    Signal.CAUTION,
+                    f"{name}: {kind} of {probe.container}: {probe.answer.problem}",
+                )
         for condition in pod.conditions:
             if condition.status != TRUE:
                 signal = Signal.DANGER if condition.reason in _OPEN else Signal.CAUTION

@@ -8,6 +8,7 @@ from google.protobuf import json_format
 from agent.admin.observations import Observations, ObservedFlows, ObservedPod
 from agent.admin.report import (
     AgentReport,
+    AnswerStatus,
     DropEvents,
     DropEventStatus,
     Drops,
@@ -79,6 +80,7 @@ WEB = PodStatus(
             families=["IPv4", "IPv6"],
             successes=918,
             failures=0,
+            answer=AnswerStatus(verdict="healthy", age_seconds=0.21),
         )
     ],
     relayed=[
@@ -124,6 +126,10 @@ DATABASE = PodStatus(
             families=[],
             successes=310,
             failures=4,
+            answer=AnswerStatus(
+                obstacle="not_relayed",
+                problem="The kubelet's probe goes to the pod itself: Mode is not strict.",
+            ),
         )
     ],
 )

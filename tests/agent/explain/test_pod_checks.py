@@ -138,3 +138,19 @@ def test_gate_in_another_mode_is_a_problem() -> None:
         (GateFacts(7, "veth7", Mode.ENFORCE, frozenset(), is_attached=False),),
     )
     assert "not attached to veth7" in checks(detached)["gate"].text
+
+
+def test_answer_to_the_kubelet_is_a_check() -> None:
+    probe = {
+        **{"container": "app", "type": "Liveness", "handler": "tcp :1", "result": "success"},
+        **{"lastMessage": "", "families": [], "successes": 1, "failures": 0},
+    }
+    problem = "The kubelet's probe goes to the pod itself: Mode is not strict."
+    for answer, state, text in (
+        ({"verdict": "healthy", "ageSeconds": 0.25}, "ok", "the kubelet gets healthy, 0.2 s old"),
+        ({"obstacle": "not_relayed", "problem": problem}, "problem", problem),
+    ):
+        whole = msgspec.to_builtins(report())
+        whole["pods"][0]["probes"] = [{**probe, "answer": answer}]
+        found = checks(facts(msgspec.convert(whole, AgentReport)))["answer"]
+        assert (found.state, found.text) == (state, f"app Liveness: {text}")

@@ -114,7 +114,7 @@ def test_forgotten_pod_has_neither_answers_nor_verdicts(answered: AnsweredProbes
     assert answered.answers(UID, ADDRESS) == ()
     assert (plans.take(), verdicts.take()) == ([UID], [UID])
     answered.record(check(UID))
-    assert answered.in_force() == (0, 0)
+    assert answered.verdict(UID, 2) is None
 
 
 def test_checks_of_other_types_are_ignored(answered: AnsweredProbes) -> None:

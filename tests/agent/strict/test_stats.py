@@ -8,7 +8,13 @@ import pytest
 from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
-from agent.relay.messages import OPEN_BUCKETS, Outcome, OutcomeSample
+from agent.relay.messages import (
+    OPEN_BUCKETS,
+    AnswerOutcome,
+    AnswerSample,
+    Outcome,
+    OutcomeSample,
+)
 from agent.strict.metrics import RelayCollector
 from agent.strict.stats import ConnectionStats, purpose_of
 from agent.strict.supervisor import RelaySupervisor
@@ -119,6 +125,25 @@ def test_series_of_a_pod_vanish_with_it(stats: ConnectionStats, store: PodStore)
     shown = "\n".join(series(stats))
     assert 'pod="web"' not in shown
     assert 'pod="db"' in shown
+
+
+def answers(pod: Pod, outcome: AnswerOutcome, count: int) -> AnswerSample:
+    return AnswerSample(f"{pod.uid} 198.18.1.1", 8080, outcome, count)
+
+
+def test_answered_and_proxied_probes_are_counted_by_outcome(
+    stats: ConnectionStats, store: PodStore
+) -> None:
+    stats.answers.add([answers(WEB, "healthy", 3), answers(WEB, "stale", 1)])
+    stats.answers.add([answers(WEB, "healthy", 2)])
+    name = "podgate_relay_answers_total"
+    labels = 'container="app",handler="readiness+liveness+preStop",namespace="shop"'
+    assert f'{name}{{{labels},outcome="healthy",pod="web"}} 5.0' in series(stats)
+    assert f'{name}{{{labels},outcome="stale",pod="web"}} 1.0' in series(stats)
+    store.remove_pod(WEB.uid)
+    stats.answers.add([answers(WEB, "healthy", 1)])
+    stats.keep_only(store.pods)
+    assert list(stats.answers.items()) == []
 
 
 def test_handler_with_two_ports_is_one_series(stats: ConnectionStats) -> None:
