@@ -1,4 +1,5 @@
-"""The kernel's type information (BTF, Linux 5.4): offsets in its structs, and ids of its functions.
+"""The kernel's type information (BTF, Linux 5.4): offsets in its structs, and ids of its functions
+and tracepoints.
 
 Format: Documentation/bpf/btf.rst. Only what is needed to pass over types is read.
 """
@@ -18,7 +19,7 @@ MAGIC = 0xEB9F
 # magic, version, flags, length; offsets after it and lengths: of the types, of the names
 HEADER = struct.Struct("=HBBIIIII")
 TYPE = struct.Struct("=III")  # name, kind and number of elements, size or type
-INT, ARRAY, STRUCT, FUNCTION = 1, 3, 4, 12
+INT, ARRAY, STRUCT, TYPEDEF, FUNCTION = 1, 3, 4, 8, 12
 _MEMBER = struct.Struct("=III")  # name, type, offset in bits
 
 # How long a type of each kind is, in words of four bytes: by itself, and for each of its elements.
@@ -40,10 +41,22 @@ def function_id(name: str, path: pathlib.Path = VMLINUX) -> int:
 
     Reads some MB, about 15 ms. Raises `BtfError` where the kernel has no BTF or no such function.
     """
+    return _type_id(FUNCTION, name, "function", path)
+
+
+def tracepoint_id(name: str, path: pathlib.Path = VMLINUX) -> int:
+    """The id of a tracepoint of the kernel, by which tracing programs are attached (Linux 5.5).
+
+    As `function_id`. The kernel finds the arguments by this type.
+    """
+    return _type_id(TYPEDEF, f"btf_trace_{name}", "tracepoint", path)
+
+
+def _type_id(kind: int, name: str, noun: str, path: pathlib.Path) -> int:
     with _reading(path) as types:
-        for found in types.find(FUNCTION, {types.name_offset(name)} - {0}):
+        for found in types.find(kind, {types.name_offset(name)} - {0}):
             return found.id
-    raise BtfError(errno.ENOENT, f"{path} has no function {name}")
+    raise BtfError(errno.ENOENT, f"{path} has no {noun} {name}")
 
 
 def member_offsets(

@@ -137,9 +137,7 @@ def _load(
             artefact.functions[program.function].link(descriptors),
             attach_type=program.attach_type,
             name=program.name,
-            attach_btf_id=(
-                btf.function_id(program.kernel_function) if program.kernel_function else 0
-            ),
+            attach_btf_id=_attach_btf_id(program),
         )
         return load()
     except errors.BpfError:
@@ -149,6 +147,12 @@ def _load(
         return load(log=True)  # only now: the log makes the verifier slower
     except errors.BpfError as error:
         raise errors.CompileError(f"{error.strerror}; this needs {needs}") from error
+
+
+def _attach_btf_id(program: ProgramSpec) -> int:
+    if program.kernel_function:
+        return btf.function_id(program.kernel_function)
+    return btf.tracepoint_id(program.tracepoint) if program.tracepoint else 0
 
 
 @contextlib.contextmanager

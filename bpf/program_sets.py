@@ -11,7 +11,7 @@ class ProgramSpec:
     """A program as it is loaded, pinned as `name`.
 
     type: `enum bpf_prog_type`; attach_type: `enum bpf_attach_type`. is_optional: left out where the
-    kernel rejects it. kernel_function: what a tracing program is attached to.
+    kernel rejects it. kernel_function, tracepoint: what a tracing program is attached to.
     """
 
     name: str
@@ -20,6 +20,7 @@ class ProgramSpec:
     attach_type: int = 0
     is_optional: bool = False
     kernel_function: str = ""
+    tracepoint: str = ""
 
     @classmethod
     def hook(cls, hook: abi.HookSpec, *, is_optional: bool = False) -> "ProgramSpec":

@@ -40,20 +40,12 @@ def listeners(netns: Netns, port: int = 0) -> list[ListeningSocket]:
 
     Raises NetnsGoneError, and OSError where the kernel has no inet_diag or no memory.
     """
-    found: list[ListeningSocket] = []
-    with SockDiag.open_in(netns) as diag:
-        for family in sock_diag.FAMILIES:
-            try:
-                found += [
-                    _listener(listening)
-                    for listening in diag.sockets(
-                        socket.IPPROTO_TCP, sock_diag.LISTEN, families=(family,), port=port
-                    )
-                ]
-            except OSError as error:
-                if error.errno != errno.ENOENT:  # a kernel without IPv6
-                    raise
-    return sorted(found)
+    return sorted(_listener(found) for found in _sockets(netns, port))
+
+
+def ports_by_cookie(netns: Netns) -> dict[int, int]:
+    """The ports of a namespace's listeners, by their cookies (SO_COOKIE). As `listeners`."""
+    return {found.cookie: found.local_port for found in _sockets(netns)}
 
 
 def is_open(found: Iterable[ListeningSocket], port: int, addresses: Iterable[str]) -> bool:
@@ -63,6 +55,20 @@ def is_open(found: Iterable[ListeningSocket], port: int, addresses: Iterable[str
         listener.port == port and any(listener.accepts(address) for address in own)
         for listener in found
     )
+
+
+def _sockets(netns: Netns, port: int = 0) -> list[sock_diag.InetSocket]:
+    found: list[sock_diag.InetSocket] = []
+    with SockDiag.open_in(netns) as diag:
+        for family in sock_diag.FAMILIES:
+            try:
+                found += diag.sockets(
+                    socket.IPPROTO_TCP, sock_diag.LISTEN, families=(family,), port=port
+                )
+            except OSError as error:
+                if error.errno != errno.ENOENT:  # a kernel without IPv6
+                    raise
+    return found
 
 
 def _listener(listening: sock_diag.InetSocket) -> ListeningSocket:

@@ -37,8 +37,8 @@ class ListenerWatch:
         self._events: listeners.ListenerEvents | None = None
         self._watched: dict[str, tuple[Netns, int]] = {}
         self._pods: dict[int, str] = {}
-        self._existing: asyncio.Queue[str] = asyncio.Queue()
-        """Pods with listeners that were opened before the watch started."""
+        self._existing: asyncio.Queue[tuple[str, dict[int, int]]] = asyncio.Queue()
+        """Pods with listeners that were opened before the watch started: their ports by cookie."""
 
     async def run(self) -> None:
         """Attach, and follow events until cancelled."""
@@ -57,7 +57,7 @@ class ListenerWatch:
             loop.add_reader(events.fileno(), self._read)
             self.attached.set()
             try:
-                await self._adopt_existing(directory)
+                await self._adopt_existing(directory, events)
             finally:
                 loop.remove_reader(events.fileno())
                 self._events = None
@@ -97,25 +97,35 @@ class ListenerWatch:
         # Existing listeners send no event when they close. Read after the watch started, so that
         # none is missed by both.
         with contextlib.suppress(NetnsError, OSError):
-            if existing := len(listening.listeners(netns)):
-                self._metrics.unwatched_listeners[uid] = existing
-                self._existing.put_nowait(uid)
+            if existing := listening.ports_by_cookie(netns):
+                self._metrics.unwatched_listeners[uid] = len(existing)
+                self._existing.put_nowait((uid, existing))
 
-    async def _adopt_existing(self, directory: pathlib.Path) -> NoReturn:
+    async def _adopt_existing(
+        self, directory: pathlib.Path, events: listeners.ListenerEvents
+    ) -> NoReturn:
         """Have existing listeners send events too, one pod after the other, until cancelled."""
         while True:
-            uid = await self._existing.get()
+            uid, existing = await self._existing.get()
             watched = self._watched.get(uid)
             if watched is None:
                 continue
+            netns, cookie = watched
             try:
-                adopted = await asyncio.to_thread(listeners.adopt, directory, watched[0].run_inside)
+                adopted = await asyncio.to_thread(listeners.adopt, directory, netns.run_inside)
+                if self._watched.get(uid) != watched:
+                    continue
+                if not adopted:
+                    adopted = events.adopt(cookie, existing)
+                remaining = listening.ports_by_cookie(netns)
             except (NetnsError, errors.PinError, OSError) as error:
                 log.warning(Event.EXISTING_LISTENERS_UNWATCHED, uid=uid, reason=str(error))
                 continue
-            if self._watched.get(uid) == watched:
-                left = self._metrics.unwatched_listeners.get(uid, 0) - adopted
-                self._metrics.unwatched_listeners[uid] = max(0, left)
+            left = self._metrics.unwatched_listeners.get(uid, 0) - adopted
+            self._metrics.unwatched_listeners[uid] = max(0, left)
+            # Those that closed since the watch started may have sent no event.
+            for port in {existing[closed] for closed in existing.keys() - remaining.keys()}:
+                self._hints.hint(uid, port, is_open=False)
 
     def _read(self) -> None:
         events = self._events

@@ -9,11 +9,13 @@
 #define SOCK_OPS_STATE		     10
 #define SOCK_OPS_TCP_LISTEN	     11
 #define STATE_CB_FLAG		     4
+#define STATE_CLOSE		     7	/* TCP_CLOSE */
 #define STATE_LISTEN		     10 /* TCP_LISTEN */
 #define LEVEL_TCP		     6
 #define TCP_SOCK_OPS_FLAGS	     1008 /* TCP_BPF_SOCK_OPS_CB_FLAGS */
 
 #define MAX_WATCHED 4096
+#define MAX_SOCKETS 16384 /* four a watched namespace, as the ring has it */
 #define RING_BYTES  65536 /* 2,000 events: 500 pods with four ports each, all at once */
 
 struct listener_event {
@@ -21,6 +23,12 @@ struct listener_event {
 	__u64 at_ns; /* CLOCK_MONOTONIC */
 	__u32 port;  /* host order */
 	__u32 is_open;
+};
+
+struct watched_socket {
+	__u64 netns_cookie;
+	__u32 port; /* host order */
+	__u32 pad;
 };
 
 /* The watched network namespaces, by cookie. */
@@ -32,9 +40,11 @@ BPF_RINGBUF_OUTPUT(listener_events, RING_BYTES / PAGE_SIZE);
 
 /* Number of sockets that `bpf_iter__tcp` has made report. */
 BPF_ARRAY(listeners_adopted, __u64, 1);
+/* Listeners from before the watch, by cookie, where no iterator can make them report. */
+BPF_HASH(watched_sockets, __u64, struct watched_socket, MAX_SOCKETS);
 
-static inline __attribute__((always_inline)) void emit_listener_event(struct bpf_sock_ops *ctx,
-								      __u64 cookie, __u32 is_open)
+static inline __attribute__((always_inline)) void emit_listener_event(__u64 cookie, __u32 port,
+								      __u32 is_open)
 {
 	struct listener_event *event;
 	__u32 zero = 0;
@@ -49,7 +59,7 @@ static inline __attribute__((always_inline)) void emit_listener_event(struct bpf
 	}
 	event->netns_cookie = cookie;
 	event->at_ns = bpf_ktime_get_ns();
-	event->port = ctx->local_port;
+	event->port = port;
 	event->is_open = is_open;
 	listener_events.ringbuf_submit(event, 0);
 }
@@ -67,7 +77,7 @@ int watch_listeners(struct bpf_sock_ops *ctx)
 		/* Set here, so that sockets outside watched namespaces do not pay for it. */
 		flags = ctx->bpf_sock_ops_cb_flags;
 		bpf_sock_ops_cb_flags_set(ctx, flags | STATE_CB_FLAG);
-		emit_listener_event(ctx, cookie, 1);
+		emit_listener_event(cookie, ctx->local_port, 1);
 		break;
 	case SOCK_OPS_PASSIVE_ESTABLISHED:
 		/* Accepted sockets inherit the listener's flags: 8 more callbacks each. */
@@ -80,7 +90,7 @@ int watch_listeners(struct bpf_sock_ops *ctx)
 			return 1;
 		cookie = bpf_get_netns_cookie(ctx);
 		if (watched_netns.lookup(&cookie))
-			emit_listener_event(ctx, cookie, 0);
+			emit_listener_event(cookie, ctx->local_port, 0);
 		break;
 	default:
 		break;
@@ -122,5 +132,32 @@ int bpf_iter__tcp(struct iterated_socket *ctx)
 	adopted = listeners_adopted.lookup(&zero);
 	if (adopted)
 		__sync_fetch_and_add(adopted, 1);
+	return 0;
+}
+
+/*
+ * Tracepoint inet_sock_set_state, with type information: its arguments are the socket, and its
+ * state before and after. Runs for each change of state of each TCP socket of the node, so all but
+ * the last case must be cheap. A socket that was accepted comes here as one that listened before,
+ * but not to be closed. The listener is in no table of the kernel's any more.
+ */
+int watch_listener_closes(struct bpf_raw_tracepoint_args *ctx)
+{
+	struct watched_socket *found, closed;
+	__u64 socket, cookie;
+
+	if ((__u32)ctx->args[1] != STATE_LISTEN || (__u32)ctx->args[2] != STATE_CLOSE)
+		return 0;
+	socket = ctx->args[0];
+	if (!socket)
+		return 0;
+	/* Of tracing programs since Linux 5.12 (c5dbb89fc2ac). */
+	cookie = bpf_get_socket_cookie((void *)socket);
+	found = watched_sockets.lookup(&cookie);
+	if (!found)
+		return 0;
+	closed = *found;
+	watched_sockets.delete(&cookie);
+	emit_listener_event(closed.netns_cookie, closed.port, 0);
 	return 0;
 }

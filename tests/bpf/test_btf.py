@@ -8,8 +8,8 @@ import pytest
 
 from bpf import btf, kubelet_unit
 
-INT, POINTER, ARRAY, STRUCT, ENUM, FUNC, FUNC_PROTO, VAR, DATASEC, FLOAT, TAG, ENUM64 = (
-    *(1, 2, 3, 4, 6, 12, 13, 14, 15, 16, 17, 19),
+INT, POINTER, ARRAY, STRUCT, ENUM, TYPEDEF, FUNC, FUNC_PROTO, VAR, DATASEC, FLOAT, TAG, ENUM64 = (
+    *(1, 2, 3, 4, 6, 8, 12, 13, 14, 15, 16, 17, 19),
 )
 
 
@@ -133,6 +133,15 @@ def test_function_has_the_number_of_its_type(types: Types, tmp_path: pathlib.Pat
     assert btf.function_id("other", path) == 13
     with pytest.raises(btf.BtfError, match="has no function cgroup"):
         btf.function_id("cgroup", path)
+
+
+def test_tracepoint_has_the_number_of_its_type(types: Types, tmp_path: pathlib.Path) -> None:
+    types.add(FUNC, "btf_trace_opened")
+    types.add(TYPEDEF, "btf_trace_opened")
+    path = types.write(tmp_path / "btf")
+    assert btf.tracepoint_id("opened", path) == 13
+    with pytest.raises(btf.BtfError, match="has no tracepoint btf_trace_closed"):
+        btf.tracepoint_id("closed", path)
 
 
 def test_missing_file_is_one_sentence(tmp_path: pathlib.Path) -> None:

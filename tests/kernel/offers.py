@@ -59,6 +59,12 @@ def need_adoption_of_listeners(directory: pathlib.Path) -> None:
         pytest.skip(NOT_OFFERED + "TCP_BPF_SOCK_OPS_CB_FLAGS (Linux 6.12)")
 
 
+def need_tracing_of_closes(directory: pathlib.Path) -> None:
+    """Ends the test where the kernel rejects the program; directory: of the pinned ones."""
+    if not os.path.lexists(directory / listeners.CLOSES):
+        pytest.skip(NOT_OFFERED + "socket cookies in tracing programs (Linux 5.12, with BTF)")
+
+
 def need_ingress_in_test_runs() -> None:
     """Ends the test where a test frame cannot have come in by an interface; live ones can."""
     if not _has_ingress_in_test_runs():

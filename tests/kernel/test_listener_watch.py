@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -45,7 +46,7 @@ class Watched:
         self.watch.watch(pod.name, pod.netns)
 
     async def next(self) -> tuple[str, ProbeResult]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(polling.PATIENCE_SECONDS):
             return await self.results.get()
 
 
@@ -103,10 +104,21 @@ async def test_only_the_pod_concerned_is_probed(
     assert await watched.next() == ("shop", ProbeResult.FAILURE)
 
 
+@pytest.mark.parametrize("way", ["iterator", "tracepoint"])
 async def test_listener_from_before_reports_as_well(
-    watched: Watched, web: labs.LabPod, installation: pins.Pins
+    watched: Watched,
+    web: labs.LabPod,
+    installation: pins.Pins,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
 ) -> None:
-    offers.need_adoption_of_listeners(await listeners.load(installation))
+    """Kernels before 6.12 have only the tracepoint; here the iterator is hidden."""
+    directory = await listeners.load(installation)
+    if way == "iterator":
+        offers.need_adoption_of_listeners(directory)
+    else:
+        offers.need_tracing_of_closes(directory)
+        monkeypatch.setattr(listeners, "ITERATOR", "none")
     with web.listen(8080):
         watched.add(web)
         assert await watched.next() == ("web", ProbeResult.SUCCESS)
@@ -119,13 +131,33 @@ async def test_listener_from_before_reports_as_well(
 async def test_existing_listener_that_cannot_report_is_counted(
     watched: Watched, web: labs.LabPod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bpf.listeners.ITERATOR", "none")
+    monkeypatch.setattr(listeners, "ITERATOR", "none")
+    monkeypatch.setattr(listeners, "CLOSES", "none")
     with web.listen(8080), web.listen(8081):
         watched.add(web)
         assert await watched.next() == ("web", ProbeResult.SUCCESS)
         assert watched.metrics.unwatched_listeners == {"web": 2}
     watched.watch.forget("web")
     assert watched.metrics.unwatched_listeners == {}
+
+
+async def test_listener_that_closes_while_it_is_adopted_is_seen(
+    watched: Watched, web: labs.LabPod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = web.listen(8080)
+    passed = threading.Event()
+
+    def close_and_adopt_none(*_: object) -> int:
+        passed.wait(polling.PATIENCE_SECONDS)
+        server.close()
+        return 0
+
+    monkeypatch.setattr(listeners, "adopt", close_and_adopt_none)
+    with server:
+        watched.add(web)
+        assert await watched.next() == ("web", ProbeResult.SUCCESS)
+        passed.set()
+        assert await watched.next() == ("web", ProbeResult.FAILURE)
 
 
 async def test_listener_from_a_previous_agent_still_reports(

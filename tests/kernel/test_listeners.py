@@ -5,6 +5,7 @@ import ctypes
 import pathlib
 import select
 import socket
+import struct
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from agent.lab import lab as labs
 from agent.linux.cgroups import cgroup2_mount
 from bpf import listeners, pins
+from probes import listening
 from probes.netns import NetnsGoneError
 from tests.kernel import offers
 
@@ -53,6 +55,7 @@ def reported(events: listeners.ListenerEvents) -> list[tuple[int, bool]]:
 
 def test_twin_has_the_layout_of_the_c_side() -> None:
     assert ctypes.sizeof(listeners.CListenerEvent) == 24
+    assert ctypes.sizeof(listeners.CWatchedSocket) == 16
 
 
 def test_nothing_is_compiled_twice(directory: pathlib.Path, installation: pins.Pins) -> None:
@@ -125,6 +128,99 @@ def test_listeners_from_before_report_when_they_are_adopted(
             server.accept()[0].close()
             client.close()
         assert reported(events) == [(8081, False), (8080, False)]
+    assert reported(events) == []
+
+
+@pytest.fixture
+def tracing(events: listeners.ListenerEvents, directory: pathlib.Path) -> listeners.ListenerEvents:
+    offers.need_tracing_of_closes(directory)
+    return events
+
+
+def adopt_by_cookie(events: listeners.ListenerEvents, pod: labs.LabPod) -> int:
+    return events.adopt(cookie(pod), listening.ports_by_cookie(pod.netns))
+
+
+def test_listeners_from_before_report_by_the_tracepoint(
+    tracing: listeners.ListenerEvents, pod: labs.LabPod, lab: labs.Lab
+) -> None:
+    other = lab.add_pod("shop", 2)
+    with other.listen(8080):
+        with pod.listen(8080), pod.listen(8081, socket.AF_INET):
+            assert adopt_by_cookie(tracing, pod) == 2
+            assert adopt_by_cookie(tracing, pod) == 2
+        assert reported(tracing) == [(8081, False), (8080, False)]
+    assert reported(tracing) == []
+
+
+def test_shutdown_of_an_adopted_listener_is_reported(
+    tracing: listeners.ListenerEvents, pod: labs.LabPod
+) -> None:
+    with pod.listen(8080) as server:
+        adopt_by_cookie(tracing, pod)
+        server.shutdown(socket.SHUT_RDWR)
+        assert reported(tracing) == [(8080, False)]
+    assert reported(tracing) == []
+
+
+def test_connections_of_an_adopted_listener_report_nothing(
+    tracing: listeners.ListenerEvents, pod: labs.LabPod
+) -> None:
+    """Accepted sockets have listened before, for the kernel, and are reset while they wait."""
+    with pod.listen(8080, socket.AF_INET) as server:
+        adopt_by_cookie(tracing, pod)
+        for is_accepted in (True, False):
+            client = pod.open_socket(socket.AF_INET, socket.SOCK_STREAM)
+            client.connect(("127.0.0.1", 8080))
+            if is_accepted:
+                server.accept()[0].close()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+        assert reported(tracing) == []
+        assert tracing.is_tracing()
+    assert reported(tracing) == [(8080, False)]
+
+
+def test_tracepoint_is_used_only_while_an_adopted_listener_is_open(
+    tracing: listeners.ListenerEvents, pod: labs.LabPod, lab: labs.Lab
+) -> None:
+    other = lab.add_pod("shop", 2)
+    assert not tracing.is_tracing()
+    with pod.listen(8080), other.listen(8080):
+        for each in (pod, other):
+            adopt_by_cookie(tracing, each)
+        assert tracing.is_tracing()
+        tracing.forget(cookie(other))
+        assert tracing.is_tracing()
+    assert reported(tracing) == [(8080, False)]
+    assert not tracing.is_tracing()
+    with pod.listen(8080):
+        adopt_by_cookie(tracing, pod)
+        assert tracing.is_tracing()
+    assert reported(tracing) == [(8080, False)]
+
+
+def test_listeners_that_a_previous_reader_adopted_are_forgotten(
+    directory: pathlib.Path, pod: labs.LabPod
+) -> None:
+    offers.need_tracing_of_closes(directory)
+    with pod.listen(8080):
+        with listeners.ListenerEvents(directory, ROOT_CGROUP) as first:
+            adopt_by_cookie(first, pod)
+        with listeners.ListenerEvents(directory, ROOT_CGROUP) as second:
+            with pod.listen(8081):
+                adopt_by_cookie(second, pod)
+                second.forget(cookie(pod))
+            assert not second.is_tracing()
+            assert reported(second) == []
+
+
+def test_kernel_without_the_tracepoint_adopts_no_listener(
+    events: listeners.ListenerEvents, pod: labs.LabPod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listeners, "CLOSES", "none")
+    with pod.listen(8080):
+        assert adopt_by_cookie(events, pod) == 0
     assert reported(events) == []
 
 

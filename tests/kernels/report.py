@@ -27,8 +27,8 @@ where they are missing:
   process with CAP_NET_ADMIN.
 * **BPF trampolines (5.7; arm64 6.4) and type information**: `--raw-sockets=deny-pods` rejects raw
   sockets of containers, and only counts their packet sockets. Some machines forbid trampolines.
-* **existing listeners (6.12)**: the close of a listener that is older than podgate triggers no
-  probe.
+* **existing listeners (6.12; before it by a tracepoint, which needs type information)**: the close
+  of a listener that is older than podgate triggers no probe.
 * **process names in gates (6.16)**: `podgate drops` shows cgroups, and processes only for hooks.
 
 The tables list runs of the kernel tests (`pytest -m kernel`) on Debian's kernels, each booted in
