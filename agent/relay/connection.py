@@ -50,6 +50,10 @@ class Connection:
         for side in (self.kubelet, self.pod):
             side.start()
 
+    def pass_on(self, data: bytes) -> None:
+        """Send to the pod what the kubelet sent before this connection was created."""
+        self.pod.write(memoryview(data))
+
     @property
     def is_half_closed(self) -> bool:
         return self.kubelet.is_closed or self.pod.is_closed
@@ -133,12 +137,13 @@ class ConnectionSide:
             self._connection.reset(by=self)
             return
         if count:
-            self.peer._write(_BUFFER[:count])
+            self.peer.write(_BUFFER[:count])
         else:
             self.is_closed = True
             self.peer._shutdown_write()
 
-    def _write(self, data: memoryview) -> None:
+    def write(self, data: memoryview) -> None:
+        """Send to the remote end, and store what does not fit. There must be no such data yet."""
         try:
             sent = self._socket.send(data)
         except BlockingIOError:

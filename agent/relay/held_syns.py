@@ -11,10 +11,13 @@ import socket
 import time
 from collections.abc import Callable
 
+from agent.relay.answers import PortAnswers, boottime_ns
 from agent.relay.connection import Connection
+from agent.relay.dialling import EXHAUSTED, dial
 from agent.relay.epoll import WRITABLE, EpollPoller
 from agent.relay.messages import Outcome
-from agent.relay.outcomes import OutcomeCounter
+from agent.relay.outcomes import AnswerCounter, OutcomeCounter
+from agent.relay.pending import PendingRequest, PendingRequests
 from agent.relay.raw_sockets import PortListeners, SynInjector
 from agent.relay.segments import RESET_ON_CLOSE, Flow, Syn
 from agent.relay.targets import RelayTarget, Targets
@@ -26,7 +29,6 @@ _PATIENCE_SECONDS = 1.5
 _PATIENCE_FACTOR = 2.5
 # One warning per interval; the outcomes count all failures.
 _WARN_INTERVAL_SECONDS = 10.0
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
 
 class _HeldSyn:
@@ -34,6 +36,7 @@ class _HeldSyn:
 
     __slots__ = (
         "_owner",
+        "answers",
         "dial_seconds",
         "first_seen",
         "is_released",
@@ -44,9 +47,18 @@ class _HeldSyn:
     )
 
     def __init__(
-        self, owner: "HeldSyns", syn: Syn, target: RelayTarget, pod: socket.socket, now: float
+        self,
+        owner: "HeldSyns",
+        syn: Syn,
+        target: RelayTarget,
+        *,
+        pod: socket.socket | None,
+        answers: PortAnswers | None,
+        now: float,
     ) -> None:
+        """pod: None if it is not dialled; answers: None if the connection is proxied."""
         self._owner = owner
+        self.answers = answers
         self.syn = syn
         self.target = target
         self.pod = pod
@@ -71,12 +83,14 @@ class HeldSyns:
         poller: EpollPoller,
         targets: Targets,
         outcomes: OutcomeCounter,
+        answered: AnswerCounter,
         *,
         maximum: int,
         on_full: Callable[[], None],
         on_exhausted: Callable[[], None],
         on_warning: Callable[[str], None],
         now: Callable[[], float] = time.monotonic,
+        now_ns: Callable[[], int] = boottime_ns,
     ) -> None:
         """maximum: of held SYNs and connections together; on_full: the maximum is reached, and no
         more should arrive; on_exhausted: the process has no descriptor or memory left;
@@ -91,6 +105,16 @@ class HeldSyns:
         self._outcomes = outcomes
         self._on_exhausted = on_exhausted
         self._now = now
+        self._now_ns = now_ns
+        self._answered = answered
+        self._pending = PendingRequests(
+            poller,
+            answered,
+            on_proxied=self._proxy,
+            on_failed=self._on_late_failure,
+            now=now,
+            now_ns=now_ns,
+        )
         self._quiet_until = 0.0
         self._held: dict[Flow, _HeldSyn] = {}
         self._injector = SynInjector()
@@ -101,14 +125,19 @@ class HeldSyns:
         return len(self._held)
 
     @property
+    def open_count(self) -> int:
+        """Number of accepted connections."""
+        return len(self.connections) + len(self._pending)
+
+    @property
     def is_full(self) -> bool:
         """Whether the maximum of held SYNs and connections is reached."""
-        return len(self._held) + len(self.connections) >= self._maximum
+        return len(self._held) + self.open_count >= self._maximum
 
     @property
     def is_empty(self) -> bool:
         """Whether there is neither a held SYN nor a connection."""
-        return not self._held and not self.connections
+        return not self._held and not self.open_count
 
     def hold(self, syn: Syn) -> None:
         """Handle a SYN, new or retransmitted."""
@@ -126,20 +155,24 @@ class HeldSyns:
             self._reject(syn, "", "unknown_address")
         elif not target.admits(syn.port):
             self._reject(syn, target.key, "undeclared")
+        elif answers := target.answers.by_port.get(syn.port):
+            self._hold_for_answer(syn, target, answers)
         else:
             self._dial(syn, target)
 
     def on_dialled(self, held: _HeldSyn) -> None:
         """The connect to the pod has completed or failed."""
+        assert held.pod is not None
         self._poller.unregister(held.pod.fileno())
         self._settle(held, held.pod.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
     def expire(self) -> None:
-        """Drop SYNs that the kubelet no longer retransmits."""
+        """Drop SYNs that the kubelet no longer retransmits, and end what waits for too long."""
         now = self._now()
         for held in list(self._held.values()):
             if now > held.expires:
                 self._drop(held, "timeout")
+        self._pending.expire()
 
     def abandon(self, target: RelayTarget) -> None:
         """The sandbox is gone: reject its held SYNs, reset its connections."""
@@ -148,34 +181,54 @@ class HeldSyns:
             self._reject(held.syn, target.key, "sandbox_gone")
         for connection in [each for each in self.connections if each.target is target]:
             connection.reset()
+        self._pending.abandon(target)
 
-    def _dial(self, syn: Syn, target: RelayTarget) -> None:
+    def _hold_for_answer(self, syn: Syn, target: RelayTarget, answers: PortAnswers) -> None:
+        """The port has answers. Without all their verdicts, or if the kubelet connects to it for
+        something else as well, the pod has to accept first."""
+        now_ns = self._now_ns()
+        missing = answers.missing(now_ns)
+        if len(missing) == len(answers.probes):
+            self._answered.add(target.key, syn.port, missing[0])
+            self._dial(syn, target)
+        elif answers.tcp:
+            outcome = answers.tcp.outcome(now_ns)
+            self._answered.add(target.key, syn.port, outcome)
+            if outcome == "healthy":
+                self._accept(syn, target, answers)
+            else:
+                self._send_reset(syn)
+        elif answers.needs_pod or missing:
+            self._dial(syn, target, answers)
+        else:
+            self._accept(syn, target, answers)
+
+    def _accept(self, syn: Syn, target: RelayTarget, answers: PortAnswers) -> None:
+        """Accept without the pod."""
+        held = _HeldSyn(self, syn, target, pod=None, answers=answers, now=self._now())
+        self._held[syn.flow] = held
+        if self.is_full:
+            self._on_full()
+        self._release(held)
+
+    def _dial(self, syn: Syn, target: RelayTarget, answers: PortAnswers | None = None) -> None:
         started = self._now()
-        family = socket.AF_INET if target.address.version == 4 else socket.AF_INET6
         try:
-            pod = target.netns.socket(family, socket.SOCK_STREAM)
+            pod, result = dial(target, syn.port)
         except NetnsGoneError:
             self._reject(syn, target.key, "sandbox_gone")
             return
         except OSError as error:
             self._fail(target, syn.port, error)
             return
-        # The kubelet's socket has already decided which data to send together.
-        pod.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        held = _HeldSyn(self, syn, target, pod, started)
+        held = _HeldSyn(self, syn, target, pod=pod, answers=answers, now=started)
         self._held[syn.flow] = held
         if self.is_full:
             self._on_full()
-        address = (str(target.address), syn.port)
-        # The connection goes through the pod's loopback: the response is there when connect
-        # returns, and a second call gets it.
-        result = pod.connect_ex(address)
-        if result == errno.EINPROGRESS:
-            result = pod.connect_ex(address)
         if result == errno.EALREADY:
             self._poller.register(pod.fileno(), WRITABLE, held)
         else:
-            self._settle(held, 0 if result == errno.EISCONN else result)
+            self._settle(held, result)
 
     def _settle(self, held: _HeldSyn, error: int) -> None:
         held.dial_seconds = self._now() - held.first_seen
@@ -184,7 +237,7 @@ class HeldSyns:
         elif error == errno.ECONNREFUSED:
             self._drop(held, None)
             self._reject(held.syn, held.target.key, "refused", held.dial_seconds)
-        elif error in _EXHAUSTED:
+        elif error in EXHAUSTED:
             self._drop(held, None)
             self._fail(held.target, held.syn.port, OSError(error, ""))
         else:
@@ -210,17 +263,49 @@ class HeldSyns:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             sock.close()
             return
-        self.connections.add(
-            Connection(
-                self._poller,
+        seconds = self._now() - held.first_seen
+        if held.answers is not None:
+            self._pending.add(
                 sock,
                 held.pod,
                 target=held.target,
                 port=held.syn.port,
-                open_seconds=self._now() - held.first_seen,
-                on_closed=self._on_closed,
+                answers=held.answers,
+                open_seconds=seconds,
             )
+        elif held.pod is not None:
+            self._connect(sock, held.pod, held.target, held.syn.port, seconds)
+
+    def _proxy(self, pending: PendingRequest, pod: socket.socket) -> None:
+        """What was accepted for a probe is none."""
+        connection = self._connect(
+            pending.kubelet, pod, pending.target, pending.port, pending.open_seconds
         )
+        if received := pending.reader.received:
+            connection.pass_on(received)
+
+    def _connect(
+        self,
+        kubelet: socket.socket,
+        pod: socket.socket,
+        target: RelayTarget,
+        port: int,
+        open_seconds: float,
+    ) -> Connection:
+        connection = Connection(
+            self._poller,
+            kubelet,
+            pod,
+            target=target,
+            port=port,
+            open_seconds=open_seconds,
+            on_closed=self._on_closed,
+        )
+        self.connections.add(connection)
+        return connection
+
+    def _on_late_failure(self, pending: PendingRequest, outcome: Outcome) -> None:
+        self._outcomes.add(pending.target.key, pending.port, outcome, pending.open_seconds)
 
     def on_rejected(self, flow: Flow) -> None:
         """No descriptor was left for a released SYN."""
@@ -237,15 +322,19 @@ class HeldSyns:
     def _drop(self, held: _HeldSyn, outcome: Outcome | None) -> None:
         """Forget a SYN and close its socket. outcome: None if the caller counts it."""
         del self._held[held.syn.flow]
-        if self._poller.is_registered(held.pod.fileno()):
-            self._poller.unregister_closed(held.pod.fileno())
-        held.pod.close()
+        if held.pod is not None:
+            if self._poller.is_registered(held.pod.fileno()):
+                self._poller.unregister_closed(held.pod.fileno())
+            held.pod.close()
         if outcome:
             waited = self._now() - held.first_seen
             self._outcomes.add(held.target.key, held.syn.port, outcome, waited)
 
     def _reject(self, syn: Syn, key: str, outcome: Outcome, seconds: float = 0.0) -> None:
         self._outcomes.add(key, syn.port, outcome, seconds)
+        self._send_reset(syn)
+
+    def _send_reset(self, syn: Syn) -> None:
         try:
             self._injector.send_reset(syn)
         except OSError as error:
@@ -255,7 +344,7 @@ class HeldSyns:
     def _fail(self, target: RelayTarget, port: int, error: OSError) -> None:
         """The relay itself failed. The SYN is retransmitted in a second, and tried again then."""
         self._outcomes.add(target.key, port, "failed", 0.0)
-        if error.errno in _EXHAUSTED:
+        if error.errno in EXHAUSTED:
             self._on_exhausted()
         else:
             self._warn(f"a connection to {target.key} cannot be proxied: {error}")

@@ -24,7 +24,7 @@ from agent.relay import messages
 from agent.relay.control import ControlChannel
 from agent.relay.epoll import EpollPoller
 from agent.relay.held_syns import HeldSyns
-from agent.relay.outcomes import OutcomeCounter
+from agent.relay.outcomes import AnswerCounter, OutcomeCounter
 from agent.relay.raw_sockets import SynCapture
 from agent.relay.targets import AddressPoolExhaustedError, RelayTarget, Targets
 from bpf import pins
@@ -61,6 +61,7 @@ class Relay:
         self._now = now
         self._poller = EpollPoller()
         self._outcomes = OutcomeCounter()
+        self._answered = AnswerCounter()
         self._control = ControlChannel(
             self._poller,
             control,
@@ -140,6 +141,8 @@ class Relay:
                 self._use_pair(message)
             case messages.SetTargets():
                 self._set_targets(message)
+            case messages.SetVerdicts():
+                self._set_verdicts(message)
             case messages.Engage():
                 self._engage()
             case messages.Release():
@@ -167,6 +170,7 @@ class Relay:
             self._poller,
             self._targets,
             self._outcomes,
+            self._answered,
             maximum=self._max_connections,
             on_full=self._beat,
             on_exhausted=self._exhausted,
@@ -222,6 +226,7 @@ class Relay:
             previous_claims = target.claims
         target.ports = spec.ports
         target.claims = frozenset(spec.claims)
+        target.answers.set_answers(spec.answers)
         self._redirect.withdraw(target.relay, target.address, previous_claims - target.claims)
         try:
             self._redirect.publish(
@@ -234,6 +239,13 @@ class Relay:
         except BpfError:
             self._remove(target)
             raise
+
+    def _set_verdicts(self, message: messages.SetVerdicts) -> None:
+        assert self._targets is not None
+        for verdict in message.entries:
+            # Its target may have been removed before.
+            if target := self._targets.get(verdict.target_key):
+                target.answers.set_verdict(verdict)
 
     def _remove(self, target: RelayTarget) -> None:
         assert self._targets is not None
@@ -291,10 +303,11 @@ class Relay:
         if self._held_syns is not None and self._control.is_idle:
             self._control.send(
                 messages.RelayReport(
-                    len(self._held_syns.connections),
+                    self._held_syns.open_count,
                     self._held_syns.count,
                     self._is_full(),
                     self._outcomes.drain(),
+                    self._answered.drain(),
                 )
             )
 

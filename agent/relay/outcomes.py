@@ -1,9 +1,16 @@
 """Outcomes of connections, counted between two reports to the agent."""
 
 import bisect
+import collections
 import dataclasses
 
-from agent.relay.messages import OPEN_BUCKETS, Outcome, OutcomeSample
+from agent.relay.messages import (
+    OPEN_BUCKETS,
+    AnswerOutcome,
+    AnswerSample,
+    Outcome,
+    OutcomeSample,
+)
 
 
 @dataclasses.dataclass(slots=True)
@@ -35,6 +42,26 @@ class OutcomeCounter:
             OutcomeSample(
                 key, port, outcome, count.count, count.open_seconds, tuple(count.buckets[:-1])
             )
+            for (key, port, outcome), count in self._counts.items()
+        )
+        self._counts.clear()
+        return samples
+
+
+class AnswerCounter:
+    """Counts connections to ports with answers, by target, port and outcome."""
+
+    def __init__(self) -> None:
+        self._counts: collections.Counter[tuple[str, int, AnswerOutcome]] = collections.Counter()
+
+    def add(self, key: str, port: int, outcome: AnswerOutcome) -> None:
+        """key: of the target."""
+        self._counts[key, port, outcome] += 1
+
+    def drain(self) -> tuple[AnswerSample, ...]:
+        """All counts since the last call."""
+        samples = tuple(
+            AnswerSample(key, port, outcome, count)
             for (key, port, outcome), count in self._counts.items()
         )
         self._counts.clear()

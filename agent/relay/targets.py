@@ -2,10 +2,12 @@
 
 import collections
 import ipaddress
+import socket
 import time
 from collections.abc import Callable, Iterable
 
 from agent.errors import PodgateError
+from agent.relay.answers import TargetAnswers
 from agent.relay.messages import RelayTargetSpec
 from bpf.abi import IPAddress, IPNetwork
 from probes.netns import Netns
@@ -27,14 +29,17 @@ class AddressPoolExhaustedError(PodgateError):
 class RelayTarget:
     """One address of one sandbox."""
 
-    __slots__ = ("address", "claims", "key", "netns", "ports", "relay")
+    __slots__ = ("address", "answers", "claims", "family", "key", "netns", "ports", "relay")
 
     def __init__(self, spec: RelayTargetSpec, relay: IPAddress) -> None:
         self.key = spec.key
         self.netns = Netns(spec.netns_path, spec.netns_device, spec.netns_inode)
         self.address = ipaddress.ip_address(spec.address)
+        self.family = socket.AF_INET if self.address.version == 4 else socket.AF_INET6
         self.relay = relay
         self.ports = spec.ports
+        self.answers = TargetAnswers()
+        self.answers.set_answers(spec.answers)
         self.claims = frozenset(spec.claims)
 
     def has_same_netns(self, spec: RelayTargetSpec) -> bool:

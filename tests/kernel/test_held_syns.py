@@ -13,7 +13,7 @@ from agent.relay import held_syns, segments
 from agent.relay.epoll import EpollPoller
 from agent.relay.held_syns import HeldSyns
 from agent.relay.messages import RelayTargetSpec
-from agent.relay.outcomes import OutcomeCounter
+from agent.relay.outcomes import AnswerCounter, OutcomeCounter
 from agent.relay.segments import Syn
 from agent.relay.targets import RelayTarget, Targets
 
@@ -92,6 +92,7 @@ def relay(pod: LabPod, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
     seconds = [100.0]
     targets = Targets(_SUBNETS, lambda: seconds[0])
     counter = OutcomeCounter()
+    answered = AnswerCounter()
     full: list[None] = []
     netns = pod.netns
     target = targets.add(
@@ -106,6 +107,7 @@ def relay(pod: LabPod, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
             poller,
             targets,
             counter,
+            answered,
             maximum=3,
             on_full=lambda: full.append(None),
             on_exhausted=lambda: None,

@@ -1,0 +1,26 @@
+"""Connects to pods, from inside their network namespaces."""
+
+import errno
+import socket
+
+from agent.relay.targets import RelayTarget
+
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+"""Errors of a process without descriptors or memory."""
+
+
+def dial(target: RelayTarget, port: int) -> tuple[socket.socket, int]:
+    """A socket, and the result of its connect: 0, EALREADY while it is pending, or the error.
+
+    Raises `NetnsGoneError`, or `OSError` if there is no socket.
+    """
+    sock = target.netns.socket(target.family, socket.SOCK_STREAM)
+    # The kubelet's socket has already decided which data to send together.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    address = (str(target.address), port)
+    # The connection goes through the pod's loopback: the response is there when connect returns,
+    # and a second call gets it.
+    result = sock.connect_ex(address)
+    if result == errno.EINPROGRESS:
+        result = sock.connect_ex(address)
+    return sock, 0 if result == errno.EISCONN else result
