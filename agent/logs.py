@@ -163,6 +163,10 @@ class Event(enum.Enum):
     KUBELET_POD_INVALID = "Pod from the kubelet cannot be decoded."
     KUBELET_PODS_API_CONNECTED = "Kubelet pods API connected."
     KUBELET_PODS_API_UNAVAILABLE = "Kubelet pods API unavailable; using the API server only."
+    KUBELET_VERSION_UNKNOWN = (
+        "Version of the kubelet cannot be read; its http probes are not recognised if it is not "
+        "the expected one."
+    )
     LABELS_UNKNOWN = "Node or namespace labels unknown; pods use the default mode."
     LEADERSHIP_ACQUIRED = "This replica of the controller leads."
     LEADERSHIP_LOST = "Lease lost; this replica of the controller writes nothing."

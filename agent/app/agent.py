@@ -44,6 +44,7 @@ from agent.gates.path_test import PathTester
 from agent.gates.pod_gates import PodGates
 from agent.gates.worker import GateWorker
 from agent.kube.client import ApiClient
+from agent.kube.kubelet_version import KubeletVersion
 from agent.kube.node_report import NodeStatus
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.link_monitor import LinkMonitor
@@ -297,7 +298,14 @@ class Agent:
             unready_because=self._reports.unsynced_reason,
         )
         self._node_reporter: NodeReporter | None = None
+        self._kubelet_version: KubeletVersion | None = None
         if api and cluster and settings.node_name:
+            self._kubelet_version = KubeletVersion(
+                api,
+                settings.node_name,
+                needed=answered.needs_user_agent,
+                publish=answered.set_user_agent,
+            )
             self._node_reporter = NodeReporter(
                 api, settings.node_name, status=self._node_status, node_uid=cluster.node_uid
             )
@@ -413,6 +421,8 @@ class Agent:
             yield "outputs", self._outputs.run
         if self._node_reporter:
             yield "node-report", self._node_reporter.run
+        if self._kubelet_version:
+            yield "kubelet-version", self._kubelet_version.run
         if self._callees and API_SERVER not in self._settings.disabled_default_rules:
             yield "callees of the API server", self._callees.run
         if self._policy.is_enabled:
@@ -437,6 +447,8 @@ class Agent:
         self._injectable.hint()
 
     def _on_kubelet(self) -> None:
+        if self._kubelet_version:
+            self._kubelet_version.hint()
         self._existing_flows.hint()
 
     def _remains(self) -> list[str]:

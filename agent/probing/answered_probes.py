@@ -5,6 +5,7 @@ container, and it ends a period and a timeout after the check, whatever happens 
 process, the relay or the wall clock: the relay compares the end with its own clock at each answer.
 """
 
+import asyncio
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -15,8 +16,9 @@ from agent.probing import answers
 from agent.probing.answers import AnswerPlan, ProbeName
 from agent.relay.messages import Answer
 from probes.engine.checks import Check
+from probes.protocols.user_agents import PROBE_USER_AGENT
 from probes.results import ProbeOutcome
-from probes.spec.specs import PodSpec
+from probes.spec.specs import HttpGet, PodSpec
 
 REASON_MAX_CHARS = 256
 """The kubelet shows no body of a failed probe; people who connect by hand see it."""
@@ -41,7 +43,7 @@ class CheckedVerdict(msgspec.Struct, frozen=True):
 class _Pod:
     spec: PodSpec
     addresses: tuple[str, ...]
-    plan: AnswerPlan
+    plan: AnswerPlan = dataclasses.field(default_factory=AnswerPlan)
     running: Mapping[str, str] = dataclasses.field(default_factory=dict)
     verdicts: dict[int, CheckedVerdict] = dataclasses.field(default_factory=dict)
 
@@ -54,6 +56,9 @@ class AnsweredProbes:
         """Pods whose answers changed."""
         self.verdicts = Changes()
         """Pods with a new verdict, or with one that is withdrawn."""
+        self.needs_user_agent = asyncio.Event()
+        """Set once there is an answer for which the kubelet's User-Agent counts."""
+        self._user_agent = PROBE_USER_AGENT
         self._pods: dict[str, _Pod] = {}
 
     def set_pod(
@@ -62,13 +67,12 @@ class AnsweredProbes:
         """addresses: its own; running: the ids of its running containers, by name."""
         pod = self._pods.get(uid)
         own = tuple(addresses)
-        if pod is None or pod.spec != spec or pod.addresses != own:
-            plan = answers.plan(spec, own)
-            before = pod.plan if pod else AnswerPlan()
-            verdicts = pod.verdicts if pod and plan == before else {}
-            pod = self._pods[uid] = _Pod(spec, own, plan, verdicts=verdicts)
-            if plan != before:
-                self.plans.mark(uid)
+        if pod is None:
+            pod = self._pods[uid] = _Pod(spec, own)
+            self._plan(uid, pod)
+        elif pod.spec != spec or pod.addresses != own:
+            pod.spec, pod.addresses = spec, own
+            self._plan(uid, pod)
         pod.running = running
         withdrawn = [
             number
@@ -80,6 +84,23 @@ class AnsweredProbes:
         if withdrawn:
             self.verdicts.mark(uid)
         return pod.plan
+
+    def set_user_agent(self, text: str) -> None:
+        """Of the node's kubelet, as in its http probes."""
+        if text != self._user_agent:
+            self._user_agent = text
+            for uid, pod in self._pods.items():
+                self._plan(uid, pod)
+
+    def _plan(self, uid: str, pod: _Pod) -> None:
+        plan = answers.plan(pod.spec, pod.addresses, self._user_agent)
+        if plan == pod.plan:
+            return
+        pod.plan = plan
+        pod.verdicts.clear()
+        self.plans.mark(uid)
+        if any(isinstance(request.handler, HttpGet) for request in plan.requests):
+            self.needs_user_agent.set()
 
     def forget(self, uid: str) -> None:
         """The pod has no sandbox any more, or another one."""

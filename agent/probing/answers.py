@@ -15,6 +15,7 @@ from agent.relay.messages import Answer, GrpcRequest, HttpRequest, TcpConnect
 from probes.engine import hooks
 from probes.engine.workers import ProbeType
 from probes.protocols.http_get import PROBE_CLIENT, HttpClientProfile, HttpTarget
+from probes.protocols.user_agents import PROBE_USER_AGENT
 from probes.spec import probespec
 from probes.spec.specs import (
     ContainerProbes,
@@ -83,10 +84,11 @@ class AnsweredRequest:
     probes: tuple[ProbeName, ...]
     handler: HttpGet | Grpc | TcpSocket
     needs_pod: bool
+    user_agent: str
 
     def answer(self, address: str) -> Answer:
         """What the relay compares connections to this address with."""
-        request = request_of(self.handler, address)
+        request = request_of(self.handler, address, _client(self.user_agent))
         assert request is not None, "a request that cannot be sent is an obstacle"
         return Answer(self.id, self.handler.port, request, self.needs_pod)
 
@@ -112,9 +114,9 @@ class AnswerPlan:
         }
 
 
-def plan(spec: PodSpec, addresses: Sequence[str]) -> AnswerPlan:
-    """addresses: the pod's own, to which the relay proxies."""
-    pod = _Pod(spec, tuple(addresses) or _ANY_ADDRESS)
+def plan(spec: PodSpec, addresses: Sequence[str], user_agent: str = PROBE_USER_AGENT) -> AnswerPlan:
+    """addresses: the pod's own, to which the relay proxies; user_agent: of the kubelet's probes."""
+    pod = _Pod(spec, tuple(addresses) or _ANY_ADDRESS, _client(user_agent))
     obstacles: dict[ProbeName, Obstacle] = {}
     answered: dict[tuple[str, Handler], list[_Probe]] = {}
     for probe in pod.probes:
@@ -132,6 +134,7 @@ def plan(spec: PodSpec, addresses: Sequence[str]) -> AnswerPlan:
             tuple(probe.name for probe in probes),
             handler,
             needs_pod=bool(pod.users(handler.port) - {_user(name) for name in names}),
+            user_agent=user_agent,
         )
         for (_, handler), probes in answered.items()
         if not isinstance(handler, Exec)
@@ -155,10 +158,13 @@ class _Probe:
 class _Pod:
     """The requests that the kubelet sends to one pod."""
 
-    def __init__(self, spec: PodSpec, addresses: tuple[str, ...]) -> None:
+    def __init__(
+        self, spec: PodSpec, addresses: tuple[str, ...], client: HttpClientProfile
+    ) -> None:
         self.probes = list(_probes(spec))
         self._spec = spec
         self._addresses = addresses
+        self._client = client
         self._has_invalid = any(not probespec.is_annotation_error(one) for one in spec.errors)
 
     def users(self, port: int) -> set[tuple[str, str]]:
@@ -186,7 +192,7 @@ class _Pod:
                 return Obstacle.SHARED_PORT
             return None
         others_send_it = any(
-            self._is_same_request(handler, other.handler, PROBE_CLIENT)
+            self._is_same_request(handler, other.handler, self._client)
             for other in self.probes
             if other not in same
         )
@@ -196,7 +202,7 @@ class _Pod:
         return Obstacle.AMBIGUOUS if others_send_it or hooks_send_it else None
 
     def _requests(self, handler: Handler) -> list[Request | None]:
-        return [request_of(handler, address) for address in self._addresses]
+        return [request_of(handler, address, self._client) for address in self._addresses]
 
     def _is_same_request(
         self, one: HttpGet | Grpc, other: Handler | None, client: HttpClientProfile
@@ -205,7 +211,7 @@ class _Pod:
         if other is None or isinstance(other, Exec) or one.port != other.port:
             return False
         return any(
-            request_of(one, address) == request_of(other, address, client)
+            request_of(one, address, self._client) == request_of(other, address, client)
             for address in self._addresses
         )
 
@@ -255,9 +261,11 @@ def _user(name: ProbeName) -> tuple[str, str]:
     return name.container, name.type.lower()
 
 
-def request_of(
-    handler: Handler, address: str, client: HttpClientProfile = PROBE_CLIENT
-) -> Request | None:
+def _client(user_agent: str) -> HttpClientProfile:
+    return msgspec.structs.replace(PROBE_CLIENT, user_agent=user_agent)
+
+
+def request_of(handler: Handler, address: str, client: HttpClientProfile) -> Request | None:
     """What the kubelet sends to this address of a pod; None if it cannot be recognised."""
     match handler:
         case HttpGet():

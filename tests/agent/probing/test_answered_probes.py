@@ -3,6 +3,7 @@
 import pytest
 
 from agent.probing.answered_probes import REASON_MAX_CHARS, AnsweredProbes, CheckedVerdict
+from agent.relay.messages import HttpRequest
 from tests.agent.probing.answering import ADDRESS, HEALTHZ, LIVENESS, OWN_CHECK, check, http, spec
 
 UID = "uid-web"
@@ -122,3 +123,15 @@ def test_checks_of_other_types_are_ignored(answered: AnsweredProbes) -> None:
     kept = verdict(answered)
     answered.record(check("unknown"))
     assert verdict(answered) == kept
+
+
+def test_requests_have_the_user_agent_of_the_nodes_kubelet(answered: AnsweredProbes) -> None:
+    answered.record(check(UID))
+    assert answered.needs_user_agent.is_set()
+    plans = answered.plans.subscribe()
+    answered.set_user_agent("kube-probe/1.33+")
+    (answer,) = answered.answers(UID, ADDRESS)
+    assert isinstance(answer.request, HttpRequest)
+    assert b"\r\nUser-Agent: kube-probe/1.33+\r\n" in answer.request.sent
+    assert plans.take() == [UID]
+    assert verdict(answered) is None
