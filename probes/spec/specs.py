@@ -181,10 +181,19 @@ def _replaced(probes: ContainerProbes, own: ContainerProbes | None) -> Container
         return probes
     return msgspec.structs.replace(
         probes,
-        startup=own.startup or probes.startup,
-        readiness=own.readiness or probes.readiness,
-        liveness=own.liveness or probes.liveness,
+        startup=_replaced_probe(probes.startup, own.startup),
+        readiness=_replaced_probe(probes.readiness, own.readiness),
+        liveness=_replaced_probe(probes.liveness, own.liveness),
     )
+
+
+def _replaced_probe(base: Probe | None, own: Probe | None) -> Probe | None:
+    """An answered probe is run at least as often as the kubelet reads its result: a failure that
+    were read three times would restart a container for one lost packet."""
+    if own is None or base is None or not own.answered:
+        return own or base
+    period = min(own.period_seconds, base.period_seconds)
+    return msgspec.structs.replace(own, period_seconds=period)
 
 
 def _number(port: object, named: dict[str, int]) -> int:

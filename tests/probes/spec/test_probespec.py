@@ -244,6 +244,25 @@ def test_annotation_replaces_the_same_probe_and_keeps_the_others() -> None:
     assert parsed.declared == specs.DeclaredPorts(any_port=True, ports=frozenset({80, 81}))
 
 
+@pytest.mark.parametrize(
+    ("fields", "period"),
+    [
+        ({"answered": True}, 4.0),
+        ({"answered": True, "periodSeconds": 30}, 4.0),
+        ({"answered": True, "periodMilliseconds": 250}, 0.25),
+        ({"periodSeconds": 30}, 30.0),
+    ],
+)
+def test_answered_probe_runs_as_often_as_the_kubelets(
+    fields: dict[str, object], period: float
+) -> None:
+    text = spec({"tcp": {"port": 80}, **fields})
+    of_kubelet = {"tcpSocket": {"port": 80}, "periodSeconds": 4}
+    found = specs.parse_pod(manifest(text, readinessProbe=of_kubelet)).containers[0].readiness
+    assert found is not None
+    assert found.period_seconds == period
+
+
 def test_wrong_annotation_is_an_error_of_the_pod_and_leaves_its_probes() -> None:
     parsed = specs.parse_pod(manifest("{}", readinessProbe={"tcpSocket": {"port": 80}}))
     assert [error.reason for error in parsed.errors] == ["InvalidProbeSpec"]
