@@ -6,6 +6,7 @@ from collections.abc import Callable
 from agent.relay.epoll import FAILED, HUNG_UP, READABLE, WRITABLE, EpollPoller
 from agent.relay.segments import RESET_ON_CLOSE
 from agent.relay.targets import RelayTarget
+from probes.netns import BareSocket
 
 # Shared by all connections: it is empty between two events.
 _BUFFER = memoryview(bytearray(256 * 1024))
@@ -28,8 +29,8 @@ class Connection:
     def __init__(
         self,
         poller: EpollPoller,
-        kubelet: socket.socket,
-        pod: socket.socket,
+        kubelet: BareSocket,
+        pod: BareSocket,
         *,
         target: RelayTarget,
         port: int,
@@ -91,7 +92,7 @@ class ConnectionSide:
 
     peer: "ConnectionSide"
 
-    def __init__(self, poller: EpollPoller, sock: socket.socket, connection: Connection) -> None:
+    def __init__(self, poller: EpollPoller, sock: BareSocket, connection: Connection) -> None:
         self._poller = poller
         self._socket = sock
         self._connection = connection
@@ -130,7 +131,7 @@ class ConnectionSide:
                 self._events = None
             return
         try:
-            count = self._socket.recv_into(_BUFFER)
+            count = self._socket.recv_into(_BUFFER, 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError:
@@ -145,7 +146,7 @@ class ConnectionSide:
     def write(self, data: memoryview) -> None:
         """Send to the remote end, and store what does not fit. There must be no such data yet."""
         try:
-            sent = self._socket.send(data)
+            sent = self._socket.send(data, socket.MSG_DONTWAIT)
         except BlockingIOError:
             sent = 0
         except OSError:
@@ -160,7 +161,7 @@ class ConnectionSide:
         if not self._unsent:
             return
         try:
-            sent = self._socket.send(self._unsent)
+            sent = self._socket.send(self._unsent, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError:

@@ -4,20 +4,21 @@ import errno
 import socket
 
 from agent.relay.targets import RelayTarget
+from probes.netns import BareSocket
 
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 """Errors of a process without descriptors or memory."""
 
 
-def dial(target: RelayTarget, port: int) -> tuple[socket.socket, int]:
+def dial(target: RelayTarget, port: int) -> tuple[BareSocket, int]:
     """A socket, and the result of its connect: 0, EALREADY while it is pending, or the error.
 
     Raises `NetnsGoneError`, or `OSError` if there is no socket.
     """
-    sock = target.netns.socket(target.family, socket.SOCK_STREAM)
+    sock = target.netns.bare_socket(target.family, socket.SOCK_STREAM)
     # The kubelet's socket has already decided which data to send together.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    address = (str(target.address), port)
+    address = (target.dialled, port)
     # The connection goes through the pod's loopback: the response is there when connect returns,
     # and a second call gets it.
     result = sock.connect_ex(address)

@@ -21,7 +21,7 @@ from agent.relay.pending import PendingRequest, PendingRequests
 from agent.relay.raw_sockets import PortListeners, SynInjector
 from agent.relay.segments import RESET_ON_CLOSE, Flow, Syn
 from agent.relay.targets import RelayTarget, Targets
-from probes.netns import NetnsGoneError
+from probes.netns import BareSocket, NetnsGoneError
 
 # The kernel retransmits a SYN after 1 s (RFC 6298), and doubles the wait each time. A missing
 # retransmission means that the kubelet has closed its socket.
@@ -52,7 +52,7 @@ class _HeldSyn:
         syn: Syn,
         target: RelayTarget,
         *,
-        pod: socket.socket | None,
+        pod: BareSocket | None,
         answers: PortAnswers | None,
         now: float,
     ) -> None:
@@ -256,7 +256,7 @@ class HeldSyns:
             return
         listener.accept()
 
-    def on_accepted(self, sock: socket.socket, flow: Flow) -> None:
+    def on_accepted(self, sock: BareSocket, flow: Flow) -> None:
         """A released SYN has become a connection: proxy it."""
         held = self._held.pop(flow, None)
         if held is None:  # it expired, or the sandbox is gone
@@ -276,7 +276,7 @@ class HeldSyns:
         elif held.pod is not None:
             self._connect(sock, held.pod, held.target, held.syn.port, seconds)
 
-    def _proxy(self, pending: PendingRequest, pod: socket.socket) -> None:
+    def _proxy(self, pending: PendingRequest, pod: BareSocket) -> None:
         """What was accepted for a probe is none."""
         connection = self._connect(
             pending.kubelet, pod, pending.target, pending.port, pending.open_seconds
@@ -286,8 +286,8 @@ class HeldSyns:
 
     def _connect(
         self,
-        kubelet: socket.socket,
-        pod: socket.socket,
+        kubelet: BareSocket,
+        pod: BareSocket,
         target: RelayTarget,
         port: int,
         open_seconds: float,

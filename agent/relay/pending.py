@@ -13,7 +13,7 @@ from agent.relay.outcomes import AnswerCounter
 from agent.relay.probe_requests import SETTINGS, RequestReader, grpc_response, http_response
 from agent.relay.segments import RESET_ON_CLOSE
 from agent.relay.targets import RelayTarget
-from probes.netns import NetnsGoneError
+from probes.netns import BareSocket, NetnsGoneError
 
 # For the whole request. The kubelet sends it at once; what takes longer is proxied, such as a
 # client of a protocol in which the server sends first.
@@ -44,8 +44,8 @@ class PendingRequest:
     def __init__(
         self,
         owner: "PendingRequests",
-        kubelet: socket.socket,
-        pod: socket.socket | None,
+        kubelet: BareSocket,
+        pod: BareSocket | None,
         *,
         target: RelayTarget,
         port: int,
@@ -67,7 +67,7 @@ class PendingRequest:
     def on_event(self, events: int) -> None:
         """The kubelet's socket: readable, or reset."""
         try:
-            data = self.kubelet.recv(_READ_BYTES)
+            data = self.kubelet.recv(_READ_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError:
@@ -106,7 +106,7 @@ class PendingRequests:
         poller: EpollPoller,
         counter: AnswerCounter,
         *,
-        on_proxied: Callable[[PendingRequest, socket.socket], None],
+        on_proxied: Callable[[PendingRequest, BareSocket], None],
         on_failed: Callable[[PendingRequest, Outcome], None],
         now: Callable[[], float] = time.monotonic,
         now_ns: Callable[[], int] = boottime_ns,
@@ -126,8 +126,8 @@ class PendingRequests:
 
     def add(
         self,
-        kubelet: socket.socket,
-        pod: socket.socket | None,
+        kubelet: BareSocket,
+        pod: BareSocket | None,
         *,
         target: RelayTarget,
         port: int,
@@ -219,7 +219,7 @@ class PendingRequests:
     def _send(self, pending: PendingRequest, data: bytes) -> bool:
         """Nothing was sent before, so it fits into the socket's buffer."""
         try:
-            pending.kubelet.send(data)
+            pending.kubelet.send(data, socket.MSG_DONTWAIT)
         except OSError:
             self.drop(pending)
             return False

@@ -11,6 +11,7 @@ from agent.linux import packets
 from agent.relay import segments
 from agent.relay.epoll import READABLE, EpollPoller
 from agent.relay.segments import Flow, Syn
+from probes.netns import BareSocket
 
 _ETH_P_ALL = 0x0003
 _SO_RCVBUFFORCE = 33
@@ -85,7 +86,7 @@ class SynInjector:
 class AcceptHandler(Protocol):
     """Handles what the listeners accept."""
 
-    def on_accepted(self, sock: socket.socket, flow: Flow) -> None:
+    def on_accepted(self, sock: BareSocket, flow: Flow) -> None:
         """A connection is open; the handler owns the socket."""
 
     def on_rejected(self, flow: Flow) -> None:
@@ -159,10 +160,9 @@ class _AcceptRouter:
 
     def accept(self, listening: socket.socket) -> bool:
         try:
-            sock, peer = listening.accept()
+            sock, peer = _accept(listening)
         except OSError as error:
             return error.errno in _NO_DESCRIPTOR and self._reject(listening)
-        sock.setblocking(False)
         if flow := _flow(sock, peer):
             self._handler.on_accepted(sock, flow)
         else:
@@ -172,7 +172,7 @@ class _AcceptRouter:
     def _reject(self, listening: socket.socket) -> bool:
         os.close(self._reserve)
         try:
-            sock, peer = listening.accept()
+            sock, peer = _accept(listening)
             flow = _flow(sock, peer)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, segments.RESET_ON_CLOSE)
             sock.close()
@@ -185,11 +185,18 @@ class _AcceptRouter:
         return True
 
 
+def _accept(listening: socket.socket) -> tuple[BareSocket, tuple[str, int]]:
+    """As socket.accept, without what Python's class adds. The accepted socket is blocking, so each
+    call on it needs MSG_DONTWAIT; to make it non-blocking would be one call more."""
+    descriptor, peer = listening._accept()  # type: ignore[attr-defined]  # of the class below
+    return BareSocket(_FAMILY, socket.SOCK_STREAM, 0, descriptor), peer
+
+
 def _open_null() -> int:
     return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _flow(sock: socket.socket, peer: tuple[str, int]) -> Flow | None:
+def _flow(sock: BareSocket, peer: tuple[str, int]) -> Flow | None:
     """None for a connection that is already reset."""
     try:
         local = sock.getsockname()

@@ -39,7 +39,7 @@ Flow = tuple[bytes, int, bytes, int]
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Syn:
     """One SYN. Addresses are packed: 4 or 16 bytes. packet: from the IP header on, complete."""
 

@@ -29,12 +29,23 @@ class AddressPoolExhaustedError(PodgateError):
 class RelayTarget:
     """One address of one sandbox."""
 
-    __slots__ = ("address", "answers", "claims", "family", "key", "netns", "ports", "relay")
+    __slots__ = (
+        "address",
+        "answers",
+        "claims",
+        "dialled",
+        "family",
+        "key",
+        "netns",
+        "ports",
+        "relay",
+    )
 
     def __init__(self, spec: RelayTargetSpec, relay: IPAddress) -> None:
         self.key = spec.key
         self.netns = Netns(spec.netns_path, spec.netns_device, spec.netns_inode)
         self.address = ipaddress.ip_address(spec.address)
+        self.dialled = str(self.address)
         self.family = socket.AF_INET if self.address.version == 4 else socket.AF_INET6
         self.relay = relay
         self.ports = spec.ports

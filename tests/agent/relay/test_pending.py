@@ -24,6 +24,7 @@ from agent.relay.messages import (
 from agent.relay.outcomes import AnswerCounter
 from agent.relay.pending import PendingRequest, PendingRequests
 from agent.relay.targets import RelayTarget
+from probes.netns import BareSocket
 from tests.agent.relay.recordings import GRPC, HTTP
 
 _HTTP_PORT, _GRPC_PORT, _TCP_PORT = 80, 90, 70
@@ -43,7 +44,7 @@ class Port:
         self.counter = AnswerCounter()
         self.seconds = 100.0
         self.boottime_ns = 0
-        self.proxied: list[tuple[bytes, socket.socket]] = []
+        self.proxied: list[tuple[bytes, BareSocket]] = []
         self.failed: list[Outcome] = []
         answers = (
             Answer(_HTTP_ID, _HTTP_PORT, HttpRequest(HTTP), needs_pod=False),
@@ -62,10 +63,10 @@ class Port:
         )
         stack.callback(self.requests.abandon, self.target)
 
-    def _on_proxied(self, request: PendingRequest, pod: socket.socket) -> None:
+    def _on_proxied(self, request: PendingRequest, pod: BareSocket) -> None:
         self.proxied.append((request.reader.received, pod))
-        self._stack.enter_context(pod)
-        self._stack.enter_context(request.kubelet)
+        self._stack.callback(pod.close)
+        self._stack.callback(request.kubelet.close)
 
     def set_verdict(self, answer: int, *, is_healthy: bool, ends_ns: int | None = _ENDS_NS) -> None:
         self.target.answers.set_verdict(Verdict("key", answer, is_healthy, "a reason", ends_ns))

@@ -11,17 +11,18 @@ import pytest
 from agent.relay.epoll import EpollPoller
 from agent.relay.raw_sockets import PortListeners
 from agent.relay.segments import Flow
+from probes.netns import BareSocket
 
 
 class Recorder:
     """Records accepted and rejected connections."""
 
     def __init__(self) -> None:
-        self.sockets: list[socket.socket] = []
+        self.sockets: list[BareSocket] = []
         self.flows: list[Flow] = []
         self.rejected: list[Flow] = []
 
-    def on_accepted(self, sock: socket.socket, flow: Flow) -> None:
+    def on_accepted(self, sock: BareSocket, flow: Flow) -> None:
         self.sockets.append(sock)
         self.flows.append(flow)
 
