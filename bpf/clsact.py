@@ -20,6 +20,7 @@ from bpf import errors, pins, syscalls
 # TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS), and _EGRESS
 INGRESS = 0xFFFFFFF2
 EGRESS = 0xFFFFFFF3
+_QDISC_PARENT = 0xFFFFFFF1  # TC_H_CLSACT, which is TC_H_INGRESS
 # Priority 1 is the first. Others use it too (Cilium's legacy mode): cls_bpf puts a new filter at
 # the head of its priority's list (cls_bpf_change), and the handles identify ours: a relay's pair
 # has two programs, and each may have two filters for a moment while it moves.
@@ -76,6 +77,8 @@ class ClsactFilters:
             made_qdisc = self._add_qdisc(ifindex)
             ours = [] if made_qdisc else self._ours(ifindex)
             made_qdisc = made_qdisc or self._made_qdisc(ifindex)
+            if not made_qdisc:
+                self._check_qdisc(ifindex)
             desired = Filter(
                 ours[0].handle if ours else self._free_handle(ifindex),
                 self._name + (_MADE_QDISC if made_qdisc else ""),
@@ -209,6 +212,21 @@ class ClsactFilters:
                 return False
             raise
         return True
+
+    def _check_qdisc(self, ifindex: int) -> None:
+        """Raise `AttachError` if another kind of qdisc is in the place of clsact.
+
+        `ingress`, as the CNI plugin bandwidth adds it: there the kernel accepts an egress filter,
+        and runs it at the ingress (`ingress_tcf_block` returns its only block for any parent).
+        """
+        for qdisc in self._netlink.get_qdiscs(index=ifindex):
+            if qdisc["index"] == ifindex and qdisc["parent"] == _QDISC_PARENT:
+                if qdisc.get("kind") == "clsact":
+                    return
+                raise errors.AttachError(
+                    f"interface {ifindex} has a qdisc {qdisc.get('kind')} where clsact is needed; "
+                    "replace it"
+                )
 
     def _made_qdisc(self, ifindex: int) -> bool:
         return any(

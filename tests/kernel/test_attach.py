@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 
+import pyroute2
 import pytest
 
 from agent.lab import lab as labs
@@ -91,6 +92,18 @@ def test_all_gates_open_before_they_are_detached_and_close_again(
         for pod in pods:
             gates.install(pod.ifindex, enforcing(pod))
         assert all(traffic.node_is_dropped(pod, 4) for pod in pods)
+
+
+def test_gate_without_its_qdisc_s_place_is_an_error_and_not_open(
+    make_gates: MakeGates, pod: labs.LabPod
+) -> None:
+    """The CNI plugin bandwidth adds an ingress qdisc, whose egress filters would see nothing."""
+    with pyroute2.IPRoute() as netlink:
+        netlink.tc("add", "ingress", pod.ifindex)
+    gates = make_gates(Attachment.CLSACT)
+    with pytest.raises(errors.AttachError, match="has a qdisc ingress where clsact is needed"):
+        gates.install(pod.ifindex, enforcing(pod))
+    assert gates.installed() == {}
 
 
 @BOTH_KINDS
