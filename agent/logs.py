@@ -122,6 +122,7 @@ class Event(enum.Enum):
     GATE_HAS_NO_ROOM = "Gate has no room for all addresses or rules of a pod, and drops more."
     GATE_LOST = "Gate lost; attaching it again."
     GATE_MOVED_FIRST = "Gate moved before another program on the same interface."
+    GATE_NOT_SETTLED = "Gate of a crowd stays a filter for now; trying again."
     GATE_NOT_UPDATED = "Gate cannot be updated; it keeps its last addresses and rules."
     GRACE_PERIOD_NOT_ENDED = (
         "Grace period of a gate cannot be ended; it stays open until the next pass."

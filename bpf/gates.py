@@ -4,6 +4,7 @@ All methods are synchronous. `install`, `start_reply_table` and `remove` wait fo
 lock: call them from one worker thread.
 """
 
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -66,13 +67,17 @@ class Gates:
         self._ingress.close()
         self._table.close()
 
-    def install(self, ifindex: int, config: GateConfig, *, grace_seconds: float = 0) -> str:
+    def install(
+        self, ifindex: int, config: GateConfig, *, grace_seconds: float = 0, quickly: bool = False
+    ) -> str:
         """Configure and attach; an attached gate is updated without a gap.
 
         grace_seconds: the grace period, for a pod that had flows before its gate: packets other
         than TCP pass, counted, since they may be replies. An attached gate keeps the rest of its
         grace period. A gate taken over from another schema gets a new one, since the reply table is
         that schema's, and ours is empty.
+
+        quickly: as `Attachments.attach`; `settle` it later.
 
         Returns a sentence on what the gate has no room for, and so drops, or "". Raises
         `AttachError`.
@@ -86,7 +91,7 @@ class Gates:
             grace_until_ns = 0
         try:
             problem = self._configure(ifindex, config, grace_until_ns or 0)
-            self._egress.attach(ifindex)
+            self._egress.attach(ifindex, quickly=quickly)
         except (errors.BpfError, errors.AttachError) as error:
             if is_new:
                 self._forget(ifindex)
@@ -104,24 +109,44 @@ class Gates:
         return problem
 
     def start_reply_table(self, ifindex: int) -> bool:
-        """Record the pod's flows from now on, so that replies from the host pass.
+        """As `start_reply_tables`, for one gate. Raises `AttachError`."""
+        result = self.start_reply_tables([ifindex])[ifindex]
+        if isinstance(result, errors.AttachError):
+            raise result
+        return result
 
-        Separate from `install`, because enforcing for all pods comes first. Returns whether the
-        recording is new: then `fill_reply_table` adds earlier flows. Raises `AttachError`.
+    def start_reply_tables(
+        self, ifindexes: Iterable[int], *, quickly: bool = False
+    ) -> dict[int, bool | errors.AttachError]:
+        """Record these pods' flows from now on, so that replies from the host pass.
+
+        Separate from `install`, because enforcing for all pods comes first, and for many at once,
+        since the kernel waits for RCU when a map of maps changes: once for all of them. quickly: as
+        `install`.
+
+        Returns for each gate whether the recording is new: then `fill_reply_table` adds earlier
+        flows. Or why it could not be started, which concerns no other gate.
         """
-        key = _KEY.pack(ifindex)
-        was_attached = ifindex in self._ingress.attached
-        is_new = False
-        try:
-            is_new = self._replies.get(key) is None
-            if is_new:
-                self._make_table(key)
-            self._ingress.attach(ifindex)
-        except (errors.BpfError, errors.AttachError) as error:
-            if is_new:
-                self._replies.delete(key)
-            raise _attach_error("cannot record the pod's flows on", ifindex, error) from error
-        return not was_attached or is_new
+        results: dict[int, bool | errors.AttachError] = {}
+        ifindexes = list(ifindexes)
+        missing = {i for i in ifindexes if self._replies.get(_KEY.pack(i)) is None}
+        problems = self._make_tables(missing)
+        for ifindex in ifindexes:
+            was_attached = ifindex in self._ingress.attached
+            try:
+                if ifindex in problems:
+                    raise problems[ifindex]
+                self._ingress.attach(ifindex, quickly=quickly)
+            except (errors.BpfError, errors.AttachError) as error:
+                if ifindex in missing:
+                    self._replies.delete(_KEY.pack(ifindex))
+                results[ifindex] = problem = _attach_error(
+                    "cannot record the pod's flows on", ifindex, error
+                )
+                problem.__cause__ = error
+            else:
+                results[ifindex] = not was_attached or ifindex in missing
+        return results
 
     def fill_reply_table(self, ifindex: int, flows: Iterable[ReplyFlow]) -> bool:
         """Add flows from before `start_reply_table` to a gate's reply table.
@@ -141,6 +166,23 @@ class Gates:
         `BpfError`.
         """
         self._table.end_grace(ifindex, at_ns)
+
+    @property
+    def unsettled(self) -> set[int]:
+        """Interfaces whose gates were attached quickly and are to be settled."""
+        return self._egress.unlinked | self._ingress.unlinked
+
+    def settle(self, ifindex: int) -> None:
+        """Attach a gate that was attached quickly as others are, without a gap.
+
+        Takes 30 ms under RTNL. Raises `AttachError`.
+        """
+        try:
+            for side in (self._egress, self._ingress):
+                if ifindex in side.unlinked:
+                    side.attach(ifindex)
+        except errors.BpfError as error:
+            raise _attach_error("cannot settle the gate of", ifindex, error) from error
 
     def remove(self, ifindex: int) -> None:
         """Detach any version's gate and delete its entries.
@@ -218,11 +260,12 @@ class Gates:
         """Interfaces on which another program runs before ours in either direction, or ours is no
         longer attached, or neither can be read.
 
-        The other program may end the chain (TC_ACT_OK); then the gate never sees the packet.
+        The other program may end the chain (TC_ACT_OK); then the gate never sees the packet. Gates
+        that are to be settled are left out: that places them first, and to list filters takes long.
         """
         found = set()
         for side in (self._egress, self._ingress):
-            for ifindex in side.attached:
+            for ifindex in side.attached - side.unlinked:
                 try:
                     if not _is_first(side, ifindex):
                         found.add(ifindex)
@@ -270,12 +313,29 @@ class Gates:
                 "remove pods from the node."
             )
 
-    def _make_table(self, key: bytes) -> None:
-        table = maps.create_like(abi.REPLY_TABLE, self._reply_template.fd)
-        try:
-            self._replies.set(key, _KEY.pack(table))
-        finally:
-            os.close(table)
+    def _make_tables(self, ifindexes: Iterable[int]) -> dict[int, errors.BpfError]:
+        """Make a reply table for each. Returns why some have none."""
+        problems: dict[int, errors.BpfError] = {}
+        with contextlib.ExitStack() as close:
+            made: dict[bytes, bytes] = {}
+            for ifindex in ifindexes:
+                try:
+                    table = maps.create_like(abi.REPLY_TABLE, self._reply_template.fd)
+                except errors.BpfError as error:
+                    problems[ifindex] = error
+                    continue
+                close.callback(os.close, table)
+                made[_KEY.pack(ifindex)] = _KEY.pack(table)
+            try:
+                self._replies.set_all(made)
+            except errors.BpfError:
+                # A kernel without batches for maps of maps (before 5.19), or no room for all.
+                for key, table_fd in made.items():
+                    try:
+                        self._replies.set(key, table_fd)
+                    except errors.BpfError as error:
+                        problems[_KEY.unpack(key)[0]] = error
+        return problems
 
     def _forget(self, ifindex: int) -> None:
         self._addresses.forget(ifindex)

@@ -5,7 +5,7 @@ import errno
 import functools
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from bpf import abi, errors, map_types, pins, syscalls
 
@@ -76,6 +76,14 @@ class Map:
                 errno.E2BIG,
                 f"the map {self.spec.name} is full; it holds {self.spec.max_entries} entries",
             ) from error
+
+    def set_all(self, entries: Mapping[bytes, bytes]) -> None:
+        """Insert or replace many, one after the other, with one system call and one wait for RCU.
+
+        Raises `BpfError`, after some of them: also where the kernel has no batches for this type
+        (ENOTSUPP; maps of maps before Linux 5.19).
+        """
+        syscalls.map_update_batch(self.fd, list(entries.keys()), list(entries.values()))
 
     def delete(self, key: bytes) -> bool:
         """Whether the key existed."""

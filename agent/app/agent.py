@@ -33,6 +33,7 @@ from agent.cni.publisher import CniStatePublisher
 from agent.default_deny.controller import DefaultDenyController
 from agent.gates.address_claims import AddressAuthority
 from agent.gates.chain_order import ChainOrder
+from agent.gates.crowds import Crowds
 from agent.gates.existing_flows import ExistingFlows
 from agent.gates.grace_periods import GracePeriods
 from agent.gates.heartbeat import Heartbeat
@@ -150,7 +151,8 @@ class Agent:
         )
         self._chain_order = ChainOrder(gate_worker, self._store, metrics)
         self._path_tester = PathTester(gate_worker.path_tests, self._store, metrics)
-        self._grace_periods = GracePeriods(gate_worker, self._store)
+        self._crowds = Crowds(gate_worker, self._store)
+        self._grace_periods = GracePeriods(gate_worker, self._store, self._crowds)
         self._reconciler = Reconciler(
             store=self._store,
             source=self._source,
@@ -163,6 +165,7 @@ class Agent:
                 authority=self._authority,
                 admitter=self._policy,
                 chain_order=self._chain_order,
+                crowds=self._crowds,
                 metrics=metrics,
                 has_fallback=not settings.strict_without_fallback,
             ),
@@ -400,6 +403,7 @@ class Agent:
         yield from self._kubelet.tasks()
         yield "netlink", links.run
         yield "reconciler", self._reconciler.run
+        yield "crowds", self._crowds.run
         yield "grace-periods", self._grace_periods.run
         yield "isolation", self._isolation.run
         yield "path-tests", self._path_tester.run

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
-from agent.gates.failures import has_vanished
+from agent.gates.failures import has_vanished, is_interface_gone
 from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
 from agent.linux.pod_network import HostInterface
@@ -99,7 +99,7 @@ class ChainOrder:
     async def _ensure_first(self, interface: HostInterface, *, is_deleting: bool) -> str:
         ifindex = interface.ifindex
         if await self._run(self._gates.is_first, ifindex):
-            self._reported.pop(ifindex, None)
+            self.found_first(ifindex)
             return ""
         moves = self._moves.setdefault(ifindex, collections.deque(maxlen=_MOVES))
         if len(moves) < _MOVES or self._now() - moves[0] > _WINDOW_SECONDS:
@@ -107,7 +107,7 @@ class ChainOrder:
             try:
                 await self._gate_worker.move_first(ifindex)
             except (AttachError, PinError, CompileError) as error:
-                if is_deleting and has_vanished(error):
+                if is_interface_gone(error) or (is_deleting and has_vanished(error)):
                     # podgate-cni removes the gate, then the network plugin the interface.
                     return ""
                 return self._displaced(interface, f"the gate cannot be moved ({error})")
@@ -116,6 +116,10 @@ class ChainOrder:
             if await self._run(self._gates.is_first, ifindex):
                 return ""
         return self._displaced(interface, "attach it after the gate")
+
+    def found_first(self, ifindex: int) -> None:
+        """No program runs before the gate: the next one that does is logged again."""
+        self._reported.pop(ifindex, None)
 
     def forget(self, ifindex: int) -> None:
         """The interface is gone, or no longer gated."""

@@ -1,18 +1,22 @@
 """Grace periods of new gates: each ends once the gate's reply table has the pod's pending flows.
 
 This runs beside the reconciler, which gates further pods meanwhile: closing comes first, and a
-reply table takes longer than a gate. Calls of both alternate in the worker's thread. No gate's
+reply table takes longer than a gate. Calls of both alternate in the worker's thread. Pods that wait
+at the same time share what waits for RCU, and their sockets are listed side by side. No gate's
 grace period may run out before its reply table is filled, so the reconciler waits before it gates
 another pod while too many wait for theirs.
 """
 
 import asyncio
 import dataclasses
+import itertools
 import time
+from collections.abc import Collection, Mapping
 
 import structlog
 
 from agent.gates import pending_flows
+from agent.gates.crowds import Crowds
 from agent.gates.failures import has_vanished
 from agent.gates.worker import GateWorker
 from agent.linux.pod_network import HostInterface
@@ -35,8 +39,11 @@ _INCOMPLETE_NS = 5_000_000_000
 # Half of the grace period is reserve: the estimate is how long the last reply table took.
 _MAX_WAIT_SECONDS = GRACE_SECONDS / 2
 _FIRST_ESTIMATE_SECONDS = 0.1
-# Thousands of sockets are read in milliseconds.
+# Of a batch: the last one of 32 waits for the others' 32 * 5 ms of CPU time.
+_AT_ONCE = 32
+# Thousands of sockets are read in milliseconds, by threads that others need as well.
 _READ_SECONDS = 5.0
+_READERS = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,10 +56,12 @@ class _Filled:
 
 
 class GracePeriods:
-    """Starts and fills the reply tables of gated pods, one pod after the other, oldest first."""
+    """Starts and fills the reply tables of gated pods in batches, oldest first."""
 
-    def __init__(self, gate_worker: GateWorker, store: PodStore) -> None:
+    def __init__(self, gate_worker: GateWorker, store: PodStore, crowds: Crowds) -> None:
         """store: pods whose reply tables are filled are marked there."""
+        self._crowds = crowds
+        self._readers = asyncio.Semaphore(_READERS)
         self._run = gate_worker.run
         self._gates = gate_worker.gates
         self._store = store
@@ -80,19 +89,34 @@ class GracePeriods:
             while not self._waiting:
                 self._wake.clear()
                 await self._wake.wait()
-            uid = next(iter(self._waiting))
-            del self._waiting[uid]
+            batch = list(itertools.islice(self._waiting, _AT_ONCE))
+            for uid in batch:
+                del self._waiting[uid]
             started = loop.time()
-            if (state := self._store.get(uid)) and await self._fill(state):
-                self._seconds_per_pod = loop.time() - started
+            if filled := await self._fill_all([s for uid in batch if (s := self._store.get(uid))]):
+                self._seconds_per_pod = (loop.time() - started) / len(batch)
+            for uid in filled:
                 self._store.in_force.mark(uid)
             self._progress.set()
 
-    async def _fill(self, state: PodState) -> bool:
-        """Whether any of the pod's reply tables is new."""
+    async def _fill_all(self, states: Collection[PodState]) -> list[str]:
+        """The uids of pods with new reply tables. A pod that fails or ends concerns no other."""
+        ifindexes = [ifindex for state in states for ifindex in state.gates]
+        try:
+            starts = await self._run(
+                _start, self._gates, ifindexes, quickly=self._crowds.is_under_way
+            )
+        except (OSError, TimeoutError) as error:
+            log.error(Event.REPLY_TABLE_FAILED, pod="all pods", error=str(error))
+            return []
+        filled = await asyncio.gather(*(self._fill(state, starts) for state in states))
+        return [state.pod.uid for state, is_new in zip(states, filled, strict=True) if is_new]
+
+    async def _fill(self, state: PodState, starts: Mapping[int, bool | AttachError]) -> bool:
+        """Whether any of the pod's reply tables is new. starts: as `Gates.start_reply_tables`."""
         pod = state.pod
         try:
-            filled = await self._fill_new(state)
+            filled = await self._fill_new(state, starts)
         except (AttachError, OSError, TimeoutError) as error:
             # TCP replies pass anyway; the next pass over the pod tries again.
             if has_vanished(error):
@@ -116,23 +140,27 @@ class GracePeriods:
             )
         return bool(filled)
 
-    async def _fill_new(self, state: PodState) -> list[_Filled]:
-        """Start the pod's reply tables, and fill the new ones with its pending flows.
+    async def _fill_new(
+        self, state: PodState, starts: Mapping[int, bool | AttachError]
+    ) -> list[_Filled]:
+        """Fill the pod's new reply tables with its pending flows.
 
         Where these are not fully known, the grace period lasts a while longer: passing an
         unsolicited packet is better than dropping a valid reply. Raises `AttachError`, `OSError`
         and `TimeoutError`.
         """
         netns, network = state.netns, state.network
-        new = [
-            interface
-            for ifindex, interface in list(state.gates.items())
-            if await self._run(_start, self._gates, ifindex)
-        ]
+        new = []
+        for ifindex, interface in state.gates.items():
+            result = starts.get(ifindex, False)
+            if isinstance(result, AttachError):
+                raise result
+            if result:
+                new.append(interface)
         if not new or netns is None or network is None:
             return []
         try:
-            async with asyncio.timeout(_READ_SECONDS):
+            async with self._readers, asyncio.timeout(_READ_SECONDS):
                 pending = await asyncio.to_thread(pending_flows.read, netns, network)
         except TimeoutError:
             pending = pending_flows.PendingFlows((), f"sockets not read in {_READ_SECONDS:g} s")
@@ -147,6 +175,9 @@ class GracePeriods:
         return filled
 
 
-def _start(gates: Gates, ifindex: int) -> bool:
+def _start(
+    gates: Gates, ifindexes: Collection[int], *, quickly: bool
+) -> dict[int, bool | AttachError]:
     """In the worker's thread, where no gate is removed meanwhile: it would leave the table."""
-    return gates.is_attached(ifindex) and gates.start_reply_table(ifindex)
+    attached = [ifindex for ifindex in ifindexes if gates.is_attached(ifindex)]
+    return gates.start_reply_tables(attached, quickly=quickly)

@@ -1,9 +1,11 @@
 """The gates of one pod: attached to its interfaces, with its rules, and the resulting status."""
 
 import asyncio
+import contextlib
+import dataclasses
 import datetime
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Protocol
 
 import msgspec
@@ -11,6 +13,7 @@ import structlog
 
 from agent.gates.address_claims import AddressAuthority
 from agent.gates.chain_order import ChainOrder
+from agent.gates.crowds import Crowds
 from agent.gates.grace_periods import GRACE_SECONDS
 from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
@@ -59,6 +62,7 @@ class PodGates:
         authority: AddressAuthority,
         admitter: Admitter,
         chain_order: ChainOrder,
+        crowds: Crowds,
         metrics: GateMetrics,
         has_fallback: bool = True,
     ) -> None:
@@ -71,8 +75,37 @@ class PodGates:
         self._authority = authority
         self._admitter = admitter
         self._chain_order = chain_order
+        self._crowds = crowds
         self._metrics = metrics
         self._has_fallback = has_fallback
+        self._reads: dict[Netns, asyncio.Task[PodNetwork]] = {}
+
+    @contextlib.asynccontextmanager
+    async def reading(self, states: Collection[PodState]) -> AsyncIterator[None]:
+        """Read the networks of these pods side by side, for their `reconcile` in the block.
+
+        Their marks are to be taken before: a network that changes meanwhile is marked again.
+        """
+        tasks: list[asyncio.Task[PodNetwork]] = []
+        for state in states:
+            if not (path := state.pod.netns_path):
+                continue
+            with contextlib.suppress(NetnsError):
+                netns = Netns.open(path)
+                tasks.append(asyncio.create_task(self._reader.read(netns)))
+                self._reads[netns] = tasks[-1]
+        try:
+            yield
+        finally:
+            self._reads.clear()
+            for task in tasks:
+                task.cancel()
+            # Errors concern the pods that were reconciled.
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, netns: Netns) -> PodNetwork:
+        started = self._reads.pop(netns, None)
+        return await (self._reader.read(netns) if started is None else started)
 
     async def reconcile(self, state: PodState) -> IsolationStatus:
         """One pass over one pod; safe to repeat at any time."""
@@ -136,7 +169,7 @@ class PodGates:
         self, state: PodState, netns: Netns, *, is_retry: bool = False
     ) -> IsolationStatus:
         try:
-            network = await self._reader.read(netns)
+            network = await self._read(netns)
         except NetnsGoneError as error:
             return IsolationStatus(FALSE, "NetnsNotFound", str(error))
         state.netns = netns
@@ -235,28 +268,34 @@ class PodGates:
         previous_problem = "" if state.has_failed else state.gate_problem
         state.gate_problem = state.chain_problem = ""
         for interface in network.interfaces:
-            was_open = state.gated_netns != state.netns and not await self._is_attached(interface)
-            seconds, problem = await self._gate_worker.run(
-                _install, self._gates, interface.ifindex, config
+            is_first_gate = state.gated_netns != state.netns
+            if is_first_gate:
+                self._crowds.arrive()
+            quickly = self._crowds.is_under_way
+            installed = await self._gate_worker.run(
+                _install, self._gates, interface.ifindex, config, quickly=quickly
             )
-            state.gate_problem = problem or state.gate_problem
-            if was_open:
+            state.gate_problem = installed.problem or state.gate_problem
+            if is_first_gate and not installed.was_attached:
                 state.first_gated_at = datetime.datetime.now(datetime.UTC)
             if interface.ifindex not in state.gates:
-                self._metrics.attach_seconds.observe(seconds)
+                self._metrics.attach_seconds.observe(installed.seconds)
                 log.info(
                     Event.INTERFACE_GATED,
                     pod=state.pod.full_name,
                     interface=interface.name,
                     ifindex=interface.ifindex,
                     mode=state.pod.mode.label,
-                    milliseconds=round(seconds * 1000, 2),
+                    milliseconds=round(installed.seconds * 1000, 2),
                 )
             state.gates[interface.ifindex] = interface
-            state.chain_problem = (
-                await self._chain_order.ensure_first(interface, is_deleting=state.pod.is_deleting)
-                or state.chain_problem
+            if installed.is_first:
+                self._chain_order.found_first(interface.ifindex)
+                continue
+            problem = await self._chain_order.ensure_first(
+                interface, is_deleting=state.pod.is_deleting
             )
+            state.chain_problem = problem or state.chain_problem
         state.has_failed = False
         if state.gate_problem and state.gate_problem != previous_problem:
             log.warning(Event.GATE_HAS_NO_ROOM, pod=state.pod.full_name, problem=state.gate_problem)
@@ -309,11 +348,28 @@ class PodGates:
         del state.gates[ifindex]
 
 
-def _install(gates: Gates, ifindex: int, config: GateConfig) -> tuple[float, str]:
-    """How many seconds it took, without the wait for the thread, and what `install` returns."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Installed:
+    """A gate that was installed. seconds: without the wait for the thread; problem: what `install`
+    returns; is_first: whether no other program runs before it, as far as that can be read."""
+
+    was_attached: bool
+    seconds: float
+    problem: str
+    is_first: bool
+
+
+def _install(gates: Gates, ifindex: int, config: GateConfig, *, quickly: bool) -> _Installed:
+    """In one call, since the event loop may be busy between two."""
+    was_attached = gates.is_attached(ifindex)
     started = time.perf_counter()
-    problem = gates.install(ifindex, config, grace_seconds=GRACE_SECONDS)
-    return time.perf_counter() - started, problem
+    problem = gates.install(ifindex, config, grace_seconds=GRACE_SECONDS, quickly=quickly)
+    seconds = time.perf_counter() - started
+    try:
+        is_first = gates.is_first(ifindex)
+    except BpfError:
+        is_first = False
+    return _Installed(was_attached, seconds, problem, is_first)
 
 
 def _strictest(gates: Gates, ifindexes: Collection[int]) -> Mode:

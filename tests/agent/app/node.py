@@ -13,6 +13,7 @@ from agent.admin.report import PodSourceStatus
 from agent.app.reconciler import Reconciler
 from agent.gates import pending_flows, pod_gates
 from agent.gates.chain_order import ChainOrder
+from agent.gates.crowds import Crowds
 from agent.gates.grace_periods import GracePeriods
 from agent.gates.metrics import GateMetrics
 from agent.gates.pod_gates import PodGates
@@ -45,6 +46,8 @@ class Gates:
     def __init__(self, node: "Node") -> None:
         self._node = node
         self.gates: dict[int, GateConfig | None] = {}
+        self.links: set[int] = set()
+        self.unsettled: set[int] = set()
         self.with_replies: set[int] = set()
         self.displaced: set[int] = set()
         self.failing: dict[str, Exception] = {}
@@ -65,10 +68,24 @@ class Gates:
     def installed(self) -> dict[int, GateConfig | None]:
         return dict(self.gates)
 
-    def install(self, ifindex: int, config: GateConfig, *, grace_seconds: float) -> str:
+    def install(
+        self, ifindex: int, config: GateConfig, *, grace_seconds: float, quickly: bool
+    ) -> str:
         self._call("install", ifindex)
         self.gates[ifindex] = config
+        if quickly and ifindex not in self.links:
+            self.unsettled.add(ifindex)
+        else:
+            self._link(ifindex)
         return self.problem
+
+    def settle(self, ifindex: int) -> None:
+        self._call("settle", ifindex)
+        self._link(ifindex)
+
+    def _link(self, ifindex: int) -> None:
+        self.links.add(ifindex)
+        self.unsettled.discard(ifindex)
 
     def configure(self, ifindex: int, config: GateConfig) -> str:
         self._call("configure", ifindex)
@@ -78,6 +95,8 @@ class Gates:
     def remove(self, ifindex: int) -> None:
         self._call("remove", ifindex)
         self.gates.pop(ifindex, None)
+        self.links.discard(ifindex)
+        self.unsettled.discard(ifindex)
         self.with_replies.discard(ifindex)
 
     def is_attached(self, ifindex: int) -> bool:
@@ -86,10 +105,18 @@ class Gates:
     def is_in_chain(self, ifindex: int) -> bool:
         return ifindex in self.gates
 
-    def start_reply_table(self, ifindex: int) -> bool:
+    def start_reply_tables(
+        self, ifindexes: Collection[int], *, quickly: bool
+    ) -> dict[int, bool | AttachError]:
+        return {ifindex: self._start_reply_table(ifindex) for ifindex in ifindexes}
+
+    def _start_reply_table(self, ifindex: int) -> bool | AttachError:
         if ifindex in self.with_replies:
             return False
-        self._call("start replies", ifindex)
+        try:
+            self._call("start replies", ifindex)
+        except AttachError as error:
+            return error
         self.with_replies.add(ifindex)
         return True
 
@@ -174,6 +201,8 @@ class Node:
         self.names: dict[int, str] = {}
         self.rules: tuple[Rule, ...] = ()
         self.networks: dict[str, PodNetwork] = {}
+        self.read_seconds = 0.0
+        """How long it takes to read one of them."""
         self.inodes: dict[str, int] = {}
         self.gates = Gates(self)
         self.source = Source()
@@ -185,7 +214,8 @@ class Node:
         this: Any = self
         path_tests: Any = PathTests(self)
         metrics = GateMetrics(self.store)
-        self.grace_periods = GracePeriods(gate_worker, self.store)
+        self.crowds = Crowds(gate_worker, self.store)
+        self.grace_periods = GracePeriods(gate_worker, self.store, self.crowds)
         self.chain_order = ChainOrder(gate_worker, self.store, metrics)
         self.reconciler = Reconciler(
             store=self.store,
@@ -199,6 +229,7 @@ class Node:
                 authority=this,
                 admitter=this,
                 chain_order=self.chain_order,
+                crowds=self.crowds,
                 metrics=metrics,
             ),
             grace_periods=self.grace_periods,
@@ -250,7 +281,8 @@ class Node:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         tasks = [
-            asyncio.create_task(run()) for run in (self.reconciler.run, self.grace_periods.run)
+            asyncio.create_task(run())
+            for run in (self.reconciler.run, self.grace_periods.run, self.crowds.run)
         ]
         try:
             yield
@@ -269,9 +301,11 @@ class Node:
     # PodNetworkReader
 
     async def read(self, netns: Netns) -> PodNetwork:
-        if netns.path not in self.networks:
+        found = self.networks.get(netns.path)
+        await asyncio.sleep(self.read_seconds)
+        if found is None:
             raise NetnsGoneError(f"{netns.path} does not exist.")
-        return self.networks[netns.path]
+        return found
 
     async def exists(self, ifindex: int) -> bool:
         return any(

@@ -431,7 +431,7 @@ async def test_changed_rules_of_many_pods_are_written_at_once_without_a_pass_ove
         node.add(name, number)
     loop = asyncio.get_running_loop()
     async with node.running():
-        await asyncio.sleep(60)
+        await asyncio.sleep(120)
         node.gates.calls.clear()
         node.rules = (Rule(SourceKind.ANY),)
         in_force = node.store.in_force.subscribe()
