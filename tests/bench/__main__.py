@@ -7,7 +7,18 @@ to stderr.
 import subprocess
 import sys
 
-BENCHES = ("start", "gate", "default_deny", "probe", "relay", "localapi", "kube", "policy", "off")
+BENCHES = (
+    "start",
+    "gate",
+    "default_deny",
+    "probe",
+    "relay",
+    "localapi",
+    "kube",
+    "policy",
+    "off",
+    "burst",
+)
 # Needs the programs of a cluster, so it runs only if it is named.
 APART = ("cluster",)
 
