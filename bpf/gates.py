@@ -121,8 +121,8 @@ class Gates:
         """Record these pods' flows from now on, so that replies from the host pass.
 
         Separate from `install`, because enforcing for all pods comes first, and for many at once,
-        since the kernel waits for RCU when a map of maps changes: once for all of them. quickly: as
-        `install`.
+        since the kernel waits for RCU when a map of maps changes: one wait for all of them.
+        quickly: as `install`.
 
         Returns for each gate whether the recording is new: then `fill_reply_table` adds earlier
         flows. Or why it could not be started, which concerns no other gate.

@@ -1,7 +1,7 @@
 """How long 250 pods at once take to be ready on one node: bench `burst`.
 
 A real containerd makes sandboxes and containers, ten at a time; the API server is the tests'.
-Without an agent a pod counts as ready once its container runs: no time is taken for probes. With
+Without an agent a pod counts as ready once its container runs, without any probe. With
 an agent both of its conditions are True at the API server, so its readiness probe has passed.
 Both kinds of starts alternate in one run.
 """
