@@ -186,6 +186,11 @@ class HeldSyns:
     def _hold_for_answer(self, syn: Syn, target: RelayTarget, answers: PortAnswers) -> None:
         """The port has answers. Without all their verdicts, or if the kubelet connects to it for
         something else as well, the pod has to accept first."""
+        if not target.netns.exists():
+            # Not dialled, another pod with this address would get the verdict until the agent
+            # replaces the target.
+            self._reject(syn, target.key, "sandbox_gone")
+            return
         now_ns = self._now_ns()
         missing = answers.missing(now_ns)
         if len(missing) == len(answers.probes):

@@ -40,6 +40,9 @@ _THREADS = 24
 _BULK_BYTES = 3 << 20
 _MOST_REDIRECTS = 10  # as the kubelet: pkg/probe/http/http.go
 
+# HealthCheckResponse in its gRPC frame, without its last byte, which is the status.
+_HEALTH = b"\0\0\0\0\2\x08"
+
 OK = "ok"
 REFUSED, RESET, ENDED = "refused", "reset", "ended"
 UNANSWERED, SILENT, FORBIDDEN = "connect timed out", "read timed out", "forbidden"
@@ -89,6 +92,18 @@ class NodeClient:
     def let_go(self) -> None:
         """Close the kept connections."""
         self._send_command({"do": "let go"})
+
+    def exchange(self, host: str, port: int, request: bytes) -> str:
+        """Send these bytes on a connection of their own; the status of the HTTP response, or the
+        class of an error."""
+        command = {"do": "exchange", "host": host, "port": port, "request": request.decode()}
+        return str(self._send_command(command))
+
+    def check(self, host: str, port: int, opening: bytes, request: bytes) -> str:
+        """Send a gRPC health check in two parts, before and after the server's first frame. The
+        status of the response as a digit (1: SERVING), or the class of an error."""
+        sent = [opening.hex(), request.hex()]
+        return str(self._send_command({"do": "check", "host": host, "port": port, "sent": sent}))
 
     def end(self) -> None:
         self._process.kill()
@@ -245,6 +260,39 @@ def _state(sock: socket.socket, patience_seconds: float) -> str:
         return _class(error)
 
 
+def _exchange(host: str, port: int, request: bytes) -> str:
+    try:
+        with _connect(host, port) as sock:
+            sock.sendall(request)
+            answer = _rest(sock)
+    except _Ended as ended:
+        return str(ended)
+    except OSError as error:
+        return _class(error)
+    return answer.split(b" ", 2)[1].decode() if answer.startswith(b"HTTP/1.") else ENDED
+
+
+def _check(host: str, port: int, sent: list[str]) -> str:
+    opening, request = map(bytes.fromhex, sent)
+    received = b""
+    try:
+        with _connect(host, port) as sock:
+            sock.sendall(opening)
+            received = sock.recv(1 << 16)
+            if received:
+                sock.sendall(request)
+            while _HEALTH not in received or received.endswith(_HEALTH):
+                piece = sock.recv(1 << 16)
+                if not piece:
+                    return ENDED
+                received += piece
+    except _Ended as ended:
+        return str(ended)
+    except OSError as error:
+        return _class(error)
+    return str(received[received.index(_HEALTH) + len(_HEALTH)])
+
+
 _KINDS: dict[str, Callable[[str, int], str]] = {
     "tcp": _tcp,
     "mapped": _mapped,
@@ -325,6 +373,11 @@ def main() -> None:
                     answer = dict(zip(targets, pool.map(_probe, _one_by_one(targets)), strict=True))
                 case "hold":
                     answer = [_hold(held, command["target"]) for _ in range(command["count"])]
+                case "exchange":
+                    request = command["request"].encode()
+                    answer = _exchange(command["host"], command["port"], request)
+                case "check":
+                    answer = _check(command["host"], command["port"], command["sent"])
                 case "held":
                     answer = [each.state() for each in held]
                 case "again":

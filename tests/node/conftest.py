@@ -2,7 +2,7 @@
 
 import pathlib
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -12,6 +12,7 @@ from bpf import pins
 from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.conftest import write_kubeconfig
 from tests.kernel import cgroups
+from tests.kernel.cgroups import Cgroup
 from tests.kernel.conftest import fresh_pins
 from tests.node.node import Node
 from tests.runtime.conftest import driver, runtime
@@ -22,10 +23,17 @@ __all__ = ["driver", "fresh_pins", "runtime"]
 
 
 @pytest.fixture
+def kubelet_cgroup() -> Iterator[Cgroup]:
+    with cgroups.cgroup() as made:
+        yield made
+
+
+@pytest.fixture
 async def node(
     runtime: Containerd,
     driver: Driver,
     fresh_pins: pins.Pins,
+    kubelet_cgroup: Cgroup,
     tmp_path: pathlib.Path,
 ) -> AsyncIterator[Node]:
     """No agent runs yet; none outlives the test."""
@@ -33,11 +41,10 @@ async def node(
     made = Node(runtime, driver, ApiServer(), operator)
     await made.start_api()
     write_kubeconfig(made.kubeconfig, f"http://127.0.0.1:{made.server.port}")
-    with cgroups.cgroup() as kubelet:
-        operator.kubelet = ("--kubelet", f"cgroup:{kubelet.path}")
-        try:
-            yield made
-        finally:
-            operator.stop(signal.SIGKILL)
-            await made.stop_api()
-            await default_deny_table.remove()
+    operator.kubelet = ("--kubelet", f"cgroup:{kubelet_cgroup.path}")
+    try:
+        yield made
+    finally:
+        operator.stop(signal.SIGKILL)
+        await made.stop_api()
+        await default_deny_table.remove()
