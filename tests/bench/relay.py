@@ -4,22 +4,27 @@ A real agent, its relay, and a stand-in kubelet. Probes by the relay and direct 
 pod is in strict, the other in enforce, both are served by one process.
 """
 
+import asyncio
 import contextlib
 import pathlib
 import signal
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
-from bpf import pins
+from agent.relay.answers import boottime_ns
+from agent.relay.messages import Answer, HttpRequest
+from bpf import loader, pins
 from tests import processes
 from tests.bench import answering, figures
-from tests.bench.relayclient import RelayClient
+from tests.bench.relayclient import REQUEST, RelayClient
 from tests.kernel import cgroups, fleet
+from tests.kernel.relayprocess import relay_process
 from tests.kernel.strictnode import Node, wait_until
 
 _RUNS = 9
@@ -29,6 +34,10 @@ _WARM_UP = 200
 _CONNECTS = 1000
 _IDLE = 5000
 _FAILOVERS = 30
+_IDLE_SECONDS = 10
+# Of 100 pods with three probes of the default period.
+_PROBES_PER_SECOND = 100 * 3 / 10
+_HOUR_NS = 3600 * 10**9
 
 
 def main() -> None:
@@ -38,6 +47,8 @@ def main() -> None:
         _latency(node, client)
         _rate(node, client)
         _fail_over(node, client)
+    with Lab() as network, cgroups.cgroup() as kubelet:
+        _answered(network, kubelet)
 
 
 @contextlib.contextmanager
@@ -87,11 +98,16 @@ def _served(*pods: LabPod) -> Iterator[None]:
 def _latency(node: Node, client: RelayClient) -> None:
     """Of both kinds, and again of the one to which the relay adds more."""
     _note("time of a whole probe, by the relay and direct in turn")
-    runs = {}
+    pid = _relay(node)
+    runs, cpu_us = {}, {}
     for kind in ("tcp", "http"):
         hosts = _hosts(node, kind)
         client.probe(kind, hosts, _WARM_UP)
-        runs[kind] = [client.probe(kind, hosts, _ROUNDS) for _ in range(_RUNS)]
+        runs[kind], cpu_us[kind] = _probes(client, kind, hosts, pid)
+        figures.emit("relay", f"cpu_us_per_{kind}_probe", cpu_us[kind], "us")
+    idle = _idle_percent(pid)
+    percent = [idle + _PROBES_PER_SECOND * cost / 1e6 * 100 for cost in cpu_us["http"]]
+    figures.emit("relay", "core_percent_100_pods", percent, "%", baseline=[idle])
     for figure, at in (("added_p50_us", 0.5), ("added_p99_us", 0.99)):
         added, direct = {}, {}
         for kind, samples in runs.items():
@@ -101,6 +117,51 @@ def _latency(node: Node, client: RelayClient) -> None:
             figures.emit("relay", f"{figure}_{kind}", added[kind], "us", baseline=direct[kind])
         worst = max(added, key=lambda kind: statistics.median(added[kind]))
         figures.emit("relay", figure, added[worst], "us", baseline=direct[worst])
+
+
+def _probes(
+    client: RelayClient, kind: str, hosts: list[str], pid: int
+) -> tuple[list[list[list[float]]], list[float]]:
+    """By run: times as of `RelayClient.probe`, and the relay's CPU for one probe of the first
+    host."""
+    times, cpu_us = [], []
+    for _ in range(_RUNS):
+        before = _cpu_seconds(pid)
+        times.append(client.probe(kind, hosts, _ROUNDS))
+        cpu_us.append((_cpu_seconds(pid) - before) / _ROUNDS * 1e6)
+    return times, cpu_us
+
+
+def _idle_percent(pid: int) -> float:
+    """Of one core, for heartbeats and reports."""
+    before, started = _cpu_seconds(pid), time.monotonic()
+    time.sleep(_IDLE_SECONDS)
+    return (_cpu_seconds(pid) - before) / (time.monotonic() - started) * 100
+
+
+def _answered(network: Lab, kubelet: cgroups.Cgroup) -> None:
+    """A relay without agent, gates and hooks: the client connects to its address of the pod."""
+    _note("time of a whole http probe, answered by the relay and direct in turn")
+    installation = pins.Pins(labs.LAB_DIRECTORY / "bpf/answered")
+    pathlib.Path(installation.bpffs).mkdir()
+    asyncio.run(loader.load(installation)).close()
+    pod = network.add_pod("answered", 1)
+    client = RelayClient(kubelet)
+    try:
+        with _served(pod), relay_process(installation, pod) as relay:
+            relay.set_answers(Answer(1, answering.PORT, HttpRequest(REQUEST), needs_pod=False))
+            relay.set_verdict(1, is_healthy=True, ends_ns=boottime_ns() + _HOUR_NS)
+            hosts = [relay.ipv4, pod.ipv4]
+            client.probe("http", hosts, _WARM_UP)
+            runs, cpu_us = _probes(client, "http", hosts, relay.process.pid)
+    finally:
+        client.end()
+        installation.remove_everything()
+    times = [[_quantile(host, 0.5) * 1e6 for host in run] for run in runs]
+    added = [answered - direct for answered, direct in times]
+    direct = [plain for _, plain in times]
+    figures.emit("relay", "answered_added_p50_us", added, "us", baseline=direct)
+    figures.emit("relay", "cpu_us_per_answered_probe", cpu_us, "us")
 
 
 def _rate(node: Node, client: RelayClient) -> None:

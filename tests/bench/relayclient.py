@@ -20,7 +20,7 @@ from typing import Any
 from tests.bench.answering import PORT
 from tests.kernel.cgroups import Cgroup
 
-_REQUEST = b"GET /healthz HTTP/1.1\r\nHost: pod\r\n\r\n"
+REQUEST = b"GET /healthz HTTP/1.1\r\nHost: pod\r\n\r\n"
 _LIMIT_SECONDS = 10
 _IN_FLIGHT = 50
 _RETRY_SECONDS = 0.0005
@@ -75,7 +75,7 @@ def _tcp(host: str) -> None:
 
 def _http(host: str) -> None:
     with socket.create_connection((host, PORT), _LIMIT_SECONDS) as sock:
-        sock.sendall(_REQUEST)
+        sock.sendall(REQUEST)
         if not sock.recv(4096).startswith(b"HTTP/1.1 200 "):
             raise AssertionError(f"{host} does not answer")
 
