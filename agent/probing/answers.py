@@ -193,6 +193,7 @@ class _Pod:
             return None
         others_send_it = any(
             self._is_same_request(handler, other.handler, self._client)
+            or _may_redirect_to(other.handler, handler)
             for other in self.probes
             if other not in same
         )
@@ -254,6 +255,17 @@ def _content(check: Probe | None) -> tuple[object, ...]:
     assert check is not None
     families = check.ip_family, check.ip_family_policy
     return (check.handler, check.target, *families, check.timeout_seconds)
+
+
+def _may_redirect_to(other: Handler | None, handler: HttpGet | Grpc) -> bool:
+    """Whether a redirect of the other probe may lead to exactly this request. Go's client adds a
+    Referer to redirected requests, except from https to http (net/http/client.go refererForURL)."""
+    return (
+        isinstance(other, HttpGet)
+        and isinstance(handler, HttpGet)
+        and other.scheme == "HTTPS"
+        and other.headers == handler.headers
+    )
 
 
 def _user(name: ProbeName) -> tuple[str, str]:

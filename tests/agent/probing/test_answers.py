@@ -176,6 +176,14 @@ def test_probes_that_differ_are_answered_apart(other: dict[str, Any]) -> None:
     assert obstacle(liveness(HEALTHZ, readinessProbe=other)) is None
 
 
+def test_redirect_of_an_https_probe_may_be_the_same_request() -> None:
+    found = liveness(HEALTHZ, readinessProbe=http("/ready", 8443, scheme="HTTPS"))
+    assert obstacle(found) is Obstacle.AMBIGUOUS
+    header = [{"name": "X-Probe", "value": "readiness"}]
+    apart = http("/ready", 8443, scheme="HTTPS", httpHeaders=header)
+    assert obstacle(liveness(HEALTHZ, readinessProbe=apart)) is None
+
+
 def test_hook_of_the_same_path_is_no_obstacle() -> None:
     # Its User-Agent is kube-lifecycle, and it accepts gzip.
     assert obstacle(liveness(HEALTHZ, lifecycle={"preStop": HEALTHZ})) is None
