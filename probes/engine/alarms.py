@@ -4,6 +4,9 @@ import asyncio
 import math
 from typing import Protocol
 
+_BURST_MAX = 16
+"""Runs woken in one turn of the loop: 200 that time out at once would hold it for 20 ms."""
+
 
 class Sleeper(Protocol):
     def wake(self) -> None:
@@ -47,9 +50,11 @@ class Alarms:
     def _ring(self) -> None:
         self._timer, self._timer_at = None, math.inf
         now = self._loop.time()
-        for sleeper in [sleeper for sleeper, at in self._times.items() if at <= now]:
+        due = [sleeper for sleeper, at in self._times.items() if at <= now]
+        for sleeper in due[:_BURST_MAX]:
             del self._times[sleeper]
             # Not from here: an error of one must not be in the way of others.
             self._loop.call_soon(sleeper.wake)
         if self._times:
+            # The past, if more are due: they come next, after what else has happened.
             self._set_timer(min(self._times.values()))

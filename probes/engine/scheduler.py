@@ -135,20 +135,18 @@ class Scheduler:
     def trigger(
         self, uid: str, container: str | None = None, type: ProbeType | None = None
     ) -> None:
-        """Probe now instead of at the scheduled time: all of the pod, of a container, or of one
-        type.
-        """
+        """Probe now, before others that are due: all of the pod, of a container, or of one type."""
         pod = self._pods.get(uid)
         for key, slot in pod.slots.items() if pod else ():
             if container in (None, key.container) and type in (None, key.type):
                 slot.worker.trigger(self._loop.time())
-                self._arm(slot)
+                self._arm_urgent(slot)
 
     def trigger_on_close(self, key: ProbeKey) -> None:
         """Probe now, since the listener is closed (see Worker.trigger_on_close)."""
         if slot := self._slot(key):
             slot.worker.trigger_on_close(self._loop.time())
-            self._arm(slot)
+            self._arm_urgent(slot)
 
     def due_probes(self, uid: str, port: int) -> list[ProbeRequest]:
         """The startup and readiness probes of a pod that dial this port."""
@@ -273,6 +271,14 @@ class Scheduler:
         if due is not None:
             slot.due = due
             slot.timer = self._loop.call_at(due, self._fire, slot)
+
+    def _arm_urgent(self, slot: Slot) -> None:
+        """Start the next probe before those of others that are due."""
+        slot.is_urgent = True
+        if slot.waiting:
+            self._due.hurry(slot)
+        else:
+            self._arm(slot)
 
     def _fire(self, slot: Slot) -> None:
         slot.timer = None

@@ -17,6 +17,7 @@ class Slot:
         "due",
         "errors",
         "failed",
+        "is_urgent",
         "key",
         "netns",
         "outcome",
@@ -41,6 +42,8 @@ class Slot:
         self.due = 0.0
         self.waiting = False
         """Due, and delayed by the maximum."""
+        self.is_urgent = False
+        """The next probe is started before those of others that are due."""
         self.outcome: ProbeOutcome | None = None
         self.passed = self.failed = self.errors = 0
 

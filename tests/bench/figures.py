@@ -31,3 +31,8 @@ def emit(
         line["ratio"] = round(value / statistics.median(baseline), 3)
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
+
+
+def p99(samples: Sequence[float]) -> float:
+    """The 99th percentile."""
+    return sorted(samples)[int(len(samples) * 0.99)]

@@ -3,33 +3,17 @@
 import asyncio
 import contextlib
 import gc
-import ipaddress
 import pathlib
 import resource
-import statistics
 import subprocess
 import tempfile
 import time
 
-from agent import labels
 from agent.lab import lab as labs
-from agent.lab.lab import BPFFS
-from agent.linux.pod_network import PodNetwork
-from agent.pods.changes import Changes
-from agent.pods.conditions import FALSE, TRUE, Conditions
-from agent.pods.container_runs import PodContainers
-from agent.pods.events import PodEvents
-from agent.pods.pod import Pod
-from agent.pods.pod_state import PodState
-from agent.pods.store import PodStore
-from agent.probing.answered_probes import AnsweredProbes
-from agent.probing.manager import ProbeManager
-from bpf import pins
 from probes.engine import prober, scheduler
 from probes.results import ProbeOutcome
 from probes.spec.definitions import ContainerProbes, Grpc, HttpGet, Probe, TcpSocket
-from probes.spec.specs import PodSpec
-from tests.bench import answering, figures, probe_cpu
+from tests.bench import answering, figures, probe_cpu, probe_flips
 from tests.probes import servers
 from tests.probes.conftest import Sandbox
 
@@ -39,7 +23,6 @@ _PORT = answering.PORT
 _PODS = 500
 _NAMESPACES = 10  # 50 pods share one: what is measured is podgate, and not 500 servers
 _SCHEDULED_SECONDS = 15
-_FLIPS = 300
 # The kubelet's scale_test.go: as long as TIME-WAIT would keep a port.
 _PER_SECOND = 600
 _PACED_SECONDS = 60
@@ -55,7 +38,7 @@ def main() -> None:
         probe_cpu.beside_kubelet(str(cert), str(key))
         _ports(str(cert), str(key))
         _scheduling(str(cert), str(key))
-    asyncio.run(_flips())
+    probe_flips.main()
 
 
 def _memory() -> None:
@@ -200,84 +183,10 @@ async def _schedule(sandboxes: list[Sandbox]) -> tuple[list[float], list[float]]
         await asyncio.sleep(1)
         percents.append((time.process_time() - used) / (time.monotonic() - started) * 100)
         assert len(delays) > 0.9 * 3 * _PODS, len(delays)
-        p99s.append(_p99(delays) * 1000)
+        p99s.append(figures.p99(delays) * 1000)
     await running.aclose()
     assert not failed, failed[0]
     return p99s, percents
-
-
-class _TimedConditions(Conditions):
-    """Signals a change of the status of probes-passing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.changed: dict[str, asyncio.Event] = {TRUE: asyncio.Event(), FALSE: asyncio.Event()}
-
-    def set(self, pod: Pod, kind: str, status: str, reason: str, message: str) -> bool:
-        changed = super().set(pod, kind, status, reason, message)
-        if kind == labels.PROBES_PASSING and status in self.changed:
-            self.changed[status].set()
-        return changed
-
-
-class _NoRuntime:
-    """Without a container runtime, containers live as long as their sandbox."""
-
-    def __init__(self) -> None:
-        self.changes = Changes()
-
-    def containers_of(self, uid: str) -> PodContainers | None:
-        return None
-
-
-async def _flips() -> None:
-    """From close() to the condition; the pod has the option, and is probed hourly otherwise."""
-    probe_cpu.note(f"{_FLIPS} listeners that close, until the condition says so")
-    conditions = _TimedConditions()
-    tcp = Probe(TcpSocket(_PORT), period_seconds=3600.0, fail_when_listener_closes=True)
-    spec = PodSpec(containers=(ContainerProbes("app", readiness=tcp),))
-    pod = Pod(uid="u", namespace="bench", name="web", spec=spec)
-    installation = pins.Pins(BPFFS)
-    installation.prepare()
-    store = PodStore(conditions)
-    probing = ProbeManager(
-        store,
-        installation,
-        containers=_NoRuntime(),
-        events=PodEvents(),
-        answered=AnsweredProbes(),
-    )
-    task = asyncio.create_task(probing.run())
-    milliseconds = []
-    with probe_cpu.sandbox() as sandbox:
-        addresses = tuple(map(ipaddress.ip_address, (sandbox.v4, sandbox.v6)))
-        network = PodNetwork((), addresses, (), None)
-        await probing.listening()
-        store.pods[pod.uid] = PodState(pod, netns=sandbox.netns, network=network)
-        probing.update(store.pods[pod.uid])
-        for _ in range(_FLIPS):
-            conditions.changed[TRUE].clear()
-            sock = sandbox.listen(port=_PORT)
-            async with asyncio.timeout(10):
-                await conditions.changed[TRUE].wait()
-            await asyncio.sleep(0.06)  # a pod that flips without end is probed less often
-            conditions.changed[FALSE].clear()
-            started = time.perf_counter()
-            sock.close()
-            async with asyncio.timeout(10):
-                await conditions.changed[FALSE].wait()
-            milliseconds.append((time.perf_counter() - started) * 1000)
-            await asyncio.sleep(0.06)
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-    parts = [milliseconds[start::3] for start in range(3)]
-    figures.emit("probe", "flip_p99_ms", [_p99(part) for part in parts], "ms")
-    probe_cpu.note(f"median of all flips: {statistics.median(milliseconds):.2f} ms")
-
-
-def _p99(samples: list[float]) -> float:
-    return sorted(samples)[int(len(samples) * 0.99)]
 
 
 def _rss_mb() -> float:

@@ -264,7 +264,7 @@ def run(
     """Run the agent: gate and probe this node's pods until stopped."""
     from agent import logs
     from agent.app import preflight, program_loading
-    from agent.linux import malloc
+    from agent.linux import malloc, scheduling
 
     if (manifests is None) == (node_name is None):
         raise click.UsageError(
@@ -324,6 +324,7 @@ def run(
     logs.configure(settings.log_format, LogLevel(log_level))
     preflight.check()
     malloc.keep_little()
+    scheduling.shorten_slice()
     loading = program_loading.start(pins.Pins(settings.bpffs))
     # Half a second, during which the programs are loaded. Nothing of it is garbage.
     gc.disable()

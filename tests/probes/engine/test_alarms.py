@@ -1,6 +1,7 @@
 """Alarms wake each run at its time, with one timer for all."""
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -61,6 +62,20 @@ async def test_failing_run_stops_no_other(alarms: Alarms) -> None:
     await asyncio.sleep(60)
     assert [len(run.woken) for run in runs] == [1, 1, 1, 1]
     assert len(failures) == 2
+
+
+async def test_many_at_one_time_leave_the_loop_to_others_in_between(alarms: Alarms) -> None:
+    loop = asyncio.get_running_loop()
+    runs = [Run() for _ in range(100)]
+    for run in runs:
+        alarms.set(run, loop.time() + 5)
+    woken = [0]
+    await asyncio.sleep(5)
+    for _ in runs:
+        woken.append(sum(len(run.woken) for run in runs))
+        await asyncio.sleep(0)
+    assert max(after - before for before, after in itertools.pairwise(woken)) < 40
+    assert all(len(run.woken) == 1 for run in runs)
 
 
 async def test_many_runs_that_end_before_use_one_timer(alarms: Alarms) -> None:

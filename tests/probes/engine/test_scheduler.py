@@ -217,3 +217,48 @@ async def test_real_pod_that_falls_ill_and_recovers(sandbox: Sandbox) -> None:
         with sandbox.listen(port=port):
             assert await changes.get() is ProbeResult.SUCCESS
         await running.aclose()
+
+
+async def test_triggered_probe_does_not_wait_for_pods_that_never_answer() -> None:
+    bench = Bench(max_in_flight=2)
+    bench.pods.takes[1] = 100.0
+    for uid in ("a", "b", "c"):
+        bench.scheduler.set_pod(pod(uid, readiness=probe(1)))
+    bench.scheduler.set_pod(pod("web", readiness=probe(2)))
+    await asyncio.sleep(5)
+    assert (bench.pods.times(2), bench.scheduler.waiting) == ([], 2)
+    bench.scheduler.trigger("web")
+    await asyncio.sleep(1)
+    assert (bench.pods.times(2), bench.scheduler.waiting) == ([5.0], 1)
+    bench.scheduler.trigger_on_close(bench.status("web").key)
+    await asyncio.sleep(1)
+    assert bench.pods.times(2) == [5.0, 6.0]
+    await bench.scheduler.aclose()
+
+
+async def test_triggered_probes_have_a_maximum_too() -> None:
+    bench = Bench(max_in_flight=2)
+    bench.pods.takes[1] = 100.0
+    count = 2 + queue.URGENT_EXTRA + 5
+    for number in range(count):
+        bench.scheduler.set_pod(pod(str(number), readiness=probe(1, period=1000)))
+        bench.scheduler.trigger(str(number))
+    await asyncio.sleep(50)
+    assert bench.scheduler.in_flight == count - 5
+    assert bench.scheduler.waiting == 5
+    await asyncio.sleep(100)
+    assert len(bench.pods.started) == count
+    await bench.scheduler.aclose()
+
+
+async def test_probe_that_waited_and_was_triggered_runs_once() -> None:
+    bench = Bench(max_in_flight=1)
+    bench.pods.takes[1] = 10.0
+    bench.scheduler.set_pod(pod("slow", readiness=probe(1, period=1000)))
+    bench.scheduler.set_pod(pod("web", readiness=probe(2, period=1000)))
+    await asyncio.sleep(5)
+    bench.scheduler.trigger("web")
+    await asyncio.sleep(100)
+    assert bench.pods.times(2) == [5.0]
+    assert bench.scheduler.waiting == 0
+    await bench.scheduler.aclose()
