@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from agent.relay import messages
+from agent.strict import targets as relay_targets
 from agent.strict.launcher import RelayHandle
 from agent.strict.process import RelayError
 
@@ -25,6 +26,10 @@ class ActiveRelay:
     revision: int = 0
     applied_targets: tuple[messages.RelayTargetSpec, ...] | None = None
     active_targets: dict[str, messages.RelayTargetSpec] = dataclasses.field(default_factory=dict)
+    answered_targets: dict[str, list[messages.RelayTargetSpec]] = dataclasses.field(
+        default_factory=dict
+    )
+    """Those of the active targets that have answers, by the pod's uid."""
     rejected: Mapping[str, str] = dataclasses.field(default_factory=dict)
     reports: int = 0
     missed_checks: int = 0
@@ -52,6 +57,11 @@ class ActiveRelay:
         self.active_targets = {
             target.key: target for target in targets if target.key not in applied.rejected
         }
+        self.answered_targets = {}
+        for target in self.active_targets.values():
+            if target.answers:
+                uid = relay_targets.uid_of(target.key)
+                self.answered_targets.setdefault(uid, []).append(target)
 
     def proxies(self, target: messages.RelayTargetSpec) -> bool:
         """Whether connections to this target are proxied; answers are no part of that."""

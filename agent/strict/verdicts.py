@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from agent.probing.answered_probes import AnsweredProbes
 from agent.relay.messages import RelayTargetSpec, SetVerdicts, Verdict
-from agent.strict import targets as relay_targets
 from agent.strict.active_relay import ActiveRelay
 
 # One message for results of the same moment. A fast probe's result is valid for 101 ms and more.
@@ -32,29 +31,29 @@ class VerdictUpdates:
         while True:
             await self._changes.wait()
             await asyncio.sleep(_COALESCE_SECONDS)
-            changed = set(self._changes.take())
+            changed = self._changes.take()
             if relay := self._active_relay():
-                targets = relay.active_targets.values()
-                self._send(relay, (one for one in targets if _uid(one) in changed))
+                self._send(relay, changed)
 
     def send_all(self, relay: ActiveRelay) -> None:
         """For a relay that is new, or has new targets."""
-        self._send(relay, relay.active_targets.values())
+        self._send(relay, relay.answered_targets)
 
-    def _send(self, relay: ActiveRelay, targets: Iterable[RelayTargetSpec]) -> None:
+    def _send(self, relay: ActiveRelay, uids: Iterable[str]) -> None:
         # Not limited: a relay that reads nothing is replaced within some seconds.
-        entries = tuple(entry for target in targets for entry in self._of_target(target))
+        entries = tuple(
+            entry
+            for uid in uids
+            for target in relay.answered_targets.get(uid, ())
+            for entry in self._of_target(uid, target)
+        )
         if entries:
             relay.relay.channel.send(SetVerdicts(entries))
 
-    def _of_target(self, target: RelayTargetSpec) -> Iterator[Verdict]:
+    def _of_target(self, uid: str, target: RelayTargetSpec) -> Iterator[Verdict]:
         for answer in target.answers:
-            found = self._answered.verdict(_uid(target), answer.id)
+            found = self._answered.verdict(uid, answer.id)
             if found is None:
                 yield Verdict(target.key, answer.id, is_healthy=False, reason="", ends_ns=None)
             else:
                 yield Verdict(target.key, answer.id, found.is_healthy, found.reason, found.ends_ns)
-
-
-def _uid(target: RelayTargetSpec) -> str:
-    return relay_targets.uid_of(target.key)

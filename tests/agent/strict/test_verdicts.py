@@ -177,3 +177,14 @@ async def test_new_answers_do_not_make_the_pod_count_as_bypassed() -> None:
         assert node.supervisor.problem_for(web) is None
         node.answered.forget(WEB)
         assert node.supervisor.problem_for(web) is None
+
+
+async def test_verdict_of_a_pod_that_is_forgotten_is_withdrawn() -> None:
+    async with running() as node:
+        node.add("web", ONE)
+        await asyncio.sleep(0.5)
+        node.answered.record(check(WEB))
+        await asyncio.sleep(0.5)
+        node.answered.forget(WEB)
+        await asyncio.sleep(0.5)
+        assert latest(node.launcher.newest)[f"{WEB} {ONE}"].ends_ns is None
