@@ -25,7 +25,7 @@ CLOSES = "watch_listener_closes"
 """Pinned only where the kernel accepts it: Linux 5.12, with type information."""
 
 _MAX_WATCHED = 4096
-_MAX_SOCKETS = 16384
+_MAX_SOCKETS = 4096
 _RING_BYTES = 65536
 _HASH, _ARRAY, _RINGBUF = 1, 2, 27
 
@@ -162,7 +162,7 @@ class ListenerEvents:
         listening: cookies (SO_COOKIE) and ports. For kernels where `adopt` of this module returns
         0; returns 0 where the kernel has no such tracepoint either. The program is attached until
         none of them is left, and costs each TCP connection of the node 0.2 us. Takes 0.1 ms and
-        2 us for each listener. Raises `BpfError` (E2BIG: 16,384 already; those before it report).
+        2 us for each listener. Raises `BpfError` (E2BIG: 4096 already; those before it report).
         """
         if not listening:
             return 0

@@ -15,7 +15,7 @@
 #define TCP_SOCK_OPS_FLAGS	     1008 /* TCP_BPF_SOCK_OPS_CB_FLAGS */
 
 #define MAX_WATCHED 4096
-#define MAX_SOCKETS 16384 /* four a watched namespace, as the ring has it */
+#define MAX_SOCKETS 4096  /* 500 pods with eight ports each; 0.3 MB */
 #define RING_BYTES  65536 /* 2,000 events: 500 pods with four ports each, all at once */
 
 struct listener_event {
