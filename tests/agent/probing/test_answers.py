@@ -17,6 +17,7 @@ from tests.agent.probing.answering import (
     http,
     spec,
 )
+from tests.agent.relay import recordings
 
 APP_LIVENESS = ProbeName("app", LIVENESS)
 AGENT = "User-Agent: kube-probe/1.36"
@@ -58,6 +59,12 @@ def test_request_is_that_of_the_pods_spec_not_the_annotations() -> None:
         "Connection: close",
     )
     assert (answer.port, answer.request) == (8080, request)
+
+
+def test_request_is_what_a_kubelet_was_recorded_to_send() -> None:
+    address, _, port = recordings.HOST.partition(":")
+    (answer,) = answers(liveness(http("/a?b=c%20d", int(port))), address)
+    assert answer.request == HttpRequest(recordings.HTTP)
 
 
 def test_host_is_that_of_the_address_or_of_the_spec() -> None:
