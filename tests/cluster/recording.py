@@ -1,25 +1,32 @@
-"""A server that records what the kubelet's probes send to it, up to the first response."""
+"""A server that answers the kubelet's probes as the relay does, and records what they send."""
 
 import contextlib
 import socket
 import threading
 from collections.abc import Iterator
 
-_LIMIT_SECONDS = 5
-_HTTP_OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-# An empty SETTINGS frame: grpc-go sends no request before the server's settings.
-SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+from agent.relay.probe_requests import (
+    SETTINGS,
+    RequestReader,
+    grpc_request,
+    grpc_response,
+    http_response,
+)
+
+_LIMIT_SECONDS = 10
+_READ_BYTES = 1 << 16
 
 
 class Recorder:
-    """By connection, the segments that were received."""
+    """What was received on each connection, in the pieces in which it came."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, healthy: str, sick: str) -> None:
+        """healthy, sick: services of gRPC probes, answered accordingly. http probes are answered
+        by 200, those with httpHeaders by 503."""
         self._listener = listener
+        self._grpc = {grpc_request(healthy): True, grpc_request(sick): False}
         self.http: list[bytes] = []
         self.grpc: list[list[bytes]] = []
-        """Of each connection: what came before the server's settings, and what came after them."""
 
     def serve(self) -> None:
         with contextlib.suppress(OSError):
@@ -27,31 +34,41 @@ class Recorder:
                 connection, _ = self._listener.accept()
                 connection.settimeout(_LIMIT_SECONDS)
                 with connection, contextlib.suppress(OSError):
-                    self._record(connection)
+                    self._answer(connection)
 
-    def _record(self, connection: socket.socket) -> None:
-        first = connection.recv(1 << 16)
-        if not first.startswith(_PREFACE[:3]):
-            while b"\r\n\r\n" not in first:
-                first += connection.recv(1 << 16)
-            self.http.append(first)
-            connection.sendall(_HTTP_OK)
+    def _answer(self, connection: socket.socket) -> None:
+        pieces = [_receive(connection)]
+        if pieces[0].startswith(b"GET "):
+            while not pieces[-1].endswith(b"\r\n\r\n"):
+                pieces.append(_receive(connection))
+            self.http.append(b"".join(pieces))
+            connection.sendall(http_response("a reason", is_healthy=len(self.http[-1]) < 4096))
             return
+        reader: RequestReader[bool] = RequestReader({}, self._grpc)
+        is_healthy = reader.feed(pieces[0])
         connection.sendall(SETTINGS)
-        received = b""
-        # The request ends with a DATA frame that ends the stream; the kubelet then waits.
-        connection.settimeout(0.3)
-        with contextlib.suppress(TimeoutError):
-            while data := connection.recv(1 << 16):
-                received += data
-        self.grpc.append([first, received])
+        while is_healthy is None and not reader.is_other:
+            pieces.append(_receive(connection))
+            is_healthy = reader.feed(pieces[-1])
+        self.grpc.append(pieces)
+        if is_healthy is not None:
+            connection.sendall(grpc_response(is_healthy=is_healthy))
+            while connection.recv(_READ_BYTES):
+                pass
+
+
+def _receive(connection: socket.socket) -> bytes:
+    """At least one byte. Raises `OSError` at the end."""
+    if data := connection.recv(_READ_BYTES):
+        return data
+    raise ConnectionResetError("the kubelet has closed the connection")
 
 
 @contextlib.contextmanager
-def recorder(address: str) -> Iterator[tuple[Recorder, int]]:
-    """Record at a free port of this address until the block ends."""
+def recorder(address: str, *, healthy: str, sick: str) -> Iterator[tuple[Recorder, int]]:
+    """Serve at a free port of this address until the block ends; yields the port as well."""
     with socket.create_server((address, 0)) as listener:
-        recording = Recorder(listener)
+        recording = Recorder(listener, healthy, sick)
         thread = threading.Thread(target=recording.serve, name="recorder")
         thread.start()
         try:

@@ -1,4 +1,4 @@
-"""A real kubelet's probes have the bytes by which the relay recognises them.
+"""The relay recognises the probes of a real kubelet, which accepts its answers.
 
 tests/agent/relay/recorded has those of Kubernetes 1.36.2; this shows the same of any other.
 """
@@ -14,6 +14,7 @@ from tests import polling
 from tests.cluster.api import Json
 from tests.cluster.conftest import Namespaces
 from tests.cluster.recording import recorder
+from tests.cluster.workloads import Workloads
 from tests.runtime import images
 
 pytestmark = pytest.mark.kernel
@@ -25,20 +26,32 @@ _HEADERS = (
 )
 
 
+# A busy machine must not add failures of its own, nor restart a container.
+_PACE: Json = {"periodSeconds": 1, "timeoutSeconds": 60, "failureThreshold": 1000}
+
+
 def _container(name: str, liveness: Json, readiness: Json) -> Json:
     return {
         "name": name,
         "image": images.POD,
         "command": ["/bin/sleep", "1000000"],
-        "livenessProbe": {**liveness, "periodSeconds": 1, "failureThreshold": 1000},
-        "readinessProbe": {**readiness, "periodSeconds": 1},
+        "livenessProbe": {**liveness, **_PACE},
+        "readinessProbe": {**readiness, **_PACE, "failureThreshold": 1},
     }
 
 
-def test_kubelet_sends_the_probes_that_the_relay_recognises(namespaces: Namespaces) -> None:
-    """The pods are on the host's network, where the test itself is the server."""
+_UNHEALTHY = {
+    'web: Liveness probe failed: service unhealthy (responded with "NOT_SERVING")',
+    "web: Readiness probe failed: HTTP probe failed with statuscode: 503",
+}
+
+
+def test_kubelet_sends_what_the_relay_recognises_and_accepts_its_answers(
+    namespaces: Namespaces,
+) -> None:
+    """The pod is on the host's network, where the test itself is the server."""
     users = namespaces()
-    with recorder(str(NODE_IPV4)) as (recorded, port):
+    with recorder(str(NODE_IPV4), healthy="", sick="db") as (recorded, port):
         headers = [{"name": name, "value": value} for name, value in _HEADERS]
         users.run(
             "web",
@@ -58,6 +71,12 @@ def test_kubelet_sends_the_probes_that_the_relay_recognises(namespaces: Namespac
             "each probe is recorded",
             lambda: len(set(recorded.http)) > 1 and len(_services(recorded.grpc)) > 1,
         )
+        polling.wait_until(
+            "each failure is reported", lambda: _UNHEALTHY.issubset(users.unhealthy())
+        )
+        polling.wait_until("one is ready", lambda: _ready(users) == {"plain"})
+        # Each answer was understood.
+        assert set(users.unhealthy()) == _UNHEALTHY
     (version,) = {re.findall(rb"kube-probe/[0-9.]+", sent)[0].decode() for sent in recorded.http}
     host = f"{NODE_IPV4}:{port}"
     assert set(recorded.http) == {
@@ -67,9 +86,15 @@ def test_kubelet_sends_the_probes_that_the_relay_recognises(namespaces: Namespac
     assert _services(recorded.grpc) == {"db", ""}
 
 
+def _ready(users: Workloads) -> set[str]:
+    """Names of ready containers."""
+    statuses = [one for pod in users.pods() for one in pod["status"].get("containerStatuses", [])]
+    return {one["name"] for one in statuses if one["ready"]}
+
+
 def _services(conversations: list[list[bytes]]) -> set[str | None]:
-    """Those that the relay finds in these conversations; None for what is no probe."""
-    found = set()
+    """Those that the relay finds in these conversations, None for what is no probe."""
+    found: set[str | None] = set()
     for pieces in conversations:
         reader = RequestReader({}, {grpc_request(name): name for name in ("db", "")})
         found.add([reader.feed(piece) for piece in pieces][-1])
