@@ -54,6 +54,10 @@ class PortAnswers:
         return [outcome for outcome in outcomes if outcome in ("no_verdict", "stale")]
 
 
+NO_ANSWERS = PortAnswers(())
+"""Those of a port whose connections are all proxied."""
+
+
 class TargetAnswers:
     """All answers of one target, by port."""
 

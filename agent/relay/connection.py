@@ -88,7 +88,16 @@ class ConnectionSide:
     the relay stores at most one buffer.
     """
 
-    __slots__ = ("_connection", "_events", "_poller", "_socket", "_unsent", "is_closed", "peer")
+    __slots__ = (
+        "_connection",
+        "_events",
+        "_poller",
+        "_socket",
+        "_unsent",
+        "is_closed",
+        "is_spent",
+        "peer",
+    )
 
     peer: "ConnectionSide"
 
@@ -100,6 +109,10 @@ class ConnectionSide:
         self._events: int | None = None
         self.is_closed = False
         """Whether the remote end has sent its FIN."""
+        self.is_spent = False
+        """Whether the remote end must not send more. A second request of the kubelet to a shared
+        port may belong to another pod. When its connection is reset, Go's client repeats it on
+        another one (net/http, persistConn.shouldRetryRequest)."""
 
     def start(self) -> None:
         self._update()
@@ -137,7 +150,9 @@ class ConnectionSide:
         except OSError:
             self._connection.reset(by=self)
             return
-        if count:
+        if count and self.is_spent:
+            self._connection.reset()
+        elif count:
             self.peer.write(_BUFFER[:count])
         else:
             self.is_closed = True

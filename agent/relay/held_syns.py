@@ -11,7 +11,8 @@ import socket
 import time
 from collections.abc import Callable
 
-from agent.relay.answers import PortAnswers, boottime_ns
+from agent.relay.answers import NO_ANSWERS, PortAnswers, boottime_ns
+from agent.relay.choosing import Choice, Choosing, reset
 from agent.relay.connection import Connection
 from agent.relay.dialling import EXHAUSTED, dial
 from agent.relay.epoll import WRITABLE, EpollPoller
@@ -56,7 +57,8 @@ class _HeldSyn:
         answers: PortAnswers | None,
         now: float,
     ) -> None:
-        """pod: None if it is not dialled; answers: None if the connection is proxied."""
+        """pod: None if it is not dialled; answers: None if there are none, or it is not known yet
+        whose count."""
         self._owner = owner
         self.answers = answers
         self.syn = syn
@@ -115,6 +117,7 @@ class HeldSyns:
             now=now,
             now_ns=now_ns,
         )
+        self._choosing = Choosing(poller, on_request=self._choose, now=now)
         self._quiet_until = 0.0
         self._held: dict[Flow, _HeldSyn] = {}
         self._injector = SynInjector()
@@ -127,7 +130,7 @@ class HeldSyns:
     @property
     def open_count(self) -> int:
         """Number of accepted connections."""
-        return len(self.connections) + len(self._pending)
+        return len(self.connections) + len(self._pending) + len(self._choosing)
 
     @property
     def is_full(self) -> bool:
@@ -155,6 +158,8 @@ class HeldSyns:
             self._reject(syn, "", "unknown_address")
         elif not target.admits(syn.port):
             self._reject(syn, target.key, "undeclared")
+        elif target.shared_at(syn.port):
+            self._accept(syn, target, None)
         elif answers := target.answers.by_port.get(syn.port):
             self._hold_for_answer(syn, target, answers)
         else:
@@ -173,6 +178,7 @@ class HeldSyns:
             if now > held.expires:
                 self._drop(held, "timeout")
         self._pending.expire()
+        self._choosing.expire()
 
     def abandon(self, target: RelayTarget) -> None:
         """The sandbox is gone: reject its held SYNs, reset its connections."""
@@ -182,6 +188,7 @@ class HeldSyns:
         for connection in [each for each in self.connections if each.target is target]:
             connection.reset()
         self._pending.abandon(target)
+        self._choosing.abandon(target)
 
     def _hold_for_answer(self, syn: Syn, target: RelayTarget, answers: PortAnswers) -> None:
         """The port has answers. Without all their verdicts, or if the kubelet connects to it for
@@ -208,8 +215,8 @@ class HeldSyns:
         else:
             self._accept(syn, target, answers)
 
-    def _accept(self, syn: Syn, target: RelayTarget, answers: PortAnswers) -> None:
-        """Accept without the pod."""
+    def _accept(self, syn: Syn, target: RelayTarget, answers: PortAnswers | None) -> None:
+        """Accept without the pod. answers: None for a shared port, whose pod is not known yet."""
         held = _HeldSyn(self, syn, target, pod=None, answers=answers, now=self._now())
         self._held[syn.flow] = held
         if self.is_full:
@@ -280,6 +287,33 @@ class HeldSyns:
             )
         elif held.pod is not None:
             self._connect(sock, held.pod, held.target, held.syn.port, seconds)
+        else:
+            self._choosing.add(Choice(sock, held.target, held.syn.port, seconds))
+
+    def _choose(self, choice: Choice) -> None:
+        """Answer or proxy the first request to a shared port, for the pod that it belongs to."""
+        shared = choice.claimant.shared_at(choice.port)
+        key = shared.key_of(choice.port, choice.received) if shared else choice.claimant.key
+        target = self._targets.get(key or (shared.otherwise if shared else ""))
+        if target is None:
+            reset(choice.kubelet)
+            for each in shared.keys if shared else ():
+                self._outcomes.add(each, choice.port, "ambiguous", choice.open_seconds)
+            return
+        if not target.netns.exists():
+            reset(choice.kubelet)
+            self._outcomes.add(target.key, choice.port, "sandbox_gone", choice.open_seconds)
+            return
+        self._pending.add(
+            choice.kubelet,
+            None,
+            target=target,
+            port=choice.port,
+            answers=target.answers.by_port.get(choice.port, NO_ANSWERS),
+            open_seconds=choice.open_seconds,
+            received=choice.received,
+            is_single=shared is not None and key is not None,
+        )
 
     def _proxy(self, pending: PendingRequest, pod: BareSocket) -> None:
         """What was accepted for a probe is none."""
@@ -288,6 +322,7 @@ class HeldSyns:
         )
         if received := pending.reader.received:
             connection.pass_on(received)
+        connection.kubelet.is_spent = pending.is_single
 
     def _connect(
         self,

@@ -227,6 +227,7 @@ class Relay:
         target.ports = spec.ports
         target.claims = frozenset(spec.claims)
         target.answers.set_answers(spec.answers)
+        target.set_sharing(spec.sharing)
         self._redirect.withdraw(target.relay, target.address, previous_claims - target.claims)
         try:
             self._redirect.publish(

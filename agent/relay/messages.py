@@ -25,6 +25,7 @@ Outcome = Literal[
     "undeclared",  # rejected: the pod declares no probe or hook for this port
     "unknown_address",  # rejected: no pod belongs to this relay address
     "sandbox_gone",  # rejected or reset, because the sandbox is gone
+    "ambiguous",  # reset: the request does not show to which of several pods it belongs
     "failed",  # the relay itself failed: out of descriptors, namespace not accessible
 ]
 """The outcome of one connection of the kubelet."""
@@ -75,6 +76,27 @@ class Answer(msgspec.Struct, frozen=True):
     Otherwise the port need not be open. Ignored for `TcpConnect`."""
 
 
+class SharedRequest(msgspec.Struct, frozen=True):
+    """A plain http request by which the relay finds the pod of a connection to a shared port."""
+
+    port: int
+    sent: bytes
+    """As in `HttpRequest`."""
+    key: str
+    """Of the target to which the kubelet sends it."""
+
+
+class Sharing(msgspec.Struct, frozen=True):
+    """Several pods have the address of a target, and it accepts connections for all of them."""
+
+    ports: tuple[int, ...]
+    """At these, claimed ports the first request decides which pod gets the connection; 0 as in
+    claims."""
+    requests: tuple[SharedRequest, ...]
+    otherwise: str = ""
+    """Key of the target that gets connections with other requests; "" to reset them."""
+
+
 class RelayTargetSpec(msgspec.Struct, frozen=True):
     """One address of a pod's sandbox, and the ports that the kubelet may reach."""
 
@@ -94,6 +116,7 @@ class RelayTargetSpec(msgspec.Struct, frozen=True):
     is translated to the pod's."""
     answers: tuple[Answer, ...] = ()
     """Probes to answer. An answer that differs from the previous one of its id has no verdict."""
+    sharing: Sharing | None = None
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):

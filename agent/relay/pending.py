@@ -33,6 +33,7 @@ class PendingRequest:
         "answers",
         "deadline",
         "is_answered",
+        "is_single",
         "kubelet",
         "open_seconds",
         "pod",
@@ -52,8 +53,10 @@ class PendingRequest:
         answers: PortAnswers,
         open_seconds: float,
         deadline: float,
+        is_single: bool,
     ) -> None:
         self._owner = owner
+        self.is_single = is_single
         self.kubelet = kubelet
         self.pod = pod
         self.target = target
@@ -133,8 +136,11 @@ class PendingRequests:
         port: int,
         answers: PortAnswers,
         open_seconds: float,
+        received: bytes | None = None,
+        is_single: bool = False,
     ) -> None:
-        """Own both sockets. pod: None if it is not dialled, unless this is no probe."""
+        """Own both sockets. pod: None if it is not dialled, unless this is no probe; received: by a
+        caller that has waited for it; is_single: whether another request must not follow."""
         pending = PendingRequest(
             self,
             kubelet,
@@ -144,9 +150,14 @@ class PendingRequests:
             answers=answers,
             open_seconds=open_seconds,
             deadline=self._now() + _REQUEST_SECONDS,
+            is_single=is_single,
         )
         self._pending.add(pending)
         self._poller.register(kubelet.fileno(), READABLE, pending)
+        if received:
+            self.on_received(pending, received)
+        elif received is not None:
+            self.proxy(pending)
 
     def expire(self) -> None:
         """Proxy what took too long to send a request; drop what took too long otherwise."""
@@ -177,7 +188,8 @@ class PendingRequests:
 
     def proxy(self, pending: PendingRequest) -> None:
         """It is no probe: connect it to the pod."""
-        self._counter.add(pending.target.key, pending.port, "not_probe")
+        if pending.answers.probes:
+            self._counter.add(pending.target.key, pending.port, "not_probe")
         self._connect(pending)
 
     def on_dialled(self, pending: PendingRequest) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 
 from agent.errors import PodgateError
 from agent.relay.answers import TargetAnswers
-from agent.relay.messages import RelayTargetSpec
+from agent.relay.messages import RelayTargetSpec, Sharing
+from agent.relay.shared_requests import SharedPorts
 from bpf.abi import IPAddress, IPNetwork
 from probes.netns import Netns
 
@@ -30,6 +31,7 @@ class RelayTarget:
     """One address of one sandbox."""
 
     __slots__ = (
+        "_shared",
         "address",
         "answers",
         "claims",
@@ -39,6 +41,7 @@ class RelayTarget:
         "netns",
         "ports",
         "relay",
+        "sharing",
     )
 
     def __init__(self, spec: RelayTargetSpec, relay: IPAddress) -> None:
@@ -52,6 +55,22 @@ class RelayTarget:
         self.answers = TargetAnswers()
         self.answers.set_answers(spec.answers)
         self.claims = frozenset(spec.claims)
+        self.sharing: Sharing | None = None
+        self._shared: SharedPorts | None = None
+
+    def set_sharing(self, sharing: Sharing | None) -> None:
+        """Replace what other pods with the address share; the same one keeps its state."""
+        if sharing != self.sharing:
+            self.sharing = sharing
+            self._shared = SharedPorts(self.address, sharing) if sharing else None
+
+    def shared_at(self, port: int) -> SharedPorts | None:
+        """What decides which pod gets a connection to this port, if that is not always this one."""
+        shared = self._shared
+        if shared is None:
+            return None
+        is_shared = port in shared.ports or (0 in shared.ports and port not in self.claims)
+        return shared if is_shared else None
 
     def has_same_netns(self, spec: RelayTargetSpec) -> bool:
         return (self.netns, str(self.address)) == (

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from agent.lab.lab import LabPod
 from agent.relay import messages
-from agent.relay.messages import Answer, RelayTargetSpec, Verdict
+from agent.relay.messages import Answer, RelayTargetSpec, SharedRequest, Sharing, Verdict
 from agent.relay.targets import FIRST_HOST
 from agent.settings import RelayRanges, parse_range4, parse_range6
 from agent.strict import ranges as strict_ranges
@@ -38,6 +38,7 @@ class RelayProcess:
         self._received: list[messages.FromRelay] = []
         self._revision = 0
         self._answers: tuple[Answer, ...] = ()
+        self._shared: tuple[SharedRequest, ...] = ()
         self._reports: list[messages.RelayReport] = []
         self._host = FIRST_HOST
 
@@ -53,9 +54,11 @@ class RelayProcess:
     def _relay_address(self, family: int) -> str:
         return str(strict_ranges.shares(_RANGES, 0)[family].subnet[self._host])
 
-    def set_answers(self, *answers: Answer) -> None:
-        """Of both addresses."""
+    def set_answers(self, *answers: Answer, shared: tuple[SharedRequest, ...] = ()) -> None:
+        """Of both addresses. shared: requests to a port that the pod shares with others; those
+        without a key are its own."""
         self._answers = answers
+        self._shared = shared
         self._set_targets(
             *(self._spec(address, answers) for address in (self.pod.ipv4, self.pod.ipv6))
         )
@@ -81,7 +84,7 @@ class RelayProcess:
                 tuple(Verdict(key, answer, is_healthy, reason, ends_ns) for key in entries)
             )
         )
-        self.set_answers(*self._answers)
+        self.set_answers(*self._answers, shared=self._shared)
 
     def counts(self) -> dict[tuple[str, int], int]:
         """Of connections to ports with answers since the last call, by outcome and port, of both
@@ -115,11 +118,16 @@ class RelayProcess:
 
     def _spec(self, address: str, answers: tuple[Answer, ...]) -> RelayTargetSpec:
         netns = self.pod.netns
+        requests = tuple(
+            SharedRequest(one.port, one.sent, one.key or address) for one in self._shared
+        )
+        ports = tuple({one.port for one in requests})
         return RelayTargetSpec(
             *(address, netns.path, netns.device, netns.inode, address),
             ports=_ANY_PORT,
             claims=(),
             answers=answers,
+            sharing=Sharing(ports, requests) if requests else None,
         )
 
     def _send(self, message: messages.ToRelay) -> None:

@@ -16,7 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from agent.lab.lab import LabPod
 from agent.relay.answers import boottime_ns
-from agent.relay.messages import Answer, GrpcRequest, HttpRequest, TcpConnect
+from agent.relay.messages import Answer, GrpcRequest, HttpRequest, SharedRequest, TcpConnect
 from bpf import loader, pins
 from tests import polling
 from tests.agent.relay.recordings import GRPC, HTTP
@@ -120,6 +120,16 @@ def exchange(relay: RelayProcess, port: int, *pieces: bytes, version: int = 4) -
         return read_all(sock)
 
 
+def is_reset(relay: RelayProcess, port: int, request: bytes, *, version: int) -> bool:
+    with connect(relay, port, version=version) as sock:
+        sock.sendall(request)
+        try:
+            read_all(sock)
+        except ConnectionResetError:
+            return True
+        return False
+
+
 @pytest.mark.parametrize("version", [4, 6])
 @pytest.mark.parametrize(("is_healthy", "status"), [(True, b"200 OK"), (False, b"503 ")])
 def test_http_probe_is_answered_without_the_pod(
@@ -130,6 +140,23 @@ def test_http_probe_is_answered_without_the_pod(
     answer = exchange(relay, ALONE, HTTP, version=version)
     assert answer.startswith(b"HTTP/1.1 " + status)
     assert answer.endswith(b"\r\n\r\na reason")
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_verdict_answers_no_probe_of_another_pod_with_the_same_address(
+    relay: RelayProcess, version: int
+) -> None:
+    other = HTTP.replace(b"GET /", b"GET /other", 1)
+    shared = (SharedRequest(ALONE, HTTP, ""), SharedRequest(ALONE, other, "another pod"))
+    relay.set_answers(*ANSWERS, shared=shared)
+    set_verdicts(relay)
+    assert exchange(relay, ALONE, HTTP, version=version).startswith(b"HTTP/1.1 200 OK")
+    assert is_reset(relay, ALONE, other, version=version)
+    # Nor does this pod get it, if it belongs to neither.
+    with serving(relay, ALONE) as server:
+        neither = other.replace(b"/other", b"/neither")
+        assert is_reset(relay, ALONE, neither, version=version)
+        assert server.received == []
 
 
 def test_answered_probe_of_a_port_that_needs_the_pod_sends_it_no_byte(relay: RelayProcess) -> None:
