@@ -36,7 +36,8 @@ class IsolationConditions:
             self._relays.problem_for(state),
             has_fallback=self._relays.has_fallback,
             kubelet_problem=self._open_ports.problem_for(state),
-            unreached_at=self._relays.unreached_at(state),
+            relay_need=self._relays.need_for(state),
+            relay_note=self._relays.note_for(state),
             is_path_blocked=is_path_blocked,
         )
         if status is None:

@@ -1,7 +1,7 @@
 """The condition `podgate.io/isolation-ready` of one pod, from all that decides it. No I/O."""
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from agent.pods.conditions import FALSE, TRUE, Condition
 from agent.pods.pod_state import IsolationStatus, PathTestRecord, PathTestResult, PodState
@@ -23,7 +23,8 @@ def isolation_status(
     *,
     has_fallback: bool = True,
     kubelet_problem: str = "",
-    unreached_at: Collection[str] = (),
+    relay_need: str = "",
+    relay_note: str = "",
     is_path_blocked: bool = False,
 ) -> IsolationStatus | None:
     """The condition's content; None while the first path test of its sandbox is under way.
@@ -31,7 +32,8 @@ def isolation_status(
     relay_problem: one sentence about why the relay does not proxy to this pod, None where it does.
     has_fallback: whether gates of pods in strict admit the kubelet then.
     kubelet_problem: one sentence if the gate cannot distinguish the kubelet; else empty.
-    unreached_at: the addresses of a pod in enforce for which it needs the relay.
+    relay_need: why a pod in enforce needs the relay, as a clause; empty if it does not.
+    relay_note: one sentence about what the relay does for this pod; else empty.
     is_path_blocked: `is_path_blocked` of the node's pods; then the status does not wait for the
     first path test, which takes most of a second without a response.
     """
@@ -40,8 +42,10 @@ def isolation_status(
     status = state.status
     if status.reason == ENFORCED and state.pod.mode is Mode.STRICT:
         status = _with_relay(status, relay_problem, has_fallback=has_fallback)
-    elif status.reason == ENFORCED and unreached_at:
-        status = _with_message(status, _explain_unreached(unreached_at, relay_problem))
+    elif status.reason == ENFORCED and relay_need:
+        status = _with_message(status, _explain_need(relay_need, relay_problem))
+    if status.reason in (ENFORCED, STRICT) and relay_note and relay_problem is None:
+        status = _with_message(status, relay_note)
     if kubelet_problem and state.status.reason == ENFORCED:
         status = _with_message(status, kubelet_problem)
     if status.status != TRUE or not state.is_path_tested:
@@ -95,12 +99,11 @@ def _with_relay(
     return _with_message(status, f"Strict unavailable: {problem}")
 
 
-def _explain_unreached(addresses: Collection[str], problem: str | None) -> str:
-    """One sentence about a pod in enforce that the kubelet cannot reach."""
-    which = f"The kubelet cannot reach {', '.join(sorted(addresses))}"
+def _explain_need(need: str, problem: str | None) -> str:
+    """One sentence about a pod in enforce that needs the relay."""
     if problem is None:
-        return f"{which} from the host, so the relay proxies its connections."
-    return f"{which}, and the relay does not proxy its connections: {problem}"
+        return f"{need}, so the relay proxies the kubelet's connections."
+    return f"{need}, and the relay does not proxy the kubelet's connections: {problem}"
 
 
 def _with_message(status: IsolationStatus, sentence: str) -> IsolationStatus:

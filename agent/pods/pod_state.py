@@ -174,6 +174,12 @@ class PodState:
         return self.path_test if self.path_test and self.path_test.matches(self) else None
 
     @property
+    def sandbox_path_test(self) -> PathTestRecord | None:
+        """The sandbox's last path test, also if its addresses or gates have changed since."""
+        tested = self.path_test
+        return tested if tested and tested.netns == self.gated_netns else None
+
+    @property
     def own_addresses(self) -> tuple[str, ...]:
         """The confirmed ones, which others may use for the pod."""
         return tuple(map(str, self.claims.confirmed))

@@ -63,10 +63,20 @@ class ActiveRelay:
                 uid = relay_targets.uid_of(target.key)
                 self.answered_targets.setdefault(uid, []).append(target)
 
-    def proxies(self, target: messages.RelayTargetSpec) -> bool:
-        """Whether connections to this target are proxied; answers are no part of that."""
+    def proxies(
+        self, target: messages.RelayTargetSpec, planned: messages.RelayTargetSpec | None
+    ) -> bool:
+        """Whether connections to this target are proxied; answers are no part of that.
+
+        planned: the same with the claims that are granted, None if it is not planned yet.
+        """
         active = self.active_targets.get(target.key)
-        return active is not None and msgspec.structs.replace(active, answers=()) == target
+        if active is None or planned is None:
+            return False
+        if msgspec.structs.replace(active, answers=planned.answers) != planned:
+            return False
+        ungranted = msgspec.structs.replace(planned, claims=target.claims, answers=(), sharing=None)
+        return ungranted == target
 
     def is_silent(self, now: float) -> bool:
         """Whether reports are missing. To be called in each pass; passes within a second count as

@@ -101,7 +101,7 @@ class RelaySupervisor:
         relay runs before there are pods, and with a ceiling below strict pods in enforce have none;
         has_fallback: whether gates of pods in strict admit the kubelet while no relay serves;
         https_hooks: the feature gate PodLifecycleHTTPS; store: pods whose `problem_for` or
-        `unreached_at` changed are marked there; stats: gets the relays' reports."""
+        `need_for` changed are marked there; stats: gets the relays' reports."""
         self.has_fallback = has_fallback
         self._https_hooks = https_hooks
         self._launcher = launcher
@@ -125,8 +125,8 @@ class RelaySupervisor:
             base_seconds=_FIRST_RETRY_SECONDS, cap_seconds=_MAX_RETRY_SECONDS, jitter=no_jitter
         )
         self._restart_requests: list[asyncio.Future[None]] = []
-        self._reported: dict[str, tuple[str | None, Collection[str]]] = {}
-        """Last results of `problem_for` and `unreached_at`, by pod's uid."""
+        self._reported: dict[str, tuple[str | None, str, str]] = {}
+        """Last results of `problem_for`, `need_for` and `note_for`, by pod's uid."""
         self._logged_problem = ""
         self._launches = 0
 
@@ -156,32 +156,42 @@ class RelaySupervisor:
 
     def problem_for(self, state: PodState) -> str | None:
         """One sentence about why kubelet connections bypass the relay for this pod, or None."""
-        problem = self.bypassed_because(state)
-        self._reported[state.pod.uid] = problem, self.unreached_at(state)
+        problem, _, _ = self._reported[state.pod.uid] = self._report_on(state)
         return problem
 
-    def unreached_at(self, state: PodState) -> Collection[str]:
-        """The addresses of a pod in enforce at which the kubelet cannot reach it."""
-        return self._plan.unreached.get(state.pod.uid, ()) if state.pod.mode is Mode.ENFORCE else ()
+    def note_for(self, state: PodState) -> str:
+        """One sentence about ports that the pod shares with others; empty if it shares none."""
+        return self._plan.notes.get(state.pod.uid, "")
+
+    def _report_on(self, state: PodState) -> tuple[str | None, str, str]:
+        return self.bypassed_because(state), self.need_for(state), self.note_for(state)
+
+    def need_for(self, state: PodState) -> str:
+        """Why a pod in enforce needs the relay, as a clause; empty if it does not."""
+        return self._plan.needs.get(state.pod.uid, "") if state.pod.mode is Mode.ENFORCE else ""
 
     def bypassed_because(self, state: PodState) -> str | None:
         """The same, for a reader that follows no changes."""
-        unreached = self.unreached_at(state)
-        if state.pod.mode is Mode.ENFORCE and not unreached:
+        uid = state.pod.uid
+        if state.pod.mode is Mode.ENFORCE and not self.need_for(state):
             return relay_targets.NOT_STRICT
         if (excluded := relay_targets.excluded_reason(state)) is not None:
             return excluded
-        desired = relay_targets.desired_targets(state, unreached or state.own_addresses)
-        if not desired:
+        planned = self._plan.by_key
+        desired = relay_targets.desired_targets(state, state.own_addresses)
+        if state.pod.mode is Mode.ENFORCE:
+            desired = tuple(target for target in desired if target.key in planned)
+        elif not desired:
             return None  # the pod has no probe or hook
-        if conflict := self._plan.conflicts.get(state.pod.uid):
+        if conflict := self._plan.conflicts.get(uid):
             return conflict
         if not isinstance(self._state, ActiveRelay) or self._state.problem:
             return _sentence(self._state.problem)
         for target in desired:
-            if rejection := self._state.rejected.get(target.key):
+            claimant = self._plan.claimants.get(target.key, target.key)
+            if rejection := self._state.rejected.get(claimant):
                 return _sentence(f"the relay rejects {target.address}: {rejection}")
-            if not self._state.proxies(target):
+            if not self._state.proxies(target, planned.get(target.key)):
                 return "the relay is not updated yet."
         return None
 
@@ -379,7 +389,7 @@ class RelaySupervisor:
         for uid, reported in list(self._reported.items()):
             if (state := states.get(uid)) is None:
                 del self._reported[uid]
-            elif (self.bypassed_because(state), self.unreached_at(state)) != reported:
+            elif self._report_on(state) != reported:
                 self._store.in_force.mark(uid)
 
 

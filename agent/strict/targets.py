@@ -3,36 +3,52 @@
 Pods in strict have one for each address, pods in enforce for those at which the kubelet does not
 reach them (`agent/strict/unreached.py`).
 
-A redirect knows only address and port. So if two pods of the node have the same address, a port
-that both declare is ambiguous, and redirected to neither; the other ports are redirected.
+Where several pods of the node have one address, `agent/strict/port_grants.py` decides.
 """
 
 import collections
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping
+import functools
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 
 import msgspec
 
 from agent.kubelet.admitted_ports import kubelet_rules
 from agent.pods.pod_state import PodState
-from agent.relay.messages import Answer, RelayTargetSpec
+from agent.relay.messages import Answer, RelayTargetSpec, Sharing
+from agent.strict import port_grants
 from agent.strict import unreached as unreached_pods
-from bpf import rules
+from agent.strict.port_grants import ANY_PORT
 from bpf.verdicts import Mode
 
-ANY_PORT = 0
 NOT_STRICT = "Mode is not strict."
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class RelayPlan:
     """All desired targets."""
 
     targets: tuple[RelayTargetSpec, ...]
     conflicts: Mapping[str, str]
     """By pod's uid: one sentence about ambiguous ports."""
-    unreached: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
-    """By uid of pods in enforce: addresses at which they need the relay."""
+    needs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """By uid of pods in enforce that need the relay: why, as a clause."""
+    notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """By uid: one sentence about ports that several pods share."""
+
+    @functools.cached_property
+    def by_key(self) -> dict[str, RelayTargetSpec]:
+        return {target.key: target for target in self.targets}
+
+    @functools.cached_property
+    def claimants(self) -> dict[str, str]:
+        """By key of targets that share ports: the key of the one that claims them."""
+        return {
+            request.key: target.key
+            for target in self.targets
+            if target.sharing
+            for request in target.sharing.requests
+        }
 
 
 Answers = Callable[[str, str], tuple[Answer, ...]]
@@ -55,27 +71,132 @@ def plan_of(
     unreached = {}
     if proxies_enforced:
         unreached = unreached_pods.unreached_addresses(pods, https_hooks=https_hooks)
-    proxied = {state.pod.uid: _proxied_addresses(state, unreached) for state in pods}
-    claims = _PortClaims(pods, proxied)
-    targets = []
-    conflicts = {}
+    planner = _Planner(unreached, answers, proxies_enforced=proxies_enforced)
+    by_address = collections.defaultdict[str, list[PodState]](list)
     for state in pods:
-        for target in desired_targets(state, proxied[state.pod.uid]):
-            granted = claims.granted(state, target.address, target.claims)
-            if granted:
-                answered = answers(state.pod.uid, target.address)
-                targets.append(msgspec.structs.replace(target, claims=granted, answers=answered))
-            if len(granted) < len(target.claims):
-                conflicts[state.pod.uid] = claims.explain(state, target.address, granted)
-    return RelayPlan(tuple(targets), conflicts, unreached)
+        if not state.pod.host_network:
+            for address in state.own_addresses:
+                by_address[address].append(state)
+    for address, found in by_address.items():
+        planner.add(address, found)
+    return RelayPlan(tuple(planner.targets), planner.conflicts, planner.needs, planner.notes)
 
 
-def _proxied_addresses(state: PodState, unreached: Mapping[str, frozenset[str]]) -> Collection[str]:
-    if excluded_reason(state) is not None or not is_gated(state):
-        return ()
-    if state.pod.mode is Mode.STRICT:
-        return state.own_addresses
-    return unreached.get(state.pod.uid, ())
+class _Planner:
+    """Collects the targets of one address after the other."""
+
+    def __init__(
+        self,
+        unreached: Mapping[str, Collection[str]],
+        answers: Answers,
+        *,
+        proxies_enforced: bool,
+    ) -> None:
+        """unreached: by uid of pods in enforce, the addresses at which they need the relay."""
+        self.targets: list[RelayTargetSpec] = []
+        self.conflicts: dict[str, str] = {}
+        self.needs = {
+            uid: f"The kubelet cannot reach {', '.join(sorted(addresses))} from the host"
+            for uid, addresses in unreached.items()
+        }
+        self.notes: dict[str, str] = {}
+        self._unreached = unreached
+        self._answers = answers
+        self._lowest_mode = Mode.ENFORCE if proxies_enforced else Mode.STRICT
+
+    def add(self, address: str, pods: list[PodState]) -> None:
+        """pods: all that have the address."""
+        eligible = [state for state in pods if self._is_eligible(state)]
+        proxied = [state for state in eligible if self._is_needed(state, address)]
+        if len(pods) > 1:
+            proxied += self._join(address, pods, eligible, proxied)
+        grants = port_grants.grant(address, pods, {state.pod.uid for state in proxied})
+        sharing = port_grants.sharing(address, grants.shared, proxied)
+        sharers = {request.key for request in sharing.requests} if sharing else set()
+        for state in proxied:
+            uid = state.pod.uid
+            for target in desired_targets(state, [address]):
+                claims = grants.ports.get(uid, ())
+                if target.key in sharers or claims:
+                    self.targets.append(
+                        msgspec.structs.replace(
+                            target, claims=claims, answers=self._answers(uid, address)
+                        )
+                    )
+            if uid in grants.ambiguous:
+                self.conflicts[uid] = _conflict(state, address, pods, grants.ambiguous[uid])
+        if sharing:
+            self._claim_shared(sharers, sharing)
+            self._explain_sharing(address, sharing, proxied)
+
+    def _explain_sharing(self, address: str, sharing: Sharing, pods: list[PodState]) -> None:
+        names = {
+            port_grants.target_key(state.pod.uid, address): f"pod {state.pod.full_name}"
+            for state in pods
+        }
+        rest = "resets other connections"
+        if sharing.otherwise:
+            rest = f"proxies other connections to {names[sharing.otherwise]}"
+        for state in pods:
+            own = port_grants.target_key(state.pod.uid, address)
+            others = " and ".join(name for key, name in names.items() if key != own)
+            sentence = (
+                f"Address {address} is also that of {others}: the relay proxies each http request "
+                f"to the pod that it belongs to, and {rest}."
+            )
+            # The first address is enough.
+            self.notes.setdefault(state.pod.uid, sentence)
+
+    def _claim_shared(self, sharers: Container[str], sharing: Sharing) -> None:
+        """One of the targets claims the ports for all of them."""
+        index, target = next(
+            (index, target) for index, target in enumerate(self.targets) if target.key in sharers
+        )
+        claims = (*target.claims, *sharing.ports)
+        self.targets[index] = msgspec.structs.replace(target, claims=claims, sharing=sharing)
+
+    def _is_eligible(self, state: PodState) -> bool:
+        """Whether the relay may proxy to the pod."""
+        is_high_enough = state.pod.mode >= self._lowest_mode
+        return is_high_enough and excluded_reason(state) is None and is_gated(state)
+
+    def _is_needed(self, state: PodState, address: str) -> bool:
+        if state.pod.mode is Mode.STRICT:
+            return True
+        return address in self._unreached.get(state.pod.uid, ())
+
+    def _join(
+        self,
+        address: str,
+        pods: list[PodState],
+        eligible: list[PodState],
+        proxied: list[PodState],
+    ) -> list[PodState]:
+        """Pods in enforce that share a port with one of `proxied`."""
+        may_be = {state.pod.uid for state in eligible}
+        joined = port_grants.joined(address, pods, {state.pod.uid for state in proxied}, may_be)
+        names = " and ".join(f"pod {state.pod.full_name}" for state in proxied)
+        for uid in joined:
+            self.needs.setdefault(uid, f"The address {address} is also that of {names}")
+        return [state for state in eligible if state.pod.uid in joined]
+
+
+def _conflict(
+    state: PodState, address: str, pods: Iterable[PodState], ports: Collection[int]
+) -> str:
+    """One sentence about ports of a pod that are redirected to no pod."""
+    others = sorted(
+        other.pod.full_name
+        for other in pods
+        if other is not state
+        and (claims := port_grants.claims_of(other))
+        and (ANY_PORT in ports or not set(claims).isdisjoint(ports))
+    )
+    named = ", ".join("others" if port == ANY_PORT else str(port) for port in ports)
+    return (
+        f"Pod {' and pod '.join(others)} has the same address {address}; kubelet connections "
+        f"to these ports are ambiguous: {named}."
+    )
 
 
 def desired_targets(state: PodState, addresses: Collection[str]) -> tuple[RelayTargetSpec, ...]:
@@ -84,10 +205,10 @@ def desired_targets(state: PodState, addresses: Collection[str]) -> tuple[RelayT
     admitted = kubelet_rules(state.pod.spec)
     if netns is None or not admitted:
         return ()
-    claims = _claims_of(state)
+    claims = port_grants.claims_of(state)
     return tuple(
         RelayTargetSpec(
-            key=f"{state.pod.uid} {address}",
+            key=port_grants.target_key(state.pod.uid, address),
             netns_path=netns.path,
             netns_device=netns.device,
             netns_inode=netns.inode,
@@ -130,64 +251,3 @@ def excluded_reason(state: PodState) -> str | None:
             return "No address in the pod's network namespace is confirmed as its own."
         return "No pod address is on an interface of the network namespace."
     return None
-
-
-class _PortClaims:
-    """The ports that each pod of the node claims, by address."""
-
-    def __init__(self, pods: list[PodState], proxied: Mapping[str, Collection[str]]) -> None:
-        """proxied: by uid, the addresses at which the relay would proxy to the pod."""
-        self._claims: dict[str, dict[str, tuple[int, ...]]] = collections.defaultdict(dict)
-        self._names = {state.pod.uid: state.pod.full_name for state in pods}
-        self._proxied = proxied
-        for state in pods:
-            if not state.pod.host_network:
-                for address in state.own_addresses:
-                    self._claims[address][state.pod.uid] = _claims_of(state)
-
-    def granted(self, state: PodState, address: str, claims: tuple[int, ...]) -> tuple[int, ...]:
-        uid = state.pod.uid
-        return tuple(port for port in claims if not self._contenders(uid, address, port))
-
-    def explain(self, state: PodState, address: str, granted: tuple[int, ...]) -> str:
-        uid = state.pod.uid
-        missing = [port for port in self._claims[address][uid] if port not in granted]
-        others = sorted(
-            {
-                self._names[other]
-                for port in missing
-                for other in self._contenders(uid, address, port)
-            }
-        )
-        ports = ", ".join("others" if port == ANY_PORT else str(port) for port in missing)
-        return (
-            f"Pod {' and pod '.join(others)} has the same address {address}; kubelet connections "
-            f"to these ports are ambiguous: {ports}."
-        )
-
-    def _contenders(self, uid: str, address: str, port: int) -> set[str]:
-        """Other pods to which connections redirected by this claim may belong."""
-        claims = self._claims[address]
-        return {
-            other
-            for other in claims.keys() - {uid}
-            if port in claims[other] or (port == ANY_PORT and self._has_ungranted(other, address))
-        }
-
-    def _has_ungranted(self, uid: str, address: str) -> bool:
-        """Whether a port of this pod is not redirected to it, so that `ANY_PORT` would catch it."""
-        claims = self._claims[address]
-        if address not in self._proxied[uid]:
-            return bool(claims[uid])
-        others = set().union(*(claims[other] for other in claims if other != uid))
-        return not others.isdisjoint(claims[uid])
-
-
-def _claims_of(state: PodState) -> tuple[int, ...]:
-    """Each port that the pod declares, and 0 if any port is admitted."""
-    spec = state.pod.spec
-    admitted = kubelet_rules(spec)
-    if not admitted:
-        return ()
-    is_any = any((r.first_port, r.last_port) == (0, rules.MAX_PORT) for r in admitted)
-    return (*sorted(spec.declared.ports), *((ANY_PORT,) if is_any else ()))

@@ -12,7 +12,7 @@ the kubelet since the test before. A firewall may drop the test, and admit probe
 from collections.abc import Iterable
 
 from agent.kubelet.admitted_ports import kubelet_rules
-from agent.pods.pod_state import PathTestRecord, PathTestResult, PodState
+from agent.pods.pod_state import PathTestResult, PodState
 from bpf.verdicts import Mode
 from probes.spec.specs import PodSpec
 
@@ -42,7 +42,8 @@ def _is_node_blocked(states: Iterable[PodState]) -> bool:
 
     A CNI that blocks one pod from the node blocks all, so new pods need not wait for their test.
     """
-    found = [tested for state in states if (tested := _test_of(state))]
+    tests = (state.sandbox_path_test for state in states)
+    found = [tested for tested in tests if tested and tested.results]
     return bool(found) and all(
         not tested.is_kubelet_seen and set(tested.results.values()) == {PathTestResult.UNREACHABLE}
         for tested in found
@@ -50,17 +51,11 @@ def _is_node_blocked(states: Iterable[PodState]) -> bool:
 
 
 def _is_unreached(state: PodState, address: str, is_node_blocked: bool) -> bool:
-    tested = _test_of(state)
+    tested = state.sandbox_path_test
     result = tested.results.get(address) if tested else None
     if tested is None or result is None:
         return is_node_blocked
     return result is PathTestResult.UNREACHABLE and not tested.is_kubelet_seen
-
-
-def _test_of(state: PodState) -> PathTestRecord | None:
-    """The sandbox's last test, also if an address or the mode has changed since."""
-    tested = state.path_test
-    return tested if tested and tested.results and tested.netns == state.gated_netns else None
 
 
 def _has_purpose(spec: PodSpec, https_hooks: bool) -> bool:

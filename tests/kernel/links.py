@@ -43,6 +43,25 @@ def take_addresses(pod: LabPod, other: LabPod) -> None:
     ip_inside(pod, *commands)
 
 
+@contextlib.contextmanager
+def blocked(*pods: LabPod) -> Iterator[None]:
+    """Another rule set drops what the host sends to these pods, as some CNIs do; forwarded packets
+    pass."""
+    drops = "\n".join(
+        f"{'ip6' if address.version == 6 else 'ip'} daddr {address} drop"
+        for pod in pods
+        for address in pod.addresses
+    )
+    chain = f"type filter hook output priority 0\n{drops}"
+    rules = f"table inet another-firewall {{\nchain output {{\n{chain}\n}}\n}}\n"
+    subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True, timeout=30)
+    try:
+        yield
+    finally:
+        delete = ["nft", "delete", "table", "inet", "another-firewall"]
+        subprocess.run(delete, check=True, timeout=30)
+
+
 def index_of(interface: str) -> int:
     return socket.if_nametoindex(interface)
 

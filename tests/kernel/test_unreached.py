@@ -1,10 +1,8 @@
 """Where the kubelet cannot reach a pod in enforce, the relay proxies its probes and hooks."""
 
-import contextlib
 import functools
 import pathlib
 import signal
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +20,6 @@ from tests.kernel.strictnode import RANGE4, RANGE6, Node, strict_node
 
 pytestmark = pytest.mark.kernel
 
-_TABLE = "inet another-firewall"
 HTTPS_HOOK = {"preStop": {"httpGet": {"path": "/bye", "port": fleet.HTTPS, "scheme": "HTTPS"}}}
 HTTP_HOOK = {"postStart": {"httpGet": {"path": "/hi", "port": fleet.HTTP}}}
 
@@ -37,23 +34,6 @@ def node(lab: labs.Lab, tmp_path: pathlib.Path) -> Iterator[Node]:
 def kubelet(node: Node) -> Iterator[NodeClient]:
     with nodeclient.node_client(node.kubelet) as made:
         yield made
-
-
-@contextlib.contextmanager
-def firewall(*pods: LabPod) -> Iterator[None]:
-    """Drops what the host sends to these pods, as some CNIs do; forwarded packets pass."""
-    drops = "\n".join(
-        f"{'ip6' if address.version == 6 else 'ip'} daddr {address} drop"
-        for pod in pods
-        for address in pod.addresses
-    )
-    chain = f"type filter hook output priority 0\n{drops}"
-    rules = f"table {_TABLE} {{\nchain output {{\n{chain}\n}}\n}}\n"
-    subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True, timeout=30)
-    try:
-        yield
-    finally:
-        subprocess.run(["nft", "delete", "table", *_TABLE.split()], check=True, timeout=30)
 
 
 def declare(node: Node, pod: LabPod, container: dict[str, Any], *addresses: str) -> None:
@@ -79,6 +59,10 @@ def message(report: AgentReport, pod: LabPod) -> str:
     return condition.message if condition and condition.reason == "Enforced" else ""
 
 
+def is_proxied(pod: LabPod, report: AgentReport) -> bool:
+    return "so the relay proxies the kubelet's connections" in message(report, pod)
+
+
 def targets(pod: LabPod, *kinds: tuple[str, int]) -> list[str]:
     return [f"{kind},{host},{port}" for kind, port in kinds for host in (pod.ipv4, pod.ipv6)]
 
@@ -100,10 +84,11 @@ def test_hooks_arrive_in_pods_that_the_node_cannot_reach(node: Node, kubelet: No
     node.fleet.serve(pod, fleet.USUAL)
     declare(node, pod, {"lifecycle": {**HTTP_HOOK, **HTTPS_HOOK}})
     hooks = targets(pod, ("http", fleet.HTTP), ("https", fleet.HTTPS))
-    with firewall(pod):
+    with links.blocked(pod):
         start(node)
         report = node.operator.wait_for(
-            "proxied", lambda report: "the relay proxies its connections" in message(report, pod)
+            "proxied",
+            lambda report: "the relay proxies the kubelet's connections" in message(report, pod),
         )
         assert f"The kubelet cannot reach {pod.ipv4}, {pod.ipv6}" in message(report, pod)
         assert kubelet.probe(hooks) == dict.fromkeys(hooks, nodeclient.OK)
@@ -117,10 +102,10 @@ def test_hooks_arrive_in_pods_that_the_node_cannot_reach(node: Node, kubelet: No
 
 def test_new_pods_need_not_wait_for_their_path_test(node: Node, kubelet: NodeClient) -> None:
     first, second = node.lab.add_pod("first", 1), node.lab.add_pod("second", 2)
-    with firewall(first, second):
+    with links.blocked(first, second):
         declare(node, first, {"lifecycle": HTTP_HOOK})
         start(node)
-        node.operator.wait_for("proxied", lambda report: "relay" in message(report, first))
+        node.operator.wait_for("proxied", functools.partial(is_proxied, first))
         node.fleet.serve(second, [fleet.HTTP])
         declare(node, second, {"lifecycle": HTTP_HOOK})
         hooks = targets(second, ("http", fleet.HTTP))
@@ -153,10 +138,10 @@ def test_without_its_feature_gate_an_https_hook_alone_starts_no_relay(
         declare(node, each, {"lifecycle": hook})
     hooks = targets(pod, ("https", fleet.HTTPS))
     plain = targets(other, ("http", fleet.HTTP))
-    with firewall(pod, other):
+    with links.blocked(pod, other):
         start(node, "--feature-gates", "PodLifecycleHTTPS=false")
         report = node.operator.wait_for(
-            "the plain hook's pod", lambda report: "the relay proxies" in message(report, other)
+            "the plain hook's pod", functools.partial(is_proxied, other)
         )
         found = pod_of(report, pod.name)
         assert found is not None
@@ -167,9 +152,7 @@ def test_without_its_feature_gate_an_https_hook_alone_starts_no_relay(
         # The same pods once the gate is on again.
         node.operator.stop(signal.SIGTERM)
         start(node, "--feature-gates", "PodLifecycleHTTPS=true")
-        node.operator.wait_for(
-            "the https hook's pod", lambda report: "the relay proxies" in message(report, pod)
-        )
+        node.operator.wait_for("the https hook's pod", functools.partial(is_proxied, pod))
         assert kubelet.probe(hooks) == dict.fromkeys(hooks, nodeclient.OK)
 
 
@@ -198,7 +181,7 @@ def test_pod_behind_another_ones_address_is_proxied(node: Node, kubelet: NodeCli
         probe = {"livenessProbe": {**fleet.tcp_probe(port), "periodSeconds": 3600}}
         declare(node, pod, probe, first.ipv4, first.ipv6)
     start(node)
-    node.operator.wait_for("proxied", lambda report: "the relay proxies" in message(report, twin))
+    node.operator.wait_for("proxied", functools.partial(is_proxied, twin))
     probes = targets(first, ("tcp", fleet.TCP), ("tcp", fleet.RESETS))
     assert kubelet.probe(probes) == dict.fromkeys(probes, nodeclient.OK)
     assert peers(node, twin, 2) == {first.ipv4, first.ipv6}

@@ -187,10 +187,10 @@ def test_without_a_path_test_the_gates_alone_decide(mode: Mode, status: Isolatio
 @pytest.mark.parametrize(
     ("problem", "ending"),
     [
-        (None, " from the host, so the relay proxies its connections."),
+        (None, ", so the relay proxies the kubelet's connections."),
         (
             "the relay is starting.",
-            ", and the relay does not proxy its connections: the relay is starting.",
+            ", and the relay does not proxy the kubelet's connections: the relay is starting.",
         ),
     ],
 )
@@ -199,10 +199,20 @@ def test_pod_in_enforce_that_needs_the_relay_stays_enforced_with_a_note(
 ) -> None:
     state = gated()
     record(state, ipv4=PathTestResult.CONFIRMED, ipv6=PathTestResult.CONFIRMED)
-    status = isolation_status(state, problem, unreached_at=[IPV4])
+    status = isolation_status(state, problem, relay_need="The kubelet cannot reach it")
     assert status is not None
     assert (status.status, status.reason) == (TRUE, "Enforced")
-    assert status.message == f"{ENFORCED.message} The kubelet cannot reach {IPV4}{ending}"
+    assert status.message == f"{ENFORCED.message} The kubelet cannot reach it{ending}"
+
+
+@pytest.mark.parametrize("mode", [Mode.ENFORCE, Mode.STRICT])
+def test_note_about_the_relay_is_shown_while_it_proxies(mode: Mode) -> None:
+    state = gated(mode)
+    record(state, ipv4=PathTestResult.CONFIRMED, ipv6=PathTestResult.CONFIRMED)
+    for problem in (None, "the relay is starting."):
+        status = isolation_status(state, problem, relay_need="Why", relay_note="A note.")
+        assert status is not None
+        assert status.message.endswith("A note.") is (problem is None)
 
 
 def test_gates_that_failed_after_a_path_test_do_not_earn_trust() -> None:

@@ -35,10 +35,12 @@ def strict_pod(
     is_relayed: bool = True,
     taps: tuple[str, ...] = (),
     claimed: tuple[str, ...] = (),
+    is_valid: bool = True,
 ) -> PodState:
-    """container: its probes; claimed: addresses in its namespace that nothing confirms."""
+    """container: its probes; claimed: addresses in its namespace that nothing confirms; is_valid:
+    whether podgate accepts the probes."""
     spec = parse_pod({"spec": {"containers": [{"name": "app", **container}]}})
-    assert not spec.errors
+    assert is_valid is not bool(spec.errors)
     pod = Pod(
         uid=f"uid-{name}", namespace="shop", name=name, mode=mode, spec=spec, is_relayed=is_relayed
     )

@@ -141,14 +141,14 @@ async def test_relay_runs_for_a_pod_in_enforce_while_the_kubelet_cannot_reach_it
     node.store.in_force.mark(pod.pod.uid)
     await asyncio.sleep(1)
     assert node.supervisor.problem_for(pod) is None
-    assert node.supervisor.unreached_at(pod) == {ONE}
+    assert node.supervisor.need_for(pod) == f"The kubelet cannot reach {ONE} from the host"
     assert node.launcher.relays[0].targets() == {ONE}
     node.changed.clear()
     record_path(pod, PathTestResult.CONFIRMED)
     node.store.in_force.mark(pod.pod.uid)
     await asyncio.sleep(1)
     assert node.launcher.relays[0].targets() == set()
-    assert node.supervisor.unreached_at(pod) == ()
+    assert node.supervisor.need_for(pod) == ""
     assert pod.pod.uid in node.changed
 
 

@@ -111,11 +111,11 @@ def test_other_ports_are_redirected_to_the_pod_with_http() -> None:
     assert claims(*pods) == {"a": (80,), "b": (8080, 0)}
 
 
-def test_other_ports_are_a_conflict_if_both_have_http() -> None:
-    other = {"readinessProbe": {"httpGet": {"port": 9090}}}
+def test_other_ports_are_a_conflict_if_a_port_is() -> None:
+    other = {"readinessProbe": {"httpGet": {"port": 9090}}, **tcp(8080)}
     pods = [strict_pod("a", ONE), strict_pod("b", ONE, container=other)]
-    assert claims(*pods) == {"a": (8080,), "b": (9090,)}
-    assert plan_of(pods).conflicts["uid-a"].endswith("are ambiguous: others.")
+    assert claims(*pods) == {"b": (9090,)}
+    assert plan_of(pods).conflicts["uid-a"].endswith("are ambiguous: 8080, others.")
 
 
 def test_conflicting_port_is_not_caught_by_any_port() -> None:

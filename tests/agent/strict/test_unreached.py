@@ -49,7 +49,7 @@ def proxied(
 def test_pod_that_the_node_does_not_reach_is_proxied_at_that_address() -> None:
     web = enforced("web", (ONE, UNREACHABLE), (SIX, CONFIRMED))
     assert proxied(web) == {ONE: (8080, 0)}
-    assert plan_of([web]).unreached == {"uid-web": {ONE}}
+    assert plan_of([web]).needs == {"uid-web": f"The kubelet cannot reach {ONE} from the host"}
 
 
 def test_pod_that_the_node_reaches_is_not_proxied() -> None:
