@@ -25,8 +25,9 @@ from tests.agent.strict.strict_pods import strict_pod
 
 SECOND = 10**9
 APP_LIVENESS, APP_READINESS = ProbeName("app", LIVENESS), ProbeName("app", READINESS)
+TLS = http("/", scheme="HTTPS", httpHeaders=[{"name": "X-Probe", "value": "readiness"}])
 SPEC = spec(
-    {"livenessProbe": HEALTHZ, "readinessProbe": http("/", scheme="HTTPS")},
+    {"livenessProbe": HEALTHZ, "readinessProbe": TLS},
     {"liveness": OWN_CHECK, "readiness": OWN_CHECK},
 )
 
