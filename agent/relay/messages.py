@@ -49,7 +49,7 @@ class HttpRequest(msgspec.Struct, frozen=True, tag=True):
 
     sent: bytes
     """Request line, headers in the order of Go's client, and the empty line after them: from
-    `probes.protocols.http1.request_bytes`."""
+    `probes.protocols.http1_requests.request_bytes`."""
 
 
 class GrpcRequest(msgspec.Struct, frozen=True, tag=True):

@@ -224,11 +224,12 @@ class DialAttempt:
         if self._received_bytes > RECEIVED_MAX_BYTES:
             self._break(f"the answer is longer than {RECEIVED_MAX_BYTES} bytes")
             return
+        sock = self._sock
         if self._tunnel is None:
             self._outbox += self.exchange.receive(data)
         else:
             self._receive_tls(self._tunnel, data)
-        if self.exchange.verdict is not None:
+        if self.exchange.verdict is not None or self._sock is not sock:
             return
         if self.exchange.hop is not self.hop:
             self._close()
@@ -281,12 +282,19 @@ class DialAttempt:
         self._events = events
 
     def _break(self, text: str, *, timeout: bool = False) -> None:
-        """Pass the connection's failure to the exchange, in Go's words."""
+        """Pass the connection's failure to the exchange, in Go's words.
+
+        Without a verdict the exchange needs another connection: for a hook that falls back to http,
+        or a redirect whose body broke off.
+        """
         if self._phase is Phase.DIAL:
             text = f"dial tcp {join_host_port(self.address, self.hop.port)}{text}"
         elif text.startswith(("read: ", "write: ")):
             text = f"{text.partition(':')[0]} tcp {self._ends()}: {text}"
         self.exchange.fail(ConnectionFailure(self._phase, text, timeout))
+        if self.exchange.verdict is None:
+            self._close()
+            self._dial()
 
     def _ends(self) -> str:
         assert self._sock is not None

@@ -65,7 +65,7 @@ class Exchange(Protocol):
     def fail(self, broken: ConnectionFailure) -> None:
         """The connection failed to open, broke, or ran out of time.
 
-        Sets `verdict`; or, if TLS failed, possibly another `hop` to try instead.
+        Sets `verdict`, or another `hop` to connect to next.
         """
         ...
 

@@ -3,7 +3,8 @@
 The counterpart of probes.protocols.http1 for probes.protocols.http_get, which has the semantics.
 """
 
-from probes.protocols import http1, http2
+from probes.protocols import http1, http1_requests, http2
+from probes.protocols.http1_errors import HttpError
 
 # What Go's HTTP/2 client leaves out: it belongs to HTTP/1 connections (RFC 9113 section 8.2.2).
 _EXCLUDED = frozenset(
@@ -15,8 +16,9 @@ _EXCLUDED = frozenset(
 
 
 def request_headers(target: str, host: str, headers: dict[str, tuple[str, ...]]) -> http2.Headers:
-    """The header list of a GET request; arguments and errors as of http1.request_bytes."""
-    host = http1.checked(host, headers)
+    """The header list of a GET request; arguments and errors as of http1_requests.request_bytes."""
+    http1_requests.check_values(headers)
+    host = http1_requests.host_header(host)
     fields: http2.Headers = [
         (b":authority", host.encode("latin-1")),
         (b":method", b"GET"),
@@ -40,11 +42,12 @@ def _value(text: str) -> bytes:
 class H2cResponseReader:
     """As http1.Http1ResponseReader, for one request on one HTTP/2 connection."""
 
-    __slots__ = ("_outgoing", "_request", "body", "complete", "location", "status")
+    __slots__ = ("_outgoing", "_request", "body", "complete", "length", "location", "status")
 
     def __init__(self, headers: http2.Headers) -> None:
-        self.status = 0
+        self.status: int | None = None
         self.location: str | None = None
+        self.length: int | None = None
         self.body = b""
         self.complete = False
         self._request = http2.Http2Request(headers, None, body_max_bytes=http1.BODY_MAX_BYTES)
@@ -56,13 +59,13 @@ class H2cResponseReader:
         return data
 
     def feed(self, data: bytes) -> None:
-        """Handle received bytes. Raises http1.HttpError."""
+        """Handle received bytes. Raises HttpError."""
         request = self._request
         try:
             self._outgoing += request.receive(data)
         except http2.Http2Error as error:
-            raise http1.HttpError(f"http2: {error}") from error
-        if request.headers is not None and not self.status:
+            raise HttpError(f"http2: {error}") from error
+        if request.headers is not None and self.status is None:
             self.status = _status(request.headers)
             location = request.headers.get(b"location", b"").decode("latin-1")
             self.location = location or None
@@ -72,19 +75,20 @@ class H2cResponseReader:
         elif request.is_complete:
             if request.reset is not None:
                 name = http2.error_name(request.reset)
-                raise http1.HttpError(f"stream error: stream ID 1; {name}; received from peer")
+                raise HttpError(f"stream error: stream ID 1; {name}; received from peer")
             self.complete = True
 
-    def end(self) -> None:
-        """Handle the end of the connection. Raises http1.HttpError if the response was not
-        complete.
+    def end(self, broken: str = "") -> None:
+        """Handle the end of the connection, or that it is `broken`.
+
+        Raises HttpError if the response was not complete.
         """
         if not self.complete:
-            raise http1.HttpError("unexpected EOF")
+            raise HttpError(broken or "unexpected EOF")
 
 
 def _status(headers: dict[bytes, bytes]) -> int:
     text = headers.get(b":status", b"")
     if len(text) != 3 or not text.isdigit():
-        raise http1.HttpError("malformed response from server: malformed non-numeric status")
+        raise HttpError("malformed response from server: malformed non-numeric status")
     return int(text)

@@ -11,8 +11,10 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from probes.protocols import h2c, http1, http2
+from probes.go_quoting import quoted
+from probes.protocols import h2c, http1, http1_requests, http2
 from probes.protocols.exchanges import ConnectionFailure, DialHop, Phase, join_host_port
+from probes.protocols.http1_errors import HttpError
 from probes.protocols.user_agents import PROBE_USER_AGENT
 from probes.results import ExchangeResult, ProbeResult
 from probes.spec import urls
@@ -27,6 +29,9 @@ _PROBE_ALPN = ("http/1.1",)
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
+_REDIRECT_BODY_BYTES = 2 * 1024
+"""Go's client reads this much of a redirect's body before it follows (maxBodySlurpSize)."""
+
 
 def probe_url(handler: HttpGet, address: str) -> urls.Url:
     """The URL of a probe (pkg/probe/http/request.go formatURL).
@@ -39,8 +44,12 @@ def probe_url(handler: HttpGet, address: str) -> urls.Url:
     except urls.UrlError:
         # "Pass it along as is": all of it becomes the path.
         url = urls.Url(path=urls.escape_path(path))
-    host = join_host_port(address, handler.port)
-    return urls.Url(handler.scheme.lower(), url.user, host, url.path, url.query, url.opaque)
+    host = "" if url.opaque else join_host_port(address, handler.port)
+    # The kubelet writes this URL and parses it again, which makes the path an absolute one.
+    slash = "/" if url.path and not url.path.startswith("/") else ""
+    return msgspec.structs.replace(
+        url, scheme=handler.scheme.lower(), host=host, path=slash + url.path
+    )
 
 
 Request = bytes | http2.Headers
@@ -50,6 +59,7 @@ Reader = http1.Http1ResponseReader | h2c.H2cResponseReader
 def evaluate_probe(reader: Reader) -> ExchangeResult:
     """The result of a final response (http.go DoHTTPProbe)."""
     status = reader.status
+    assert status is not None
     if not 200 <= status < 400:
         # Without the body: it would show one tenant's data to another (#99425).
         return ExchangeResult(ProbeResult.FAILURE, f"HTTP probe failed with statuscode: {status}")
@@ -67,7 +77,7 @@ def evaluate_content(handler: HttpGet, reader: Reader) -> ExchangeResult:
     if handler.statuses:
         text = f"HTTP probe failed with statuscode: {reader.status}"
         found = ExchangeResult(ProbeResult.FAILURE, text)
-        if is_expected(handler, reader.status):
+        if reader.status is not None and is_expected(handler, reader.status):
             found = ExchangeResult(ProbeResult.SUCCESS, reader.body.decode("utf-8", "replace"))
     if found.result.passed and handler.body_contains.encode() not in reader.body:
         # Without the body, as above.
@@ -129,7 +139,7 @@ class HttpTarget:
         self.url = probe_url(handler, address)
         if not with_user:
             self.url = self.url.without_user()
-        self.headers = http1.request_headers(handler.headers, client.user_agent)
+        self.headers = http1_requests.request_headers(handler.headers, client.user_agent)
         if client.accept_gzip and not self.headers.keys() & {"Accept-Encoding", "Range"}:
             self.headers["Accept-Encoding"] = ("gzip",)
         self.host = urls.to_bytes_text(self.headers.get("Host", ("",))[0])
@@ -145,7 +155,7 @@ class HttpTarget:
         self.unsendable = "http: no Host in request URL" if self.url.opaque else ""
         try:
             self.request = self.request_for(self.url, self.host, referer=None)
-        except http1.HttpError as error:
+        except HttpError as error:
             self.unsendable = str(error)
 
     def exchange(self) -> "HttpExchange":
@@ -154,16 +164,18 @@ class HttpTarget:
     def request_for(self, url: urls.Url, host: str, referer: urls.Url | None) -> Request:
         """The request for this or a later URL; `host` empty: the URL's. Raises HttpError."""
         headers = self.headers
-        if referer is not None and "Referer" not in headers:
+        if referer is not None and not headers.get("Referer", ("",))[0]:
             text = urls.from_bytes_text(str(referer.without_user()))
             headers = {**headers, "Referer": (text,)}
-        if url.user is not None and "Authorization" not in headers:
+        if url.user is not None and not headers.get("Authorization", ("",))[0]:
             headers = {**headers, "Authorization": (_basic(url.user),)}
         host = host or url.host
         if self.is_h2c:
             return h2c.request_headers(url.request_target, host, headers)
         keep_alive = self.client.keep_alive
-        return http1.request_bytes(url.request_target, host, headers, keep_alive=keep_alive)
+        return http1_requests.request_bytes(
+            url.request_target, host, headers, keep_alive=keep_alive
+        )
 
     def hop_to(self, url: urls.Url) -> DialHop:
         """The connection of this URL."""
@@ -177,7 +189,17 @@ class HttpTarget:
 class HttpExchange:
     """One probe: one request, and one more for each redirect within the pod."""
 
-    __slots__ = ("_host", "_reader", "_request", "_requests", "_target", "_url", "hop", "verdict")
+    __slots__ = (
+        "_host",
+        "_next",
+        "_reader",
+        "_request",
+        "_requests",
+        "_target",
+        "_url",
+        "hop",
+        "verdict",
+    )
 
     def __init__(self, target: HttpTarget) -> None:
         self.hop = target.hop
@@ -188,6 +210,8 @@ class HttpExchange:
         self._request = target.request
         self._requests = 0
         self._reader: Reader = http1.Http1ResponseReader()
+        self._next: _Redirect | None = None
+        """The redirect to follow, once enough of its body is read."""
         if target.unsendable:
             self._fail(target.unsendable)
 
@@ -201,55 +225,71 @@ class HttpExchange:
 
     def receive(self, data: bytes) -> bytes:
         reader = self._reader
-        head_was_in = reader.status
+        had_head = reader.status is not None
+        broken = ""
         try:
             if data:
                 reader.feed(data)
             else:
                 reader.end()
-        except http1.HttpError as error:
-            self._reject(str(error))
-            return b""
+        except HttpError as error:
+            broken = str(error)
+        status, location = reader.status, reader.location
         if (
-            not head_was_in
-            and reader.status in _REDIRECTS
-            and reader.location is not None
-            and not is_expected(self._target.handler, reader.status)
-            and self._follow(reader.location)
+            not had_head
+            and status in _REDIRECTS
+            and location is not None
+            and not is_expected(self._target.handler, status)
         ):
+            self._redirect(location)
+        if self.verdict is not None:
             return b""
-        if reader.complete:
+        if broken:
+            self._break(broken)
+            return b""
+        if self._next is not None:
+            if (
+                reader.complete
+                or len(reader.body) >= _REDIRECT_BODY_BYTES
+                or (reader.length or 0) > _REDIRECT_BODY_BYTES
+            ):
+                self._follow(self._next)
+        elif reader.complete:
             self.verdict = self._target.evaluate(reader)
         return reader.outgoing()
 
     def fail(self, broken: ConnectionFailure) -> None:
-        if self._reader.status:
+        if broken.timeout and self._next is None and self._reader.status is not None:
             # The kubelet's ReadAtMost failed: a prober error, which is tried again.
-            text = broken.text
-            if broken.timeout:
-                text = (
-                    "context deadline exceeded"
-                    " (Client.Timeout or context cancellation while reading body)"
-                )
-            self.verdict = ExchangeResult(ProbeResult.FAILURE, text, error=True)
+            text = "(Client.Timeout or context cancellation while reading body)"
+            self._break(f"context deadline exceeded {text}")
         elif broken.timeout:
+            if self._next is not None:
+                self._url = self._next.url
             self._fail("context deadline exceeded (Client.Timeout exceeded while awaiting headers)")
-        else:
+        elif broken.phase is not Phase.EXCHANGE:
             self._fail(broken.text)
-
-    def _reject(self, text: str) -> None:
-        if self._reader.status or self._target.is_h2c or text == "EOF":
-            self.fail(ConnectionFailure(Phase.EXCHANGE, text))
         else:
-            self._fail(f"net/http: HTTP/1.x transport connection broken: {text}")
+            try:
+                self._reader.end(broken.text)
+            except HttpError as error:
+                self._break(str(error))
 
-    def _fail(self, text: str) -> None:
-        # A redirect may lead to an address of any length: enough to know it by.
-        url = urls.from_bytes_text(str(_without_password(self._url))[:512])
-        self.verdict = ExchangeResult(ProbeResult.FAILURE, f'Get "{url}": {text}')
+    def _break(self, text: str) -> None:
+        """The response ended with `text` before it was complete."""
+        if self._next is not None:
+            self._follow(self._next)
+        elif self._reader.status is not None:
+            self.verdict = ExchangeResult(ProbeResult.FAILURE, text, error=True)
+        else:
+            self._fail(text)
 
-    def _follow(self, location: str) -> bool:
-        """Whether this redirect is followed, or ends the probe; False: its response counts.
+    def _fail(self, text: str, url: str = "") -> None:
+        shown = quoted((url or _shown(self._url)).encode("latin-1"))
+        self.verdict = ExchangeResult(ProbeResult.FAILURE, f"Get {shown}: {text}")
+
+    def _redirect(self, location: str) -> None:
+        """Set `_next` if this redirect is followed; otherwise its response counts.
 
         Only the hostname must stay that of the first request; port and scheme may change (http.go
         RedirectChecker). The dialled address never changes.
@@ -257,34 +297,42 @@ class HttpExchange:
         try:
             reference = urls.parse(location)
         except urls.UrlError as error:
-            shown = urls.from_bytes_text(location[:512])
-            self._fail(f'failed to parse Location header "{shown}": {error}')
-            return True
+            shown = quoted(location.encode("latin-1"))
+            self._fail(f"failed to parse Location header {shown}: {error}")
+            return
         url = urls.resolve(self._url, reference)
-        if url.hostname != self._target.url.hostname:
-            return False
+        if url.hostname == self._target.url.hostname:
+            # A Host header of the spec lives on through relative redirects (Go issue 22233).
+            keeps_host = not reference.scheme and self._host != self._url.host
+            self._next = _Redirect(location, url, self._host if keeps_host else "")
+
+    def _follow(self, redirect: "_Redirect") -> None:
+        url = redirect.url
         if self._requests >= REQUESTS_MAX:
-            self._fail(f"stopped after {REQUESTS_MAX} redirects")
-            return True
+            self._fail(f"stopped after {REQUESTS_MAX} redirects", redirect.location)
+            return
+        last, self._url, self._host, self._next = self._url, url, redirect.host, None
         if url.scheme not in self._target.schemes:
-            self._fail(f'unsupported protocol scheme "{url.scheme[:64]}"')
-            return True
-        if not url.port:
-            self._fail(f"dial tcp: address {url.host[:64]}: invalid port")
-            return True
-        # A Host header of the spec lives on through relative redirects (Go issue 22233).
-        if reference.scheme:
-            self._host = ""
-        referer = None if self._url.scheme == "https" and url.scheme == "http" else self._url
+            self._fail(f"unsupported protocol scheme {quoted(url.scheme.encode('latin-1'))}")
+            return
+        if url.port < 0:
+            self._fail(f"dial tcp: address {url.written_port}: invalid port")
+            return
+        referer = None if last.scheme == "https" and url.scheme == "http" else last
         try:
             self._request = self._target.request_for(url, self._host, referer)
-        except http1.HttpError as error:
+        except HttpError as error:
             self._fail(str(error))
-            return True
-        self._url = url
+            return
         self._reader = http1.Http1ResponseReader()
         self.hop = self._target.hop_to(url)
-        return True
+
+
+class _Redirect(msgspec.Struct, frozen=True):
+    location: str
+    url: urls.Url
+    host: str
+    """The Host header of the next request; empty: the URL's."""
 
 
 def _basic(user: str) -> str:
@@ -293,9 +341,10 @@ def _basic(user: str) -> str:
     return "Basic " + base64.b64encode(both).decode("ascii")
 
 
-def _without_password(url: urls.Url) -> urls.Url:
+def _shown(url: urls.Url) -> str:
     """Go's stripPassword: errors go to logs and Events."""
+    text = str(url)
     if url.user is None or ":" not in url.user:
-        return url
-    name = url.user.partition(":")[0]
-    return urls.Url(url.scheme, f"{name}:***", url.host, url.path, url.query, url.opaque)
+        return text
+    name = unquote_to_bytes(url.user.partition(":")[0]).decode("latin-1")
+    return text.replace(f"{url.user}@", f"{name}:***@", 1)

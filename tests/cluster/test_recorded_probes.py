@@ -9,7 +9,7 @@ import pytest
 
 from agent.lab.lab import NODE_IPV4
 from agent.relay.probe_requests import RequestReader, grpc_request
-from probes.protocols import http1
+from probes.protocols.http1_requests import request_bytes, request_headers
 from tests import polling
 from tests.cluster.api import Json
 from tests.cluster.conftest import Namespaces
@@ -80,8 +80,8 @@ def test_kubelet_sends_what_the_relay_recognises_and_accepts_its_answers(
     (version,) = {re.findall(rb"kube-probe/[0-9.]+", sent)[0].decode() for sent in recorded.http}
     host = f"{NODE_IPV4}:{port}"
     assert set(recorded.http) == {
-        http1.request_bytes("/a?b=c%20d", host, http1.request_headers((), version)),
-        http1.request_bytes("/x", host, http1.request_headers(_HEADERS, version)),
+        request_bytes("/a?b=c%20d", host, request_headers((), version)),
+        request_bytes("/x", host, request_headers(_HEADERS, version)),
     }
     assert _services(recorded.grpc) == {"db", ""}
 

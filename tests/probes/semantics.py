@@ -116,6 +116,10 @@ HTTP: Final = {
         "probes/protocols/http_get::redirect_loop_is_a_failure_after_ten_requests",
         "probes/engine/prober::endless_redirects_end",
     ],
+    "hostile answers": [
+        "probes/protocols/recorded::results_texts_and_requests_are_the_kubelets",
+        "probes/protocols/recorded::results_over_real_connections_are_the_kubelets",
+    ],
     "failure text": ["probes/protocols/http_get::other_codes_are_failures_without_the_body"],
     "body": [
         "probes/protocols/http1::body_is_cut_at_ten_kibibytes",

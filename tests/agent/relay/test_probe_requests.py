@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.relay.probe_requests import RequestReader, grpc_request, grpc_response, http_response
-from probes.protocols import http1
+from probes.protocols import http1, http1_requests
 from tests.agent.relay import recordings
 from tests.agent.relay.recordings import GRPC, HTTP, HTTP_HEADERS
 
@@ -37,11 +37,12 @@ def _each_byte(data: bytes) -> list[bytes]:
 
 def test_recorded_http_probe_is_what_podgate_s_own_probe_sends() -> None:
     """So the agent gets the bytes from the same function."""
-    headers = http1.request_headers((), "kube-probe/1.36")
-    assert http1.request_bytes("/a?b=c%20d", recordings.HOST, headers) == HTTP
+    headers = http1_requests.request_headers((), "kube-probe/1.36")
+    assert http1_requests.request_bytes("/a?b=c%20d", recordings.HOST, headers) == HTTP
     given_headers = (("x-b", "2"), ("X-a", " 1 "), ("X-B", "3"), ("Authorization", "Bearer x"))
-    headers = http1.request_headers((*given_headers, ("X-Long", "v" * 5000)), "kube-probe/1.36")
-    assert http1.request_bytes("/x", recordings.HOST, headers) == HTTP_HEADERS
+    all_headers = (*given_headers, ("X-Long", "v" * 5000))
+    headers = http1_requests.request_headers(all_headers, "kube-probe/1.36")
+    assert http1_requests.request_bytes("/x", recordings.HOST, headers) == HTTP_HEADERS
 
 
 @pytest.mark.parametrize(("sent", "name"), [(HTTP, "http"), (HTTP_HEADERS, "http with headers")])

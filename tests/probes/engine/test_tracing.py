@@ -21,7 +21,9 @@ def test_a_redirect_is_a_hang_up_and_another_dial() -> None:
     exchange, reported = traced(HttpGet(80))
     assert exchange.hop.port == 80
     exchange.start()
-    exchange.receive(b"HTTP/1.1 302 F\r\nLocation: https://198.18.0.1:8443/\r\n\r\n")
+    exchange.receive(
+        b"HTTP/1.1 302 F\r\nLocation: https://198.18.0.1:8443/\r\nContent-Length: 0\r\n\r\n"
+    )
     assert exchange.hop.port == 8443
     exchange.start()
     exchange.receive(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes.protocols import http1
+from probes.protocols import http1, http1_requests
+from probes.protocols.http1_errors import HttpError
+from probes.spec import urls
 
 
 def read(*pieces: bytes, end: bool = False) -> http1.Http1ResponseReader:
@@ -44,6 +46,9 @@ def read(*pieces: bytes, end: bool = False) -> http1.Http1ResponseReader:
             b"",
         ),
         (b"HTTP/1.1 200 OK\r\nX: a\r\n b\r\nContent-Length:\r\n 2\r\n\r\nok", 200, b"ok"),
+        (b"HTTP/1.1 200 OK\r\nBad Header: 1\r\nContent-Length: 2\r\n\r\nok", 200, b"ok"),
+        (b"HTTP/1.1 103 Early\r\n\r\n" * 9 + b"HTTP/1.1 204 No\r\n\r\n", 204, b""),
+        (b"HTTP/1.1 000 X\r\nContent-Length: 2\r\n\r\nok", 0, b"ok"),
     ],
 )
 @pytest.mark.parametrize("size", [1, 7, 10_000])
@@ -82,13 +87,17 @@ def test_body_is_cut_at_ten_kibibytes(head: bytes) -> None:
     ("data", "words"),
     [
         (b"SSH-2.0-OpenSSH_9.2\r\n", 'malformed HTTP response "SSH-2.0-OpenSSH_9.2"'),
-        (b"\x00\x00\x12\x04", "malformed HTTP response"),
-        (b"HTTP/1.1 2000 OK\r\n", "malformed HTTP response"),
-        (b"HTTP/1.1 abc OK\r\n", "malformed HTTP response"),
+        (b"\x00\x00\x12\x04\n", r'malformed HTTP response "\x00\x00\x12\x04"'),
+        (b"HTTP/1.1 2000 OK\r\n", 'malformed HTTP status code "2000"'),
+        (b"HTTP/1.1 abc OK\r\n", 'malformed HTTP status code "abc"'),
+        (b"HTTP/2 200 OK\r\n", 'malformed HTTP version "HTTP/2"'),
         (b"\r\n", "malformed HTTP response"),
-        (b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n", 'malformed MIME header line: "no colon"'),
-        (b"HTTP/1.1 200 OK\r\n folded: first\r\n\r\n", "malformed MIME header line"),
-        (b"HTTP/1.1 200 OK\r\nA : b\r\n\r\n", "malformed MIME header line"),
+        (
+            b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
+            'malformed MIME header: missing colon: "no colon"',
+        ),
+        (b"HTTP/1.1 200 OK\r\n folded: first\r\n\r\n", "malformed MIME header initial line"),
+        (b"HTTP/1.1 200 OK\r\nA\t: b\r\n\r\n", "malformed MIME header line"),
         (b"HTTP/1.1 200 OK\r\nA: b\x00\r\n\r\n", "malformed MIME header line"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", "bad Content-Length"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "bad Content-Length"),
@@ -102,15 +111,15 @@ def test_body_is_cut_at_ten_kibibytes(head: bytes) -> None:
             b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
             "too many transfer encodings",
         ),
-        (b"HTTP/1.1 103 Early\r\n\r\n" * 6, "too many 1xx"),
     ],
 )
 def test_invalid_response_is_rejected(data: bytes, words: str) -> None:
-    with pytest.raises(http1.HttpError) as caught:
+    with pytest.raises(HttpError) as caught:
         read(data)
     assert words in str(caught.value)
 
 
+BROKEN = "net/http: HTTP/1.x transport connection broken: "
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -129,7 +138,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     ],
 )
 def test_bad_chunks_are_rejected(data: bytes, words: str) -> None:
-    with pytest.raises(http1.HttpError) as caught:
+    with pytest.raises(HttpError) as caught:
         read(CHUNKED + data)
     assert words in str(caught.value)
 
@@ -138,31 +147,33 @@ def test_bad_chunks_are_rejected(data: bytes, words: str) -> None:
     ("data", "text"),
     [
         (b"", "EOF"),
-        (b"HTTP/1.1 2", "unexpected EOF"),
-        (b"HTTP/1.1 100 Continue\r\n\r\n", "unexpected EOF"),
+        (b"HTTP/1.1 2", f'{BROKEN}malformed HTTP status code "2"'),
+        (b"HTTP/1.1 200", f"{BROKEN}unexpected EOF"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", f"{BROKEN}unexpected EOF"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok", "unexpected EOF"),
         (CHUNKED + b"2\r\nok\r\n", "unexpected EOF"),
-        (CHUNKED + b"0\r\n", "unexpected EOF"),
+        (CHUNKED + b"0\r\n", "http: unexpected EOF reading trailer"),
     ],
 )
 def test_early_end_is_distinguished_from_no_response(data: bytes, text: str) -> None:
-    with pytest.raises(http1.HttpError, match=f"^{text}$"):
+    with pytest.raises(HttpError) as caught:
         read(data, end=True)
+    assert str(caught.value) == text
 
 
 @pytest.mark.parametrize("line", [b"A: " + b"b" * 1000 + b"\r\n", b"b" * 1000])
 def test_endless_headers_are_rejected(line: bytes) -> None:
-    with pytest.raises(http1.HttpError, match="headers exceeded 262144 bytes"):
+    with pytest.raises(HttpError, match="headers exceeded 262144 bytes"):
         read(b"HTTP/1.1 200 OK\r\nX: ", *[line] * 300)
 
 
 def test_endless_status_line_is_rejected() -> None:
-    with pytest.raises(http1.HttpError, match="headers exceeded"):
+    with pytest.raises(HttpError, match="headers exceeded"):
         read(b"HTTP/1.1 200 ", *[b"x" * 1000] * 300)
 
 
 def test_headers_of_informational_responses_count() -> None:
-    with pytest.raises(http1.HttpError, match="headers exceeded"):
+    with pytest.raises(HttpError, match="headers exceeded"):
         read(*[b"HTTP/1.1 103 Early\r\nX: " + b"x" * 60_000 + b"\r\n\r\n"] * 5)
 
 
@@ -176,7 +187,7 @@ def test_arbitrary_bytes_are_parsed_or_rejected(data: bytes, cuts: list[int]) ->
         reader.feed(CHUNKED)
         reader.feed(data)
         reader.end()
-    except http1.HttpError:
+    except HttpError:
         return
     assert reader.complete
 
@@ -233,8 +244,8 @@ def test_h11_agrees(
 
 
 def test_bare_request_has_three_headers() -> None:
-    headers = http1.request_headers((), "kube-probe/1.36")
-    assert http1.request_bytes("/x?y", "10.0.0.1:80", headers) == (
+    headers = http1_requests.request_headers((), "kube-probe/1.36")
+    assert http1_requests.request_bytes("/x?y", "10.0.0.1:80", headers) == (
         b"GET /x?y HTTP/1.1\r\nHost: 10.0.0.1:80\r\nUser-Agent: kube-probe/1.36\r\n"
         b"Accept: */*\r\nConnection: close\r\n\r\n"
     )
@@ -256,6 +267,17 @@ def test_bare_request_has_three_headers() -> None:
             ["User-Agent: agent", "Accept: */*", "Connection: keep-alive, Close"],
         ),
         (
+            (("Connection", "x"), ("Connection", "close")),
+            [
+                *("User-Agent: agent", "Accept: */*"),
+                *("Connection: x", "Connection: close", "Connection: close"),
+            ],
+        ),
+        (
+            (("Connection", "Upgrade"), ("Upgrade", "x")),
+            ["User-Agent: agent", "Accept: */*", "Connection: Upgrade", "Upgrade: x"],
+        ),
+        (
             (("Content-Length", "9"), ("Transfer-Encoding", "chunked")),
             ["User-Agent: agent", "Accept: */*", "Connection: close"],
         ),
@@ -263,7 +285,7 @@ def test_bare_request_has_three_headers() -> None:
     ],
 )
 def test_request_headers(headers: tuple[tuple[str, str], ...], lines: list[str]) -> None:
-    data = http1.request_bytes("/", "h", http1.request_headers(headers, "agent"))
+    data = http1_requests.request_bytes("/", "h", http1_requests.request_headers(headers, "agent"))
     assert data.decode().split("\r\n")[2:-2] == lines
 
 
@@ -272,23 +294,37 @@ def test_request_headers(headers: tuple[tuple[str, str], ...], lines: list[str])
     [
         ((("X-A", "a\r\nB: c"),), "h", 'invalid header field value for "X-A"'),
         ((("X-A", "a\x00"),), "h", 'invalid header field value for "X-A"'),
-        ((), "h\r\nX: y", "invalid Host header"),
     ],
 )
 def test_nothing_is_smuggled_into_a_request(
     headers: tuple[tuple[str, str], ...], host: str, words: str
 ) -> None:
-    with pytest.raises(http1.HttpError) as caught:
-        http1.request_bytes("/", host, http1.request_headers(headers, "agent"))
+    with pytest.raises(HttpError) as caught:
+        http1_requests.request_bytes("/", host, http1_requests.request_headers(headers, "agent"))
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "sent"),
+    [
+        ("h:80", "h:80"),
+        ("h\r\nX: y", ""),
+        ("a b", ""),
+        ("a/b", ""),
+        ("[fe80::1%25lo]:80", "[fe80::1]:80"),
+        ("bücher.test:80", "xn--bcher-kva.test:80"),
+    ],
+)
+def test_host_that_go_does_not_send_is_left_out(host: str, sent: str) -> None:
+    assert http1_requests.host_header(urls.to_bytes_text(host)) == sent
 
 
 @given(st.lists(st.tuples(st.from_regex(r"[-A-Za-z0-9]+", fullmatch=True), st.text())))
 def test_request_has_one_head_whatever_the_values(headers: list[tuple[str, str]]) -> None:
-    made = http1.request_headers(tuple(headers), "agent")
+    made = http1_requests.request_headers(tuple(headers), "agent")
     try:
-        data = http1.request_bytes("/", "h", made)
-    except http1.HttpError:
+        data = http1_requests.request_bytes("/", "h", made)
+    except HttpError:
         return
     assert data.count(b"\r\n\r\n") == 1
     assert data.endswith(b"\r\n\r\n")

@@ -113,7 +113,8 @@ def test_verified_probe_follows_no_redirect_to_http(
     target = http_get.HttpTarget(HttpGet(443, scheme="HTTPS", tls=policy), "198.18.0.1")
     exchange = target.exchange()
     exchange.start()
-    exchange.receive(f"HTTP/1.1 302 Found\r\nLocation: {location}\r\n\r\n".encode())
+    head = f"HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n"
+    exchange.receive(head.encode())
     assert (exchange.verdict.result if exchange.verdict else None) is result
     if result is None:
         assert exchange.hop == exchanges.DialHop(8443, True, ("http/1.1",), policy)
