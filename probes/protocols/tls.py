@@ -7,6 +7,7 @@ the server are accepted. A pod can name a CA bundle for podgate's own checks.
 
 import contextlib
 import functools
+import re
 import ssl
 
 from probes.errors import ProbeError
@@ -15,9 +16,28 @@ from probes.spec.definitions import TlsPolicy
 # One for each bundle in use; a context has some 50 KB.
 _CONTEXTS_MAX = 64
 _CHUNK_BYTES = 16 * 1024  # one TLS record
+_HEADER_BYTES = 5  # of a record
 # OpenSSL's name is in the ssl module only since Python 3.12. Without it OpenSSL 3 rejects servers
 # from before RFC 5746, which Go's client accepts; renegotiation is off on this side.
 _OP_LEGACY_SERVER_CONNECT = 0x4
+
+
+# OpenSSL's reasons for alerts of the server, up to the place in ssl.c that some of them name.
+_ALERT = re.compile(r"\b(?:sslv3|tlsv1|tlsv13|ssl/tls) (?:alert )?([a-z ]+?)(?: \(.*)?$")
+_GO_ALERTS = {
+    "bad record mac": "bad record MAC",
+    "certificate expired": "expired certificate",
+    "certificate revoked": "revoked certificate",
+    "certificate unknown": "unknown certificate",
+    "decode error": "error decoding message",
+    "decrypt error": "error decrypting message",
+    "insufficient security": "insufficient security level",
+    "protocol version": "protocol version not supported",
+    "unknown ca": "unknown certificate authority",
+    "unknown psk identity": "unknown PSK identity",
+    "user cancelled": "user canceled",
+}
+"""Alerts that Go words otherwise (crypto/tls/alert.go)."""
 
 
 class TlsError(ProbeError):
@@ -78,7 +98,7 @@ class TlsTunnel:
         """
         if data:
             if not self.ready:
-                self._first = self._first or data[:5]
+                self._first += data[: _HEADER_BYTES - len(self._first)]
             self._incoming.write(data)
         else:
             self._incoming.write_eof()
@@ -122,7 +142,8 @@ class TlsTunnel:
         except ssl.SSLWantReadError:
             return
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError) as error:
-            raise TlsError("EOF") from error
+            is_cut = 0 < len(self._first) < _HEADER_BYTES
+            raise TlsError("unexpected EOF" if is_cut else "EOF") from error
         except ssl.SSLError as error:
             if self._first == b"HTTP/":
                 raise TlsError("http: server gave HTTP response to HTTPS client") from error
@@ -137,5 +158,6 @@ def _text(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"tls: failed to verify certificate: {error.verify_message}"
     reason = (error.reason or str(error)).lower().replace("_", " ")
-    alert = reason.partition(" alert ")[2]
-    return f"remote error: tls: {alert}" if alert else f"tls: {reason}"
+    if found := _ALERT.search(reason):
+        return f"remote error: tls: {_GO_ALERTS.get(found[1], found[1])}"
+    return f"tls: {reason}"
