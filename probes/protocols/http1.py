@@ -183,7 +183,7 @@ def _content_length(values: list[bytes]) -> int | None:
         raise HttpError(f"http: message cannot contain multiple Content-Length headers; got {got}")
     if not text:
         raise HttpError('invalid empty Content-Length ""')
-    # 18 digits are always below 2**63, Go's limit; the largest of 19 is checked.
+    # Go's limit is 2**63, of 19 digits; int() never sees a number of thousands of them.
     digits = text.lstrip(b"0")
     if not text.isdigit() or len(digits) > 19 or int(digits or b"0") >= 2**63:
         raise HttpError(f"bad Content-Length {quoted(text)}")
