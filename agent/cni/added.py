@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import structlog
 
-from agent.cri.models import Sandbox
+from agent.cri.models import NetworkedSandbox, Sandbox
 from agent.logs import Event
 from bpf.abi import IPAddress
 
@@ -47,14 +47,7 @@ class AddedError(ValueError):
     """The datagram is not podgate-cni's, or not about a Kubernetes pod."""
 
 
-class AddedSandbox(msgspec.Struct, frozen=True):
-    """A sandbox with network, and the path of its namespace as the plugin got it."""
-
-    sandbox: Sandbox
-    netns_path: str
-
-
-def read(content: bytes) -> AddedSandbox:
+def read(content: bytes) -> NetworkedSandbox:
     """The sandbox of a datagram. Raises `AddedError`."""
     try:
         added = msgspec.json.decode(content, type=_Added)
@@ -72,10 +65,10 @@ def read(content: bytes) -> AddedSandbox:
         )
     except (msgspec.MsgspecError, ValueError, KeyError) as error:
         raise AddedError(str(error)) from error
-    return AddedSandbox(sandbox, added.netns)
+    return NetworkedSandbox(sandbox, added.netns)
 
 
-async def received(run_directory: pathlib.Path) -> AsyncIterator[AddedSandbox]:
+async def received(run_directory: pathlib.Path) -> AsyncIterator[NetworkedSandbox]:
     """Each sandbox that the plugin reports, until cancelled."""
     waiting: asyncio.Queue[bytes] = asyncio.Queue(_MAX_WAITING)
     while True:

@@ -3,17 +3,18 @@
 A runtime that is missing, hangs, or is no CRI runtime is an error of one sentence.
 """
 
+import contextlib
 import datetime
 import os
 import pathlib
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from typing import Any, Protocol, TypeVar
 
 import grpc
 
 from agent.cri import containerd_pb2, models, runtime_pb2
-from agent.cri.models import CriContainer, Sandbox, SandboxDetails
+from agent.cri.models import CriContainer, NetworkedSandbox, Sandbox, SandboxDetails
 from agent.errors import PodgateError
 
 T = TypeVar("T")
@@ -39,6 +40,9 @@ _OPTIONS = (
 # Events that change the lists, of containerd's Kubernetes namespace only.
 _TOPICS = ("/tasks/start", "/tasks/exit", "/containers/delete")
 _EXIT_TOPIC = "/tasks/exit"
+# One of them is the first with the addresses that the network plugins returned.
+_NETWORK_TOPICS = ("/containers/create", "/containers/update")
+_KUBERNETES = "k8s.io"
 
 
 class CriError(PodgateError):
@@ -61,6 +65,7 @@ class Runtime(Protocol):
     async def list_containers(self) -> list[CriContainer]: ...
     async def container_started(self, container_id: str) -> datetime.datetime | None: ...
     def events(self) -> AsyncGenerator[str, None]: ...
+    def networked_sandboxes(self) -> AsyncGenerator[NetworkedSandbox, None]: ...
     async def aclose(self) -> None: ...
 
 
@@ -146,13 +151,7 @@ class RuntimeClient:
         that uses them. Raises `CriUnimplementedError` if the runtime has neither.
         """
         try:
-            async for envelope in self._stream(
-                "/containerd.services.events.v1.Events/Subscribe",
-                containerd_pb2.SubscribeRequest(
-                    filters=[f'namespace==k8s.io,topic=="{topic}"' for topic in _TOPICS]
-                ),
-                containerd_pb2.Envelope,
-            ):
+            async for envelope in self._containerd_events(_TOPICS):
                 if not _is_exec_exit(envelope):
                     yield envelope.topic
         except CriUnimplementedError:
@@ -163,14 +162,51 @@ class RuntimeClient:
             ):
                 yield runtime_pb2.ContainerEventType.Name(event.container_event_type)
 
-    async def _call(self, name: str, request: Any, response: type[T]) -> T:
+    async def networked_sandboxes(self) -> AsyncGenerator[NetworkedSandbox, None]:
+        """Each new sandbox once or more often, as soon as it has its network: some 30 ms before the
+        CRI lists it, which waits for its process. Until the stream ends.
+
+        Of containerd alone, by what its CRI plugin stores (containerd, pkg/cri/store/sandbox:
+        Metadata). Raises `CriUnimplementedError` for other runtimes.
+        """
+        async for envelope in self._containerd_events(_NETWORK_TOPICS):
+            container = containerd_pb2.ContainerEvent.FromString(envelope.event.value)
+            with contextlib.suppress(CriNotFoundError):
+                response = await self._call(
+                    "Get",
+                    containerd_pb2.GetContainerRequest(id=container.id),
+                    containerd_pb2.GetContainerResponse,
+                    service="containerd.services.containers.v1.Containers",
+                    metadata=(("containerd-namespace", _KUBERNETES),),
+                )
+                if found := models.decode_networked(response):
+                    yield found
+
+    def _containerd_events(self, topics: Iterable[str]) -> AsyncIterator[containerd_pb2.Envelope]:
+        return self._stream(
+            "/containerd.services.events.v1.Events/Subscribe",
+            containerd_pb2.SubscribeRequest(
+                filters=[f'namespace=={_KUBERNETES},topic=="{topic}"' for topic in topics]
+            ),
+            containerd_pb2.Envelope,
+        )
+
+    async def _call(
+        self,
+        name: str,
+        request: Any,
+        response: type[T],
+        *,
+        service: str = "runtime.v1.RuntimeService",
+        metadata: tuple[tuple[str, str], ...] | None = None,
+    ) -> T:
         call = self._channel.unary_unary(
-            f"/runtime.v1.RuntimeService/{name}",
+            f"/{service}/{name}",
             request_serializer=_serialize,
             response_deserializer=response.FromString,  # type: ignore[attr-defined]
         )
         try:
-            result: T = await call(request, timeout=self._call_seconds)
+            result: T = await call(request, timeout=self._call_seconds, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise self._error(name, error) from error
         return result

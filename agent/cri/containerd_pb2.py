@@ -25,19 +25,31 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x61gent/cri/containerd.proto\x12\x1d\x63ontainerd.services.events.v1\x1a\x19google/protobuf/any.proto\"#\n\x10SubscribeRequest\x12\x0f\n\x07\x66ilters\x18\x01 \x03(\t\">\n\x08\x45nvelope\x12\r\n\x05topic\x18\x03 \x01(\t\x12#\n\x05\x65vent\x18\x04 \x01(\x0b\x32\x14.google.protobuf.Any\",\n\x08TaskExit\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t2s\n\x06\x45vents\x12i\n\tSubscribe\x12/.containerd.services.events.v1.SubscribeRequest\x1a\'.containerd.services.events.v1.Envelope\"\x00\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x61gent/cri/containerd.proto\x12\x1d\x63ontainerd.services.events.v1\x1a\x19google/protobuf/any.proto\"#\n\x10SubscribeRequest\x12\x0f\n\x07\x66ilters\x18\x01 \x03(\t\">\n\x08\x45nvelope\x12\r\n\x05topic\x18\x03 \x01(\t\x12#\n\x05\x65vent\x18\x04 \x01(\x0b\x32\x14.google.protobuf.Any\",\n\x08TaskExit\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"\x1c\n\x0e\x43ontainerEvent\x12\n\n\x02id\x18\x01 \x01(\t\"!\n\x13GetContainerRequest\x12\n\n\x02id\x18\x01 \x01(\t\"S\n\x14GetContainerResponse\x12;\n\tcontainer\x18\x01 \x01(\x0b\x32(.containerd.services.events.v1.Container\"\xa2\x01\n\tContainer\x12L\n\nextensions\x18\n \x03(\x0b\x32\x38.containerd.services.events.v1.Container.ExtensionsEntry\x1aG\n\x0f\x45xtensionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.google.protobuf.Any:\x02\x38\x01\x32s\n\x06\x45vents\x12i\n\tSubscribe\x12/.containerd.services.events.v1.SubscribeRequest\x1a\'.containerd.services.events.v1.Envelope\"\x00\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'agent.cri.containerd_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_CONTAINER_EXTENSIONSENTRY']._loaded_options = None
+  _globals['_CONTAINER_EXTENSIONSENTRY']._serialized_options = b'8\001'
   _globals['_SUBSCRIBEREQUEST']._serialized_start=88
   _globals['_SUBSCRIBEREQUEST']._serialized_end=123
   _globals['_ENVELOPE']._serialized_start=125
   _globals['_ENVELOPE']._serialized_end=187
   _globals['_TASKEXIT']._serialized_start=189
   _globals['_TASKEXIT']._serialized_end=233
-  _globals['_EVENTS']._serialized_start=235
-  _globals['_EVENTS']._serialized_end=350
+  _globals['_CONTAINEREVENT']._serialized_start=235
+  _globals['_CONTAINEREVENT']._serialized_end=263
+  _globals['_GETCONTAINERREQUEST']._serialized_start=265
+  _globals['_GETCONTAINERREQUEST']._serialized_end=298
+  _globals['_GETCONTAINERRESPONSE']._serialized_start=300
+  _globals['_GETCONTAINERRESPONSE']._serialized_end=383
+  _globals['_CONTAINER']._serialized_start=386
+  _globals['_CONTAINER']._serialized_end=548
+  _globals['_CONTAINER_EXTENSIONSENTRY']._serialized_start=477
+  _globals['_CONTAINER_EXTENSIONSENTRY']._serialized_end=548
+  _globals['_EVENTS']._serialized_start=550
+  _globals['_EVENTS']._serialized_end=665
 # @@protoc_insertion_point(module_scope)

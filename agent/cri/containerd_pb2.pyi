@@ -28,3 +28,34 @@ class TaskExit(_message.Message):
     container_id: str
     id: str
     def __init__(self, container_id: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
+
+class ContainerEvent(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class GetContainerRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class GetContainerResponse(_message.Message):
+    __slots__ = ("container",)
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    container: Container
+    def __init__(self, container: _Optional[_Union[Container, _Mapping]] = ...) -> None: ...
+
+class Container(_message.Message):
+    __slots__ = ("extensions",)
+    class ExtensionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: _any_pb2.Any
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_any_pb2.Any, _Mapping]] = ...) -> None: ...
+    EXTENSIONS_FIELD_NUMBER: _ClassVar[int]
+    extensions: _containers.MessageMap[str, _any_pb2.Any]
+    def __init__(self, extensions: _Optional[_Mapping[str, _any_pb2.Any]] = ...) -> None: ...

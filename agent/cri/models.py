@@ -7,11 +7,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from agent.cri import runtime_pb2
+from agent.cri import containerd_pb2, runtime_pb2
 from bpf.abi import IPAddress
 from probes.netns import Netns
 
 _NANOSECONDS = 1_000_000_000
+_STORED_SANDBOX = "io.cri-containerd.sandbox.metadata"
 
 
 class CriContainerState(enum.Enum):
@@ -80,6 +81,37 @@ class SandboxDetails(msgspec.Struct, frozen=True, kw_only=True):
     """Runtime-specific JSON, by runtime-specific keys."""
 
 
+class NetworkedSandbox(msgspec.Struct, frozen=True):
+    """A sandbox with network, and the path of its namespace, before the runtime lists it."""
+
+    sandbox: Sandbox
+    netns_path: str
+
+
+class _SandboxName(msgspec.Struct):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+
+
+class _SandboxConfig(msgspec.Struct):
+    metadata: _SandboxName
+
+
+class _StoredSandbox(msgspec.Struct, rename="pascal"):
+    """What containerd's CRI plugin stores of a sandbox."""
+
+    config: _SandboxConfig
+    id: str = msgspec.field(name="ID")
+    netns_path: str = msgspec.field(name="NetNSPath", default="")
+    ip: str = msgspec.field(name="IP", default="")
+    additional_ips: list[str] | None = msgspec.field(name="AdditionalIPs", default=None)
+
+
+class _Stored(msgspec.Struct, rename="pascal"):
+    metadata: _StoredSandbox
+
+
 def decode_sandboxes(response: runtime_pb2.ListPodSandboxResponse) -> list[Sandbox]:
     """The fields that a list contains. Sandboxes without a pod's UID are not Kubernetes'."""
     return [
@@ -107,6 +139,33 @@ def decode_details(response: runtime_pb2.PodSandboxStatusResponse) -> SandboxDet
         ips=_addresses([network.ip, *(more.ip for more in network.additional_ips)]),
         info=dict(response.info),
     )
+
+
+def decode_networked(response: containerd_pb2.GetContainerResponse) -> NetworkedSandbox | None:
+    """None for a container that is no sandbox, or a sandbox without network, or not yet."""
+    extension = response.container.extensions.get(_STORED_SANDBOX)
+    if extension is None:
+        return None
+    try:
+        stored = msgspec.json.decode(extension.value, type=_Stored).metadata
+    except msgspec.MsgspecError:
+        # Its content is up to containerd.
+        return None
+    name = stored.config.metadata
+    ips = _addresses([stored.ip, *(stored.additional_ips or ())])
+    if not (ips and stored.netns_path and name.uid):
+        return None
+    sandbox = Sandbox(
+        id=stored.id,
+        pod_uid=name.uid,
+        pod_name=name.name,
+        pod_namespace=name.namespace,
+        attempt=0,
+        created=None,
+        is_ready=False,
+        ips=ips,
+    )
+    return NetworkedSandbox(sandbox, stored.netns_path)
 
 
 def decode_containers(response: runtime_pb2.ListContainersResponse) -> list[CriContainer]:

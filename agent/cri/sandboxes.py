@@ -14,10 +14,11 @@ import msgspec
 import structlog
 
 from agent import tasks
+from agent.cri import networked
 from agent.cri.client import CriError, Runtime
 from agent.cri.events import RuntimeEvents
 from agent.cri.lookups import SandboxLookups
-from agent.cri.models import CriContainer, Sandbox, SandboxDetails
+from agent.cri.models import CriContainer, NetworkedSandbox, Sandbox, SandboxDetails
 from agent.cri.sandbox_netns import SandboxNetns
 from agent.logs import Event
 from agent.pods.changes import Changes
@@ -103,13 +104,14 @@ class Sandboxes:
         self._hinted_at = asyncio.get_running_loop().time()
         self._hinted.set()
 
-    async def add(self, sandbox: Sandbox, netns_path: str) -> None:
+    async def add(self, added: NetworkedSandbox) -> None:
         """A sandbox that has its network, and that the runtime is about to list.
 
         It is the pod's current one until the runtime lists it, or its namespace is gone, unless the
-        pod has a ready one. netns_path: verified as those that the runtime reports.
+        pod has a ready one. Its path is verified as those that the runtime reports.
         """
-        info = {"": json.dumps({"sandboxMetadata": {"NetNSPath": netns_path}})}
+        sandbox = added.sandbox
+        info = {"": json.dumps({"sandboxMetadata": {"NetNSPath": added.netns_path}})}
         details = SandboxDetails(host_network=False, ips=sandbox.ips, info=info)
         found = await self._locate(details)
         before = self.current.get(sandbox.pod_uid)
@@ -135,6 +137,7 @@ class Sandboxes:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks.start(group, "cri-events", self._events.run)
+                tasks.start(group, "networked sandboxes", self._follow_networked)
                 while True:
                     await self._relist_once()
                     await self._wait()
@@ -142,6 +145,9 @@ class Sandboxes:
             await self._lookups.aclose()
             if self._runtime is not None:
                 await self._runtime.aclose()
+
+    async def _follow_networked(self) -> None:
+        await networked.follow(lambda: self._runtime, self.add)
 
     async def relist(self) -> None:
         """List once, and mark changes. Raises `CriError`; then nothing changes."""

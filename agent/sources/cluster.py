@@ -181,7 +181,7 @@ class ClusterSource:
         """Sandboxes that podgate-cni reports: their conditions are patched while the runtime still
         creates them, so that the kubelet has these before the containers are ready."""
         async for found in added.received(self._settings.run_directory):
-            await self.sandboxes.add(found.sandbox, found.netns_path)
+            await self.sandboxes.add(found)
 
     async def _follow_modes(self) -> None:
         """`ApiPods` follows the labels that it reads; here are sandboxes without a pod of the API,

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cni import added
-from agent.cni.added import AddedError, AddedSandbox
+from agent.cni.added import AddedError
+from agent.cri.models import NetworkedSandbox
 from tests.cni import calling
 from tests.cni.calling import POD, call
 from tests.polling import until
@@ -32,9 +33,9 @@ def conf(directory: pathlib.Path, result: object = RESULT) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def sandboxes(tmp_path: pathlib.Path) -> AsyncIterator["asyncio.Queue[AddedSandbox]"]:
+async def sandboxes(tmp_path: pathlib.Path) -> AsyncIterator["asyncio.Queue[NetworkedSandbox]"]:
     """What the agent receives."""
-    found: asyncio.Queue[AddedSandbox] = asyncio.Queue()
+    found: asyncio.Queue[NetworkedSandbox] = asyncio.Queue()
 
     async def follow() -> None:
         async for one in added.received(tmp_path):
@@ -48,7 +49,7 @@ async def sandboxes(tmp_path: pathlib.Path) -> AsyncIterator["asyncio.Queue[Adde
 
 
 async def test_agent_receives_the_sandbox_with_its_addresses(
-    plugin: pathlib.Path, tmp_path: pathlib.Path, sandboxes: "asyncio.Queue[AddedSandbox]"
+    plugin: pathlib.Path, tmp_path: pathlib.Path, sandboxes: "asyncio.Queue[NetworkedSandbox]"
 ) -> None:
     answer = await asyncio.to_thread(call, plugin, "ADD", conf(tmp_path), POD)
     assert answer.result == RESULT
@@ -60,13 +61,13 @@ async def test_agent_receives_the_sandbox_with_its_addresses(
 
 
 async def test_only_root_enters_the_sockets_directory(
-    tmp_path: pathlib.Path, sandboxes: "asyncio.Queue[AddedSandbox]"
+    tmp_path: pathlib.Path, sandboxes: "asyncio.Queue[NetworkedSandbox]"
 ) -> None:
     assert (tmp_path / "cni").stat().st_mode & 0o777 == 0o700
 
 
 async def test_broken_datagrams_affect_no_other(
-    plugin: pathlib.Path, tmp_path: pathlib.Path, sandboxes: "asyncio.Queue[AddedSandbox]"
+    plugin: pathlib.Path, tmp_path: pathlib.Path, sandboxes: "asyncio.Queue[NetworkedSandbox]"
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         for content in (b"", b"{", b"[]", b'{"sandbox": 1}', b"x" * 100_000):

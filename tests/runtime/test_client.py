@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from agent.cri import containerd_pb2, runtime_pb2
+from agent.cri import containerd_pb2, models, runtime_pb2
 from agent.cri.client import CriError, CriNotFoundError, CriUnimplementedError, RuntimeClient
 from agent.cri.endpoints import open_runtime
 from agent.cri.models import CriContainerState
@@ -205,6 +205,48 @@ async def test_runtime_without_events_is_unimplemented(path: pathlib.Path) -> No
     async with servers.serving(path, FakeRuntime()), _client(path) as client:
         with pytest.raises(CriUnimplementedError):
             await anext(client.events())
+
+
+# As containerd 1.6.20 stores it, but for the addresses.
+_STORED = (
+    b'{"Version":"v1","Metadata":{"ID":"72db","Name":"w0_tests_uid-w0_0","Config":{"metadata":'
+    b'{"name":"w0","uid":"uid-w0","namespace":"tests"},"hostname":"w0","linux":{}},"NetNSPath":'
+    b'"/var/run/netns/cni-16ec","IP":"198.18.0.9","AdditionalIPs":["fd00:18::9"],'
+    b'"RuntimeHandler":"","CNIResult":null,"ProcessLabel":""}}'
+)
+
+
+def test_sandbox_of_containerd_has_its_network() -> None:
+    found = models.decode_networked(_stored(_STORED))
+    assert found is not None
+    assert found.netns_path == "/var/run/netns/cni-16ec"
+    assert (found.sandbox.id, found.sandbox.full_name) == ("72db", "tests/w0")
+    assert [str(ip) for ip in found.sandbox.ips] == ["198.18.0.9", "fd00:18::9"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _STORED.replace(b'"198.18.0.9"', b'""').replace(b'["fd00:18::9"]', b"null"),
+        _STORED.replace(b"/var/run/netns/cni-16ec", b""),
+        _STORED.replace(b'"uid-w0"', b"7"),
+        b'{"Version":"v2"}',
+        b"",
+    ],
+    ids=["no address yet", "host network", "another type", "another version", "nothing"],
+)
+def test_container_without_a_network_of_its_own_is_no_networked_sandbox(content: bytes) -> None:
+    assert models.decode_networked(_stored(content)) is None
+
+
+def test_container_of_a_pod_is_no_networked_sandbox() -> None:
+    assert models.decode_networked(containerd_pb2.GetContainerResponse()) is None
+
+
+def _stored(content: bytes) -> containerd_pb2.GetContainerResponse:
+    response = containerd_pb2.GetContainerResponse()
+    response.container.extensions["io.cri-containerd.sandbox.metadata"].value = content
+    return response
 
 
 async def test_only_responding_socket_is_the_runtime(tmp_path: pathlib.Path) -> None:

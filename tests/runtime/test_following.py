@@ -12,7 +12,13 @@ import msgspec
 import pytest
 
 from agent.cri.client import CriError, CriNotFoundError, CriUnimplementedError
-from agent.cri.models import CriContainer, CriContainerState, Sandbox, SandboxDetails
+from agent.cri.models import (
+    CriContainer,
+    CriContainerState,
+    NetworkedSandbox,
+    Sandbox,
+    SandboxDetails,
+)
 from agent.cri.sandbox_netns import SandboxNetns
 from agent.cri.sandboxes import Sandboxes
 from probes.netns import Netns
@@ -132,6 +138,9 @@ class _Runtime:
         finally:
             self.streams.remove(stream)
 
+    def networked_sandboxes(self) -> AsyncGenerator[NetworkedSandbox, None]:
+        raise CriUnimplementedError("it has no events of its own.")
+
     async def aclose(self) -> None:
         pass
 
@@ -211,7 +220,7 @@ def _added(runtime: _Runtime, uid: str, attempt: int = 0) -> Sandbox:
 async def test_added_sandbox_is_current_before_and_after_it_is_listed(runtime: _Runtime) -> None:
     async with _following(runtime) as calls:
         sandbox = _added(runtime, "a")
-        await calls.sandboxes.add(sandbox, sandbox.id)
+        await calls.sandboxes.add(NetworkedSandbox(sandbox, sandbox.id))
         assert calls.current["a"].id == "a-0"
         assert calls.current["a"].netns is not None
         calls.sandboxes.hint()
@@ -235,7 +244,7 @@ async def test_sandbox_that_is_listed_longer_does_not_replace_an_added_one(
         calls.sandboxes.hint()
         await asyncio.sleep(5)
         sandbox = _added(runtime, "a", attempt=8)
-        await calls.sandboxes.add(sandbox, sandbox.id)
+        await calls.sandboxes.add(NetworkedSandbox(sandbox, sandbox.id))
         calls.sandboxes.hint()
         await asyncio.sleep(5)
         assert calls.current["a"].id == "a-8"
@@ -245,7 +254,7 @@ async def test_added_sandbox_goes_with_its_namespace(runtime: _Runtime) -> None:
     """As after a failure of another plugin: the runtime never lists it."""
     async with _following(runtime) as calls:
         sandbox = _added(runtime, "a")
-        await calls.sandboxes.add(sandbox, sandbox.id)
+        await calls.sandboxes.add(NetworkedSandbox(sandbox, sandbox.id))
         runtime.run("a")
         runtime.stop("a-0")
         del runtime.sandboxes["a-0"]
@@ -261,7 +270,7 @@ async def test_ready_sandbox_is_not_replaced_by_an_added_one(runtime: _Runtime) 
         await asyncio.sleep(5)
         for uid_attempt in (0, 1):
             sandbox = _added(runtime, "a", uid_attempt)
-            await calls.sandboxes.add(sandbox, sandbox.id)
+            await calls.sandboxes.add(NetworkedSandbox(sandbox, sandbox.id))
         assert calls.current["a"].id == "a-0"
         assert calls.current["a"].is_ready
 
@@ -270,7 +279,7 @@ async def test_added_sandbox_without_its_addresses_is_left_to_the_list(runtime: 
     async with _following(runtime) as calls:
         sandbox = _added(runtime, "a")
         runtime.lost.add(sandbox.id)
-        await calls.sandboxes.add(sandbox, sandbox.id)
+        await calls.sandboxes.add(NetworkedSandbox(sandbox, sandbox.id))
         assert calls.current == {}
 
 

@@ -1,17 +1,26 @@
 """Sandboxes and containers of a real containerd, as the agent gets to know them."""
 
 import asyncio
+import contextlib
 import datetime
 import os
 import signal
 import socket
+from collections.abc import AsyncGenerator
 
 import msgspec
 import pytest
 
-from agent.cri.client import RuntimeClient
-from agent.cri.models import CriContainer, CriContainerState, Sandbox, SandboxDetails
+from agent.cri.client import CriUnimplementedError, RuntimeClient
+from agent.cri.models import (
+    CriContainer,
+    CriContainerState,
+    NetworkedSandbox,
+    Sandbox,
+    SandboxDetails,
+)
 from probes.netns import Netns
+from tests import polling
 from tests.polling import PATIENCE_SECONDS, request_until
 from tests.runtime import containerd
 from tests.runtime.containerd import Containerd
@@ -81,6 +90,31 @@ async def test_new_sandboxes_are_found_by_events_before_the_next_list(
 
     assert (container.id, container.name) == (container_id, "app")
     assert (container.sandbox_id, container.attempt) == (sandbox_id, 0)
+
+
+async def test_new_sandboxes_are_found_by_their_network_before_they_are_listed(
+    runtime: Containerd, driver: Driver
+) -> None:
+    async with following(runtime.socket, wrap=_Unlisting) as watched:
+        web = await _first_found(watched, driver)
+        await driver.run_sandbox("agent", host_network=True)
+        await watched.relisted()
+        assert "uid-agent" not in _current(watched)
+    assert web.full_name == f"tests/{web.pod_name}"
+    assert web.netns is not None
+    await driver.start_container(web.id)
+    (address,) = web.ips
+    await _expect_answer(web.netns, str(address))
+
+
+async def _first_found(watched: Watched, driver: Driver) -> Sandbox:
+    """Of sandboxes that are started until one is found: a subscription has no answer."""
+    for number in range(10):
+        await driver.run_sandbox(f"web{number}")
+        with contextlib.suppress(polling.TimedOutError):
+            await polling.until("a sandbox", lambda: _current(watched), seconds=6)
+            return next(iter(_current(watched).values()))
+    raise AssertionError("no sandbox is found")
 
 
 async def test_restarted_container_has_a_new_id_and_start_time(
@@ -241,6 +275,21 @@ async def test_namespace_without_a_path_is_found_by_its_process(
     assert (found.device, found.inode) == (named.device, named.inode)
 
 
+class _Unlisting:
+    """A runtime that lists no sandbox yet."""
+
+    def __init__(self, runtime: RuntimeClient) -> None:
+        self.sandbox_details = runtime.sandbox_details
+        self.list_containers = runtime.list_containers
+        self.container_started = runtime.container_started
+        self.events = runtime.events
+        self.networked_sandboxes = runtime.networked_sandboxes
+        self.aclose = runtime.aclose
+
+    async def list_sandboxes(self) -> list[Sandbox]:
+        return []
+
+
 class _WithoutMounts:
     """A runtime whose namespaces are mounted where the agent does not see them."""
 
@@ -251,6 +300,9 @@ class _WithoutMounts:
         self.events = runtime.events
         self.aclose = runtime.aclose
         self._sandbox_details = runtime.sandbox_details
+
+    def networked_sandboxes(self) -> AsyncGenerator[NetworkedSandbox, None]:
+        raise CriUnimplementedError("it is not containerd.")
 
     async def sandbox_details(self, sandbox_id: str) -> SandboxDetails:
         details = await self._sandbox_details(sandbox_id)
