@@ -1,40 +1,18 @@
 """Another rule set of the node drops all that the node sends to pods, as some CNIs' host firewalls
 do: in strict the kubelet's probes pass all the same."""
 
-import contextlib
 import functools
-import subprocess
-from collections.abc import Iterator
 
 import pytest
 
 from tests import polling
 from tests.cluster.conftest import Namespaces
 from tests.cluster.deployment import Deployment
+from tests.cluster.firewall import firewall
 from tests.cluster.workloads import ISOLATION_READY, PROBED, PROBES_PASSING, is_reachable
 
 pytestmark = pytest.mark.kernel
 BOTH = (ISOLATION_READY, PROBES_PASSING)
-_PODS = "198.18.16.0/20"
-_TABLE = "ip another-firewall"
-# Of host processes only; forwarded packets pass.
-_RULES = f"""
-table {_TABLE} {{
-    chain output {{
-        type filter hook output priority filter; policy accept;
-        ip daddr {_PODS} ct state new drop
-    }}
-}}
-"""
-
-
-@contextlib.contextmanager
-def _firewall() -> Iterator[None]:
-    subprocess.run(["nft", "-f", "-"], input=_RULES, text=True, check=True, timeout=30)
-    try:
-        yield
-    finally:
-        subprocess.run(["nft", "delete", "table", *_TABLE.split()], check=True, timeout=30)
 
 
 def _relayed(podgate: Deployment, namespace: str, name: str) -> int:
@@ -52,7 +30,7 @@ def test_kubelet_probes_pods_in_strict_that_the_node_cannot_reach(
         users.run(name, PROBED, gates=BOTH)
     users.until_isolated(*names)
     failed = users.unhealthy()
-    with _firewall():
+    with firewall():
         before = {name: _relayed(podgate, users.namespace, name) for name in names}
         for name in names:
             polling.wait_until(

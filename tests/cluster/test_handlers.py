@@ -6,11 +6,18 @@ import pytest
 
 from tests import polling
 from tests.cluster import app
-from tests.cluster.api import Json
+from tests.cluster.api import ApiError, Json
 from tests.cluster.conftest import Namespaces
 from tests.cluster.deployment import Deployment
+from tests.cluster.firewall import firewall
 from tests.cluster.one_node import IMAGE, OneNode
-from tests.cluster.workloads import ISOLATION_READY, PROBES_PASSING, Workloads, is_reachable
+from tests.cluster.workloads import (
+    ISOLATION_READY,
+    PROBES_PASSING,
+    WEB,
+    Workloads,
+    is_reachable,
+)
 from tests.runtime import images
 
 pytestmark = pytest.mark.kernel
@@ -39,13 +46,13 @@ def server(node: OneNode) -> Json:
     }
 
 
-def _run(users: Workloads, data: Json) -> Json:
+def _run(users: Workloads, data: Json, pre_stop: Json | None = None) -> Json:
     """A pod with one container that serves, and one for each handler, which has all its probes."""
     path = f"/api/v1/namespaces/{users.namespace}/configmaps"
     users.api.create(path, {"metadata": {"name": "app"}, "data": data})
     hooks = {
         "postStart": {"httpGet": {"port": app.HTTP, "path": "/started"}},
-        "preStop": {"httpGet": {"port": app.HTTP, "path": "/stopping"}},
+        "preStop": pre_stop or {"httpGet": {"port": app.HTTP, "path": "/stopping"}},
     }
     serving = {
         "name": "app",
@@ -141,3 +148,35 @@ def test_pre_stop_hook_reaches_the_pod_after_its_deletion(
     )
     users.until_gone("web")
     assert users.events("FailedPreStopHook") == []
+
+
+def test_probes_and_hooks_reach_pods_in_enforce_where_the_node_is_blocked(
+    podgate: Deployment, namespaces: Namespaces, server: Json
+) -> None:
+    """The https hook, too: from inside the pod, by the relay."""
+    users = namespaces("enforce")
+    hook = {"httpGet": {"port": app.HTTPS, "path": "/stopping", "scheme": "HTTPS"}}
+    with firewall():
+        _run(users, server, pre_stop=hook)
+        (pod,) = users.until_ready("web")
+        users.until("web", ISOLATION_READY, "True", "Enforced")
+        assert not any(is_reachable(pod, port) for port in _PORTS)
+        address = pod["status"]["podIP"]
+        expected = {("http", address, "/started"), ("redirected", address, "/target")}
+        polling.wait_until("probes and hooks", lambda: expected <= _requests(users))
+        users.api.delete(f"{users.pods_path}/web")
+        stopping = ("https", address, "/stopping")
+        polling.wait_until("the https hook", lambda: stopping in _requests(users))
+        users.until_gone("web")
+    assert users.events("FailedPreStopHook") == []
+    assert users.events("FailedPostStartHook") == []
+
+
+def test_api_server_accepts_no_https_hook_without_a_port(namespaces: Namespaces) -> None:
+    """So the default port of KEP-2771 is for manifests and `podgate probe` alone."""
+    users = namespaces("")
+    hook = {"preStop": {"httpGet": {"path": "/", "scheme": "HTTPS"}}}
+    with pytest.raises(ApiError) as raised:
+        users.run("web", {**WEB, "lifecycle": hook})
+    assert raised.value.code == 422
+    assert "lifecycle.preStop.httpGet.port" in str(raised.value)
