@@ -20,6 +20,10 @@ class NoAddressError(ProbeError):
     """The pod has no address of the probe's family: a failure of the pod."""
 
 
+class UnknownNetworkError(ProbeError):
+    """The network of the probe is not known (yet), which proves nothing about the pod."""
+
+
 def family_of(address: str) -> IpFamily:
     """The family of an address as text. Raises ValueError if it is none."""
     return "IPv6" if ipaddress.ip_address(address).version == 6 else "IPv4"
@@ -34,12 +38,12 @@ class PodInterfaces(msgspec.Struct, frozen=True):
     """Interfaces by network."""
 
     def of(self, target: OtherNetwork) -> tuple[str, ...]:
-        """The addresses of one. Raises NoAddressError."""
+        """The addresses of one. Raises UnknownNetworkError."""
         name = target.interface or self.networks.get(target.network, "")
         if not name:
-            raise NoAddressError(f'the pod has no interface of the network "{target.network}"')
+            raise UnknownNetworkError(f'the pod has no interface of the network "{target.network}"')
         if name not in self.addresses:
-            raise NoAddressError(f'the pod has no interface "{name}" with an address')
+            raise UnknownNetworkError(f'the pod has no interface "{name}" with an address')
         return self.addresses[name]
 
 
@@ -56,8 +60,8 @@ def groups(
 
     Without a policy there is one group of all addresses, or of all of `ip_family`. SingleStack is
     the first of these alone. Under PreferDualStack each of the pod's families must succeed; under
-    RequireDualStack the pod must have both. Raises NoAddressError, and ValueError for invalid
-    addresses.
+    RequireDualStack the pod must have both. Raises NoAddressError, UnknownNetworkError, and
+    ValueError for invalid addresses.
     """
     match probe.target:
         case "pod":

@@ -44,6 +44,8 @@ class ProbePlan(msgspec.Struct, frozen=True):
     attempt_delay_seconds: float
     rejection: str = ""
     """Why there is no address to dial."""
+    is_unknown: bool = False
+    """Whether that proves nothing about the pod: an error of the prober, which is never counted."""
 
     @property
     def candidates(self) -> tuple[DialCandidate, ...]:
@@ -70,6 +72,8 @@ def plan(
         groups = families.groups(probe, addresses, interfaces)
     except families.NoAddressError as error:
         return ProbePlan((), timeout, timeout, str(error))
+    except families.UnknownNetworkError as error:
+        return ProbePlan((), timeout, timeout, str(error), is_unknown=True)
     # Each address is to have half of the time at least, however short that is.
     share = timeout / 2 / max(1, max(len(group) for group in groups) - 1)
     return ProbePlan(
@@ -231,7 +235,9 @@ class ProbeRun:
     def _failure(self) -> ProbeOutcome:
         """The joint outcome of all addresses; the first one's message comes first."""
         if not self._failed:
-            return self._outcome(ExchangeResult(ProbeResult.FAILURE, self._plan.rejection), None)
+            plan = self._plan
+            result = ProbeResult.UNKNOWN if plan.is_unknown else ProbeResult.FAILURE
+            return self._outcome(ExchangeResult(result, plan.rejection, plan.is_unknown), None)
         order = [candidate.address for candidate in self._plan.groups[0]]
         failed = sorted(self._failed, key=lambda attempt: order.index(attempt.address))
         verdicts = [attempt.verdict for attempt in failed if attempt.verdict is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 
@@ -94,9 +95,14 @@ def test_further_network_is_probed_at_the_addresses_of_its_interface(target: Oth
         (OtherNetwork(network="shop/x"), 'the pod has no interface of the network "shop/x"'),
     ],
 )
-def test_missing_network_is_a_failure_that_names_it(target: OtherNetwork, text: str) -> None:
-    probe = Probe(TcpSocket(80), target=target)
-    assert prober.plan(probe, (V4,), INTERFACES).rejection == text
+@pytest.mark.kernel
+async def test_unknown_network_is_named_and_no_failure_of_the_pod(
+    shared_sandbox: Sandbox, target: OtherNetwork, text: str
+) -> None:
+    plan = prober.plan(Probe(TcpSocket(80), target=target), (V4,), INTERFACES)
+    running = prober.Prober(asyncio.get_running_loop())
+    outcome = await prober.run_once(running, plan, shared_sandbox.netns)
+    assert (outcome.result, outcome.message, outcome.error) == (ProbeResult.UNKNOWN, text, True)
 
 
 async def run_probe(
