@@ -113,6 +113,7 @@ format: setup
 docs: setup
 	$(PYTHON) -m agent.cli.reference
 	$(PYTHON) -m tests.attacks
+	$(PYTHON) -m tests.docs.api_reference
 	$(PYTHON) -m tests.chart
 
 # The pictures of docs/, from real runs: what `make demo` shows in a terminal, the status page, and the

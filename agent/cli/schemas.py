@@ -11,7 +11,7 @@ from agent.admin.report import AgentReport, DropEventStatus, Drops, RulesReport
 from agent.cli.commands.probe import ProbeReport
 from agent.cli.views.probes import PodProbes
 from agent.cli.views.suggestions import SuggestOutput
-from agent.client import endpoints_pb2, podinfo_pb2
+from agent.client.v1alpha1 import endpoints_pb2, podinfo_pb2
 from agent.doctor.finding import Finding
 from agent.explain.model import Explanation, PodExplanation
 from agent.pinned.maps import MapContent, MapStatus

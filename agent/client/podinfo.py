@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from agent.client import base, podinfo_pb2
+from agent.client import base
+from agent.client.v1alpha1 import podinfo_pb2
 
 DEFAULT_TARGET = "unix:///run/podgate/podinfo/podinfo.sock"
 SERVICE = "podgate.podinfo.v1alpha1.PodInfo"

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 
-from agent.client import base, endpoints_pb2
+from agent.client import base
+from agent.client.v1alpha1 import endpoints_pb2
 
 DEFAULT_TARGET = "unix:///run/podgate/localnet/localnet.sock"
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE

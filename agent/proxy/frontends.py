@@ -11,7 +11,7 @@ import ipaddress
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 
-from agent.client import endpoints_pb2
+from agent.client.v1alpha1 import endpoints_pb2
 from bpf.abi import IPAddress, IPNetwork
 from bpf.services.tables import ServiceAddress
 

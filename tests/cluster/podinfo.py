@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import grpc
 
-from agent.client import podinfo, podinfo_pb2
+from agent.client import podinfo
+from agent.client.v1alpha1 import podinfo_pb2
 from agent.kubelet import kubelet_pb2, pods_api, pods_api_reading
 from tests.cluster.api import Api, ApiError
 from tests.cluster.one_node import NAME

@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from agent import labels
-from agent.client import podinfo_pb2
 from agent.client.podinfo import PodInfoClient, PodInfoState
+from agent.client.v1alpha1 import podinfo_pb2
 from tests.node.node import Node
 
 pytestmark = pytest.mark.kernel

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from agent.client import endpoints_pb2 as pb
+from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
 from agent.proxy import nftables, node_addresses
 from agent.proxy.backends import Backend

@@ -8,7 +8,7 @@ import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 
-from agent.client import endpoints_pb2 as pb
+from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
 from tests.kernel import traffic
 

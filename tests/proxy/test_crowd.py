@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from agent.client import endpoints_pb2 as pb
+from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
 from agent.proxy import nftables
 from agent.proxy.backends import BackendError

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from agent.client import endpoints_pb2 as pb
+from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
 from tests.kernel import traffic
 from tests.proxy import scene

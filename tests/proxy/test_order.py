@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.client import endpoints_pb2 as pb
+from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.proxy.ebpf import EbpfBackend

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
-from agent.client import podinfo_pb2
+from agent.client.v1alpha1 import podinfo_pb2
 from agent.kube import pod_reports
 from agent.kube.objects import ApiPod
 from agent.kube.pod_reports import PodReports

@@ -9,7 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from agent.api.podinfo import merge
 from agent.api.podinfo.merge import PodRecord, ReportedCondition
 from agent.api.podinfo.publisher import EncodedPod
-from agent.client import podinfo_pb2
+from agent.client.v1alpha1 import podinfo_pb2
 
 _STATUSES = {
     "True": podinfo_pb2.CONDITION_STATUS_TRUE,

@@ -12,7 +12,7 @@ import structlog
 from agent.api.podinfo.publisher import PodsPublisher, PodsSnapshot
 from agent.api.rate_limits import UserRates, UserSlots
 from agent.api.server import LocalServer, RequestContext, decode
-from agent.client import podinfo_pb2
+from agent.client.v1alpha1 import podinfo_pb2
 from agent.logs import Event
 
 log = structlog.get_logger(__name__)

@@ -7,7 +7,7 @@ from agent.api.services import addresses, objects, slices, topology
 from agent.api.services.addresses import CanonicalAddress
 from agent.api.services.slices import EndpointCandidate, ParsedSlice, ReadinessSource
 from agent.api.services.topology import NodeTopology, TrafficPolicies
-from agent.client import endpoints_pb2 as pb
+from agent.client.v1alpha1 import endpoints_pb2 as pb
 
 _TYPES = {
     "ClusterIP": pb.SERVICE_TYPE_CLUSTER_IP,

@@ -15,7 +15,7 @@ import structlog
 from agent.api.rate_limits import UserRates, UserSlots
 from agent.api.server import LocalServer, RequestContext, decode
 from agent.api.services.publisher import ServicePublisher
-from agent.client import endpoints_pb2 as pb
+from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.logs import Event
 
 log = structlog.get_logger(__name__)

@@ -8,8 +8,8 @@ from typing import Any
 from google.protobuf import json_format
 
 from agent.cli.output import Column, Signal, full_name
-from agent.client import podinfo_pb2
 from agent.client.podinfo import PodInfoState
+from agent.client.v1alpha1 import podinfo_pb2
 
 _STATUSES = {
     podinfo_pb2.CONDITION_STATUS_TRUE: "True",

@@ -7,8 +7,8 @@ from typing import Any
 from google.protobuf import json_format
 
 from agent.cli.output import Column, Screen, Signal, full_name
-from agent.client import endpoints_pb2 as pb
 from agent.client.services import ServicesState
+from agent.client.v1alpha1 import endpoints_pb2 as pb
 
 _MAX_ENDPOINTS = 6
 

@@ -27,9 +27,9 @@ from agent.admin.report import (
     RuleStatus,
     SourceProcessStatus,
 )
-from agent.client import endpoints_pb2, podinfo_pb2
 from agent.client.podinfo import PodInfoState
 from agent.client.services import ServicesState
+from agent.client.v1alpha1 import endpoints_pb2, podinfo_pb2
 from agent.doctor.finding import Finding, Severity
 from agent.pinned.report import Exposure, PinnedGateStatus, PinnedRelayStatus, PinnedStatus
 from agent.pods.conditions import Condition

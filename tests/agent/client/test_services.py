@@ -15,10 +15,10 @@ from concurrent import futures
 import grpc
 import pytest
 
-from agent.client import endpoints_pb2 as pb
 from agent.client import services as clients
 from agent.client.base import StreamError
 from agent.client.services import ServicesClient, ServicesState
+from agent.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.api.services.conftest import WAIT_SECONDS, Served
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -225,8 +225,8 @@ def test_client_needs_nothing_of_the_agent() -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert told.stdout == (
-        "['agent'] ['agent.client', 'agent.client.base', 'agent.client.endpoints_pb2', "
-        "'agent.client.services']\n"
+        "['agent'] ['agent.client', 'agent.client.base', 'agent.client.services', "
+        "'agent.client.v1alpha1', 'agent.client.v1alpha1.endpoints_pb2']\n"
     ), told.stderr
 
 

@@ -16,7 +16,7 @@ from agent.api.podinfo.merge import PodRecord
 from agent.api.podinfo.pod_conditions import ConditionsEncoder
 from agent.api.podinfo.publisher import PodsPublisher
 from agent.api.podinfo.server import SERVICE, PodInfoServer
-from agent.client import podinfo_pb2
+from agent.client.v1alpha1 import podinfo_pb2
 from agent.pods.conditions import FALSE, TRUE, Conditions
 from agent.pods.pod import Pod
 from tests import polling

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from agent import labels
 from agent.api.podinfo.server import SERVICE
-from agent.client import podinfo_pb2
+from agent.client.v1alpha1 import podinfo_pb2
 from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, code_of
 
 _ROOT = pathlib.Path(__file__).parents[4]
@@ -32,13 +32,13 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     subprocess.run(
         [
             *(sys.executable, "-m", "grpc_tools.protoc", "-I."),
-            *(f"--grpc_python_out={made}", "agent/client/podinfo.proto"),
+            *(f"--grpc_python_out={made}", "agent/client/v1alpha1/podinfo.proto"),
         ],
         cwd=_ROOT,
         check=True,
         timeout=60,
     )
-    path = made / "agent" / "client" / "podinfo_pb2_grpc.py"
+    path = made / "agent/client/v1alpha1/podinfo_pb2_grpc.py"
     spec = importlib.util.spec_from_file_location("podinfo_pb2_grpc", path)
     assert spec is not None
     assert spec.loader is not None

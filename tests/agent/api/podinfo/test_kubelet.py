@@ -11,7 +11,7 @@ import grpc
 import msgspec
 import pytest
 
-from agent.client import podinfo_pb2
+from agent.client.v1alpha1 import podinfo_pb2
 from agent.kube import api_pods
 from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from agent.api import peer_credentials
 from agent.api.podinfo.server import GET, LIST, SERVICE
-from agent.client import podinfo_pb2
+from agent.client.v1alpha1 import podinfo_pb2
 from tests import polling
 from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, code_of
 

@@ -8,7 +8,7 @@ import msgspec
 from agent import labels
 from agent.api.podinfo.merge import PodRecord
 from agent.api.podinfo.pod_conditions import ConditionsEncoder
-from agent.client import podinfo_pb2
+from agent.client.v1alpha1 import podinfo_pb2
 from agent.kube.objects import ApiPod
 from agent.kube.pod_reports import PodReports
 from agent.pods.conditions import Condition

@@ -10,7 +10,7 @@ import pytest
 
 from agent import labels
 from agent.api.podinfo.service import PodInfoService, socket
-from agent.client import podinfo_pb2
+from agent.client.v1alpha1 import podinfo_pb2
 from agent.kube.api_pods import ApiPods
 from agent.kube.client import ApiClient
 from agent.kube.pod_reports import KUBELET

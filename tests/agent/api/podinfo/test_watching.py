@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from agent.api.podinfo.server import SERVICE
-from agent.client import podinfo_pb2
+from agent.client.v1alpha1 import podinfo_pb2
 from agent.pods.pod import Pod
 from tests import polling
 from tests.agent.api.podinfo.serving import Calls, Node

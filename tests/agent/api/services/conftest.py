@@ -11,8 +11,8 @@ import pytest
 
 from agent.api.services.publisher import ServicePublisher
 from agent.api.services.server import ServicesServer
-from agent.client import endpoints_pb2 as pb
 from agent.client.services import METHOD, ServicesClient
+from agent.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.api.services.making import NODE, endpoint_json, endpoint_slice, service
 
 WAIT_SECONDS = 30.0

@@ -7,7 +7,7 @@ import msgspec
 from agent.api.services import encode, objects, slices
 from agent.api.services.slices import ReadinessSource
 from agent.api.services.topology import NodeTopology
-from agent.client import endpoints_pb2 as pb
+from agent.client.v1alpha1 import endpoints_pb2 as pb
 
 Json = dict[str, Any]
 

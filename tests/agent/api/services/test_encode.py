@@ -6,7 +6,7 @@ import pytest
 
 from agent.api.services import encode, slices
 from agent.api.services.topology import NodeTopology
-from agent.client import endpoints_pb2 as pb
+from agent.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.api.services.making import (
     NODE,
     SLICE_PORTS,

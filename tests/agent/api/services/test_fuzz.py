@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.api.services import encode, objects, slices, stream_items
 from agent.api.services.topology import NodeTopology
-from agent.client import endpoints_pb2 as pb
+from agent.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.api.services.making import NODE, no_readiness
 
 ADDRESSES = st.sampled_from(

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agent.api.services.publisher import COALESCING_SECONDS, ServicePublisher, ServicesSnapshot
-from agent.client import endpoints_pb2 as pb
+from agent.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.api.services import churn
 from tests.agent.api.services.making import NODE, endpoint_json, endpoint_slice, service, targets
 

@@ -22,8 +22,8 @@ from grpc_tools import protoc
 
 from agent.api.listen import ListenError
 from agent.api.services.server import SERVICE
-from agent.client import endpoints_pb2 as pb
 from agent.client.services import METHOD, ServicesClient
+from agent.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.api.services.conftest import WAIT_SECONDS, Served, request
 from tests.agent.api.services.making import endpoint_json, endpoint_slice, service
 
@@ -38,12 +38,12 @@ async def test_generated_stubs_get_a_whole_state(
     served: Served, channel: grpc.aio.Channel, tmp_path: pathlib.Path
 ) -> None:
     await served.start()
-    proto = "agent/client/endpoints.proto"
+    proto = "agent/client/v1alpha1/endpoints.proto"
     # With the protobuf compiler's own files, as `python -m grpc_tools.protoc` has them.
     included = (f"-I{ROOT}", f"-I{pathlib.Path(protoc.__file__).parent / '_proto'}")
     assert protoc.main(["", *included, f"--grpc_python_out={tmp_path}", proto]) == 0
     spec = importlib.util.spec_from_file_location(
-        "generated", tmp_path / "agent/client/endpoints_pb2_grpc.py"
+        "generated", tmp_path / "agent/client/v1alpha1/endpoints_pb2_grpc.py"
     )
     assert spec is not None
     assert spec.loader is not None

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from agent.api.services.source import SERVICES, SLICES, ServiceEndpoints
-from agent.client import endpoints_pb2 as pb
+from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod, MetadataOnly
 from agent.kube.pod_reports import PodReports
