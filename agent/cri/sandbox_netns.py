@@ -6,7 +6,6 @@ With a wrong namespace podgate would gate and probe another pod, so it must have
 addresses.
 """
 
-import asyncio
 import dataclasses
 from collections.abc import Iterator
 
@@ -14,7 +13,7 @@ import msgspec
 import pyroute2
 
 from agent.cri.models import SandboxDetails
-from agent.linux.pod_network import PodNetworkReader
+from agent.linux import pod_network
 from bpf.abi import IPAddress
 from probes.netns import Netns, NetnsError
 
@@ -50,45 +49,34 @@ class SandboxNetns:
     problem: str = ""
 
 
-class NetnsLocator:
-    """Locates sandboxes' namespaces, on the event loop; `close` it at the end."""
+async def locate(details: SandboxDetails) -> SandboxNetns:
+    """The first of the reported namespaces that has the pod's addresses."""
+    problems: list[str] = []
+    for path in netns_paths(details):
+        try:
+            netns = Netns.open(path)
+            if problem := await _mismatch(netns, details.ips):
+                problems.append(problem)
+            else:
+                return SandboxNetns(netns)
+        except NetnsError as error:
+            problems.append(str(error))
+        except (OSError, TimeoutError, pyroute2.NetlinkError) as error:
+            problems.append(f"{path} cannot be read ({error or 'no response'}).")
+    if not problems:
+        return SandboxNetns(None, "The container runtime reports no network namespace.")
+    return SandboxNetns(None, " ".join(problems))
 
-    def __init__(self) -> None:
-        # Its own reader, one request at a time: pyroute2 makes its sockets at the first request.
-        self._reader = PodNetworkReader()
-        self._turn = asyncio.Lock()
 
-    def close(self) -> None:
-        self._reader.close()
-
-    async def locate(self, details: SandboxDetails) -> SandboxNetns:
-        """The first of the reported namespaces that has the pod's addresses."""
-        problems: list[str] = []
-        for path in netns_paths(details):
-            try:
-                netns = Netns.open(path)
-                if problem := await self._mismatch(netns, details.ips):
-                    problems.append(problem)
-                else:
-                    return SandboxNetns(netns)
-            except NetnsError as error:
-                problems.append(str(error))
-            except (OSError, TimeoutError, pyroute2.NetlinkError) as error:
-                problems.append(f"{path} cannot be read ({error or 'no response'}).")
-        if not problems:
-            return SandboxNetns(None, "The container runtime reports no network namespace.")
-        return SandboxNetns(None, " ".join(problems))
-
-    async def _mismatch(self, netns: Netns, ips: tuple[IPAddress, ...]) -> str:
-        async with self._turn:
-            network = await self._reader.read(netns)
-        missing = [str(ip) for ip in ips if ip not in network.addresses]
-        if not missing:
-            return ""
-        return (
-            f"{', '.join(missing)} is on no interface of {netns.path}: either it is not the pod's "
-            "namespace, or a virtual machine has the address."
-        )
+async def _mismatch(netns: Netns, ips: tuple[IPAddress, ...]) -> str:
+    present = await pod_network.addresses_in(netns)
+    missing = [str(ip) for ip in ips if ip not in present]
+    if not missing:
+        return ""
+    return (
+        f"{', '.join(missing)} is on no interface of {netns.path}: either it is not the pod's "
+        "namespace, or a virtual machine has the address."
+    )
 
 
 def netns_paths(details: SandboxDetails) -> Iterator[str]:

@@ -157,6 +157,18 @@ def _is_other_end(peer: Link, *, of: Link, nsid: int | None) -> bool:
     return is_veth_to_it and nsid is not None and peer.peer_nsid == nsid
 
 
+async def addresses_in(netns: Netns) -> set[IPAddress]:
+    """All addresses in a namespace, those of the loopback too.
+
+    Raises `NetnsGone`, `TimeoutError`, `OSError` and `pyroute2.NetlinkError`.
+    """
+    async with asyncio.timeout(_TIMEOUT_SECONDS), netlink_in(netns) as inside:
+        return {
+            ipaddress.ip_address(address.get("address"))
+            async for address in await inside.get_addr()
+        }
+
+
 def netlink_in(netns: Netns) -> pyroute2.AsyncIPRoute:
     """Route netlink of another namespace. Raises `NetnsGone` or `OSError`."""
     # asyncio, which pyroute2 uses, accepts only datagram sockets; netlink makes no difference.

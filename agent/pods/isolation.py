@@ -74,8 +74,13 @@ def mode_in_force(condition: Condition | None) -> Mode:
 def is_path_blocked(states: Iterable[PodState]) -> bool:
     """Whether packets of the host reach none of these pods, as far as they are tested: a CNI that
     blocks one pod from the host blocks all."""
-    found = {tested.worst for state in states if (tested := state.current_path_test)}
-    return found == {PathTestResult.UNREACHABLE}
+    is_blocked = False
+    for state in states:
+        if tested := state.current_path_test:
+            if tested.worst is not PathTestResult.UNREACHABLE:
+                return False
+            is_blocked = True
+    return is_blocked
 
 
 def is_path_trusted(state: PodState, status: IsolationStatus) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 from agent import tasks
 from agent.admin.report import PodSourceStatus
 from agent.cni import added
+from agent.cri import sandbox_netns
 from agent.cri.client import Runtime
 from agent.cri.endpoints import open_runtime
 from agent.cri.models import CriContainer, CriContainerState
-from agent.cri.sandbox_netns import NetnsLocator
 from agent.cri.sandboxes import Sandboxes
 from agent.kube.api_pods import ApiPods
 from agent.kube.client import ApiClient
@@ -59,9 +59,8 @@ class ClusterSource:
             events=events,
             state=settings.run_directory / "state" / "pods.json",
         )
-        self._locator = NetnsLocator()
         self.sandboxes = Sandboxes(
-            self._open_runtime, self._locator.locate, is_awaited=self._awaits_sandbox
+            self._open_runtime, sandbox_netns.locate, is_awaited=self._awaits_sandbox
         )
         self.kubelet_pods = KubeletPods(self.pods)
         self._watchers: tuple[Watcher[Any], ...] = (
@@ -79,17 +78,14 @@ class ClusterSource:
 
     async def run(self) -> None:
         """Follow API server, kubelet and runtime until cancelled."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks.start(group, "pods of the API", self.pods.run)
-                tasks.start(group, "pods of the kubelet", self.kubelet_pods.run)
-                tasks.start(group, "watch of policies", self._policies.run)
-                tasks.start(group, "sandboxes", self.sandboxes.run)
-                tasks.start(group, "pods and sandboxes", self._follow)
-                tasks.start(group, "modes of sandboxes", self._follow_modes)
-                tasks.start(group, "sandboxes of podgate-cni", self._follow_added)
-        finally:
-            self._locator.close()
+        async with asyncio.TaskGroup() as group:
+            tasks.start(group, "pods of the API", self.pods.run)
+            tasks.start(group, "pods of the kubelet", self.kubelet_pods.run)
+            tasks.start(group, "watch of policies", self._policies.run)
+            tasks.start(group, "sandboxes", self.sandboxes.run)
+            tasks.start(group, "pods and sandboxes", self._follow)
+            tasks.start(group, "modes of sandboxes", self._follow_modes)
+            tasks.start(group, "sandboxes of podgate-cni", self._follow_added)
 
     def node_uid(self) -> str:
         """Of this node's object in the API; empty while it is unknown."""

@@ -9,10 +9,11 @@ import dataclasses
 import ipaddress
 from collections.abc import Iterable, Sequence
 
+from agent.relay import interfaces
 from agent.settings import RelayRanges
 from bpf.abi import IPAddress, IPNetwork
 
-SLOTS = 8
+SLOTS = interfaces.SLOTS
 _SLOT_BITS = 3
 _NODE_HOST, _INSIDE_HOST = 1, 2
 

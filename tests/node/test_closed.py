@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
+from agent.cri import sandbox_netns
 from agent.cri.client import RuntimeClient
-from agent.cri.sandbox_netns import NetnsLocator
 from agent.default_deny import table as default_deny_table
 from agent.lab.kubelet_stub import KubeletStub
 from agent.logs import Event
@@ -35,11 +35,10 @@ async def kubelet() -> AsyncIterator[Cgroup]:
 
 
 async def netns_of(runtime: Containerd, sandbox: str) -> Netns:
-    client, locator = RuntimeClient(runtime.socket), NetnsLocator()
+    client = RuntimeClient(runtime.socket)
     try:
-        found = await locator.locate(await client.sandbox_details(sandbox))
+        found = await sandbox_netns.locate(await client.sandbox_details(sandbox))
     finally:
-        locator.close()
         await client.aclose()
     assert found.netns is not None, found.problem
     return found.netns

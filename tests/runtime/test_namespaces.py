@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from agent.cri import sandbox_netns
 from agent.cri.models import SandboxDetails
-from agent.cri.sandbox_netns import NetnsLocator, SandboxNetns, netns_paths
+from agent.cri.sandbox_netns import SandboxNetns, netns_paths
 from agent.lab.lab import Lab
 
 _PATH = "/var/run/netns/cni-0a"
@@ -157,11 +158,4 @@ def _locate(paths: Iterable[str], ips: Iterable[object]) -> SandboxNetns:
     spec = {"linux": {"namespaces": [{"type": "network", "path": path} for path in paths]}}
     details = _details({"info": json.dumps({"runtimeSpec": spec})}, [str(ip) for ip in ips])
 
-    async def locate() -> SandboxNetns:
-        locator = NetnsLocator()
-        try:
-            return await locator.locate(details)
-        finally:
-            locator.close()
-
-    return asyncio.run(locate())
+    return asyncio.run(sandbox_netns.locate(details))

@@ -5,9 +5,9 @@ import contextlib
 import pathlib
 from collections.abc import AsyncIterator, Callable
 
+from agent.cri import sandbox_netns
 from agent.cri.client import CALL_SECONDS, Runtime, RuntimeClient
 from agent.cri.models import CriContainer, Sandbox
-from agent.cri.sandbox_netns import NetnsLocator
 from agent.cri.sandboxes import Sandboxes
 from agent.pods.changes import Subscription
 from tests import polling
@@ -76,15 +76,11 @@ async def following(
         runtime = RuntimeClient(socket, call_seconds=call_seconds)
         return wrap(runtime) if wrap else runtime
 
-    locator = NetnsLocator()
+    watched = Watched(Sandboxes(open_wrapped, sandbox_netns.locate))
+    running = asyncio.create_task(watched.sandboxes.run())
     try:
-        watched = Watched(Sandboxes(open_wrapped, locator.locate))
-        running = asyncio.create_task(watched.sandboxes.run())
-        try:
-            yield watched
-        finally:
-            running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
+        yield watched
     finally:
-        locator.close()
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
