@@ -42,6 +42,8 @@ class Path:
     counted_from: float = float("inf")
     arrives: bool = False
     has_route: bool = True
+    rejected: int = 0
+    """How many a rule set of the host still drops when they are sent."""
     gate: int = IFINDEX
     sent: int = 0
 
@@ -67,6 +69,9 @@ class Host:
         path = self.paths[str(address)]
         if not path.has_route:
             raise OSError(errno.ENETUNREACH, "Network is unreachable")
+        if path.rejected:
+            path.rejected -= 1
+            raise OSError(errno.EPERM, "Operation not permitted")
         self.sent.append(str(address))
         path.sent += 1
         if path.sent >= path.counted_from:
@@ -161,6 +166,10 @@ async def node(host: Host) -> AsyncIterator[Node]:
         pytest.param(Path(arrives=True), BYPASSED, 3, id="arrives"),
         pytest.param(Path(), UNREACHABLE, 3, id="lost"),
         pytest.param(Path(has_route=False), UNREACHABLE, 0, id="no route"),
+        pytest.param(
+            Path(counted_from=1, rejected=1), CONFIRMED, 1, id="rejected by the default-deny table"
+        ),
+        pytest.param(Path(rejected=9), UNREACHABLE, 0, id="rejected by a firewall"),
     ],
 )
 @pytest.mark.parametrize("address", [V4, V6])
