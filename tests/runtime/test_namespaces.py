@@ -1,6 +1,7 @@
 """Network namespaces as runtimes report them, and their verification."""
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import os
@@ -14,6 +15,7 @@ from agent.cri import sandbox_netns
 from agent.cri.models import SandboxDetails
 from agent.cri.sandbox_netns import SandboxNetns, netns_paths
 from agent.lab.lab import Lab
+from agent.linux.pod_network import PodNetwork, PodNetworkReader
 
 _PATH = "/var/run/netns/cni-0a"
 _SPEC = {"linux": {"namespaces": [{"type": "pid"}, {"type": "network", "path": _PATH}]}}
@@ -119,7 +121,7 @@ def test_next_path_is_tried_after_a_mismatch(lab: Lab) -> None:
 
 
 @pytest.mark.kernel
-def test_namespace_that_vanishes_while_it_is_read_is_a_problem(
+def test_namespace_that_vanishes_while_it_is_read_has_no_number(
     lab: Lab, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its mount goes first; the file that it was mounted on is there for a moment longer."""
@@ -133,9 +135,14 @@ def test_namespace_that_vanishes_while_it_is_read_is_a_problem(
         return os.open(file, flags)
 
     monkeypatch.setattr("agent.linux.pod_network.os", _OsWithOther(open_left_over))
-    located = _locate([pod.netns.path], pod.addresses)
+
+    async def read() -> PodNetwork:
+        with contextlib.closing(PodNetworkReader()) as reader:
+            return await reader.read(pod.netns)
+
+    network = asyncio.run(read())
     assert opened == [pod.netns.path]
-    assert located.problem == ""
+    assert (network.nsid, network.interfaces) == (None, ())
 
 
 class _OsWithOther:
