@@ -80,6 +80,8 @@ class Bench:
         self.probes: list[tuple[str, ProbeOutcome]] = []
         self.suspended_seconds = 0.0
         """Time that passed without the event loop's clock."""
+        self.stepped_seconds = 0.0
+        """By how much the wall clock was set."""
         self.checks: list[scheduler.Check] = []
         self.delays: list[float] = []
         self.scheduler = scheduler.Scheduler(
@@ -88,11 +90,14 @@ class Bench:
             on_check=self.checks.append,
             on_delay=self.delays.append,
             starter=self.pods,
-            wall_clock=asyncio.get_running_loop().time,
+            wall_clock=self._wall_clock,
             boot_clock_ns=self._boot_clock_ns,
             max_in_flight=int(settings.pop("max_in_flight", 100)),
             **settings,
         )
+
+    def _wall_clock(self) -> float:
+        return asyncio.get_running_loop().time() + self.stepped_seconds
 
     def _boot_clock_ns(self) -> int:
         return round((asyncio.get_running_loop().time() + self.suspended_seconds) * 1e9)

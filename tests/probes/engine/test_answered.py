@@ -80,6 +80,17 @@ async def test_response_that_waited_for_the_prober_is_as_old_as_its_check(bench:
     assert found.finished_ns == 1_000_000_000  # started at 0, with a timeout of 1 s
 
 
+@pytest.mark.parametrize("step_seconds", [86400.0, -86400.0])
+async def test_step_of_the_wall_clock_moves_no_check(bench: Bench, step_seconds: float) -> None:
+    bench.scheduler.set_pod(pod(readiness=answered(1)))
+    await asyncio.sleep(2.5)
+    bench.stepped_seconds = step_seconds
+    await asyncio.sleep(2)
+    assert [check.finished_ns for check in bench.checks] == [
+        second * 1_000_000_000 for second in range(5)
+    ]
+
+
 async def test_liveness_is_checked_after_it_has_failed(bench: Bench) -> None:
     bench.pods.answers[1] = BAD
     bench.scheduler.set_pod(pod(liveness=answered(1)))
