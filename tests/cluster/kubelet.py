@@ -18,6 +18,7 @@ TUNABLES = {
     "kernel/keys/root_maxbytes": 25000000,
 }
 FEATURE_GATES = {"PodsAPI": True, "KubeletCrashLoopBackOffMax": True}
+LOG_LEVEL = 2
 _MAX_PODS = 250
 
 
@@ -54,7 +55,7 @@ class Kubelet:
                 f"--kubeconfig={control_plane.kubeconfig('kubelet')}",
                 f"--hostname-override={name}",
                 f"--node-ip={address}",
-                "-v=2",
+                f"-v={LOG_LEVEL}",
             ],
             own,
             directory / "kubelet.log",
@@ -74,8 +75,12 @@ class Kubelet:
 
     def restart_at(self, *addresses: str) -> None:
         """With these addresses of the node, from now on; the first one's family comes first."""
-        flags = [flag for flag in self.daemon.command if not flag.startswith("--node-ip=")]
-        self.daemon.command = [*flags, f"--node-ip={','.join(addresses)}"]
+        self._set_flag("--node-ip", ",".join(addresses))
+        self.restart()
+
+    def restart_verbose(self, level: int = LOG_LEVEL) -> None:
+        """With this level of its log, from now on; pkg/kubelet/prober logs each success at 3."""
+        self._set_flag("-v", str(level))
         self.restart()
 
     def restart_with(self, **settings: object) -> None:
@@ -86,6 +91,10 @@ class Kubelet:
 
     def wait_until_ready(self) -> None:
         polling.wait_until("the node is ready", self._is_ready)
+
+    def _set_flag(self, name: str, value: str) -> None:
+        flags = [flag for flag in self.daemon.command if not flag.startswith(f"{name}=")]
+        self.daemon.command = [*flags, f"{name}={value}"]
 
     def _write(self) -> None:
         self._file.write_text(json.dumps(self._content))

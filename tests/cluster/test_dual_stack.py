@@ -1,21 +1,17 @@
 """Pods with an address of each family, and a kubelet that probes the one of IPv6."""
 
 import contextlib
-import json
 import socket
 from collections.abc import Iterator
 
 import pytest
 
-from agent.lab.lab import NODE_IPV4, NODE_IPV6
-from tests import polling
-from tests.cluster import workloads
+from tests.cluster import families
 from tests.cluster.api import Json
 from tests.cluster.conftest import Namespaces
 from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import OneNode
-from tests.cluster.workloads import ISOLATION_READY, PORT, PROBED, PROBES_PASSING, Workloads
-from tests.runtime import containerd
+from tests.cluster.workloads import ISOLATION_READY, PORT, PROBED, PROBES_PASSING
 
 pytestmark = pytest.mark.kernel
 BOTH = (ISOLATION_READY, PROBES_PASSING)
@@ -24,32 +20,8 @@ _CONNECT_SECONDS = 1
 
 @pytest.fixture(scope="module")
 def dual_stack(bare_cluster: OneNode, podgate: Deployment) -> Iterator[OneNode]:
-    """New pods get both addresses, and the kubelet prefers those of IPv6."""
-    runtime, kubelet = bare_cluster.runtime, bare_cluster.kubelet
-    (file,) = runtime.cni_directory.glob("*.conflist")
-    single = file.read_text()
-    content = json.loads(single)
-    data = content["plugins"][0]["ipam"]["dataDir"]
-    content["plugins"][0] = containerd.ptp(dual_stack=True)
-    content["plugins"][0]["ipam"]["dataDir"] = data
-    file.write_text(json.dumps(content))
-    kubelet.restart_at(str(NODE_IPV6), str(NODE_IPV4))
-    kubelet.wait_until_ready()
-    with workloads.namespace(bare_cluster.api, "waits-for-dual-stack") as users:
-        # The runtime reads the file a little later.
-        polling.wait_until("pods have two addresses", lambda: _has_two(users))
-    yield bare_cluster
-    file.write_text(single)
-    kubelet.restart_at(str(NODE_IPV4))
-    kubelet.wait_until_ready()
-
-
-def _has_two(users: Workloads) -> bool:
-    users.run("web")
-    (pod,) = users.until_ready("web")
-    users.delete("web")
-    users.until_gone("web")
-    return len(pod["status"]["podIPs"]) == 2
+    with families.dual_stack(bare_cluster):
+        yield bare_cluster
 
 
 def _reachable(pod: Json) -> list[str]:
