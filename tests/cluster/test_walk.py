@@ -7,6 +7,7 @@ pod `web` that has probes.
 
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Iterator
 
@@ -19,11 +20,28 @@ from tests.cluster.workloads import MODE, PROBED, Workloads
 from tests.docs import blocks, shell
 from tests.docs.blocks import ROOT, WALKS
 from tests.docs.shell import Shell
+from tests.runtime import images
 
 pytestmark = pytest.mark.kernel
 
 _README = ROOT / "README.md"
 _GUIDES = [page for page in WALKS if page != _README and blocks.of(page, "cluster")]
+
+
+# It serves at the ports of the pages' pods.
+_CONTAINER = f"""image: {images.POD}
+      command:
+        - /bin/sh
+        - -c
+        - >-
+          echo ok > /www/status;
+          /bin/httpd -p 127.0.0.1:9090 -h /www;
+          exec /bin/httpd -f -p 8080 -h /www"""
+
+
+def _runnable(manifest: str) -> str:
+    """The manifest of a page with an image that the cluster has."""
+    return re.sub(r"image: registry\.example/.*", _CONTAINER, manifest)
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +96,8 @@ def test_readme_installs_podgate_and_closes_a_namespace(typed: Shell, shop: Work
 def test_commands_of_a_guide_work_in_their_order(
     page: pathlib.Path, typed: Shell, shop: Workloads
 ) -> None:
+    for name, content in blocks.files(page).items():
+        assert typed.run(f"cat > {name} <<'END'\n{_runnable(content)}END")[0] == 0
     for block in blocks.of(page, "cluster"):
         typed.follow(block)
     shop.until_ready("web")

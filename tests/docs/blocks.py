@@ -98,6 +98,12 @@ def read(page: pathlib.Path) -> list[Block]:
     return found
 
 
+def files(page: pathlib.Path) -> dict[str, str]:
+    """A page's YAML that begins with a comment, which is the name of its file."""
+    yaml = [block.text for block in read(page) if block.language == "yaml"]
+    return {text.split()[1]: text for text in yaml if text.startswith("# ")}
+
+
 def of(page: pathlib.Path, *markers: str) -> list[Block]:
     """A page's blocks of commands that have one of these markers, in their order."""
     return [block for block in read(page) if block.is_commands and block.marker in markers]

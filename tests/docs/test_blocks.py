@@ -135,6 +135,12 @@ def test_block_of_a_list_is_read_without_its_indentation(tmp_path: pathlib.Path)
     assert (indented.text, other.text) == ("one \\\n  two\n", "a: 1\n")
 
 
+def test_yaml_that_begins_with_a_file_name_is_a_file(tmp_path: pathlib.Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```yaml\n# pod.yaml\na: 1\n```\n\n```yaml\nb: 2\n```\n")
+    assert blocks.files(page) == {"pod.yaml": "# pod.yaml\na: 1\n"}
+
+
 def test_console_block_that_starts_with_output_is_an_error() -> None:
     block = Block(ROOT / "README.md", 7, "console", "sandbox", "output\n")
     with pytest.raises(blocks.BlockError, match=r"README\.md:7"):
