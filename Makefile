@@ -11,7 +11,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: demo test lint types test-unit test-kernel test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-kernels test-bare bench fuzz format docs pictures proto image plugin setup clean
+.PHONY: client demo test lint types test-unit test-kernel test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-kernels test-bare bench fuzz format docs pictures proto image plugin setup clean
 
 demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -132,6 +132,11 @@ image: setup
 	@mkdir -p dist
 	$(PYTHON) deploy/rootfs.py --name localhost/podgate:$$($(PYTHON) -c 'import agent; print(agent.VERSION)') \
 		--revision $$(git rev-parse HEAD) --sbom dist/podgate.spdx.json dist/podgate.tar
+
+# podgate-client: the clients of the node-local APIs, for other programs.
+client: setup
+	@mkdir -p dist
+	cd deploy/client && $(abspath $(PYTHON)) -m hatchling build -t wheel -d $(abspath dist)
 
 # `kubectl podgate`: one file, for a directory of the PATH.
 plugin:

@@ -1,6 +1,5 @@
-"""Base of the clients: connect, retry, resume, cancel. Needs grpcio only."""
+"""Base of the clients: connect, retry, resume, cancel. Needs grpcio and protobuf only."""
 
-import abc
 import argparse
 import contextlib
 import dataclasses
@@ -9,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 
@@ -19,7 +18,10 @@ CALL_SECONDS = 600.0
 # A connection that exists is ready at once.
 _READY_SECONDS = 0.5
 
-_OPTIONS = (
+ERROR_DELAY_SECONDS = 0.5
+MAX_DELAY_SECONDS = 3600.0
+
+OPTIONS = (
     # One message has all that belongs together, at any size.
     ("grpc.max_receive_message_length", 64 << 20),
     # grpcio would wait up to two minutes before it reconnects to a restarted agent.
@@ -49,12 +51,67 @@ class State:
 StateT = TypeVar("StateT", bound=State)
 
 
-class StreamClient(abc.ABC, Generic[StateT]):
+@dataclasses.dataclass(frozen=True)
+class Api(Generic[StateT]):
+    """The method of an API that streams its states, without I/O."""
+
+    subject: str
+    """What the server publishes, for messages."""
+    default_target: str
+    method: str
+    """Its path."""
+    request: Callable[[int, int], Any]
+    """Makes the request message of an instance_id and a rev."""
+    response: Any
+    """Class of the response messages."""
+    reader: Callable[[], Callable[[Any], StateT | None]]
+    """Makes a call's reader. It gets each response, and returns the state that is complete with it,
+    if any. Raises `StreamError`."""
+    is_followed: bool
+    """Whether one call has many states, or ends after one."""
+
+    def start(self, channel: Any, instance_id: int, rev: int, timeout_seconds: float) -> Any:
+        """The call, on a channel of grpc or grpc.aio."""
+        request = self.request(instance_id, rev)
+        method = channel.unary_stream(
+            self.method,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=self.response.FromString,
+        )
+        return method(request, timeout=timeout_seconds)
+
+    def error(self, error: grpc.RpcError) -> StreamError:
+        details = " ".join((error.details() or error.code().name).split())
+        return StreamError(f"cannot read {self.subject}: {details}", error.code())
+
+    def no_state(self, timeout_seconds: float) -> StreamError:
+        return StreamError(
+            f"no state of {self.subject} within {timeout_seconds:g} s",
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+        )
+
+    def ended(self) -> StreamError:
+        return StreamError(
+            f"cannot read {self.subject}: the response is incomplete", grpc.StatusCode.DATA_LOSS
+        )
+
+
+def check_position(instance_id: int, rev: int) -> None:
+    """Raises `ValueError` for numbers that no state has."""
+    if not 0 <= min(instance_id, rev) <= max(instance_id, rev) < 1 << 64:
+        raise ValueError(f"no state has instance id {instance_id} and rev {rev}")
+
+
+def delay_seconds(error_delay_seconds: float) -> float:
+    """How long to wait after an error: half to one and a half times as long, since all clients of a
+    node lose the server at the same moment, and must not return together."""
+    return error_delay_seconds * (0.5 + random.random())  # noqa: S311
+
+
+class StreamClient(Generic[StateT]):
     """Receives each new state, whole. `cancel` may be called from any thread, the rest from one."""
 
-    SUBJECT: ClassVar[str]
-    """What the server publishes, for messages."""
-    DEFAULT_TARGET: ClassVar[str]
+    API: Api[StateT]
 
     def __init__(
         self,
@@ -62,7 +119,7 @@ class StreamClient(abc.ABC, Generic[StateT]):
         *,
         instance_id: int = 0,
         rev: int = 0,
-        error_delay_seconds: float = 0.5,
+        error_delay_seconds: float = ERROR_DELAY_SECONDS,
         on_problem: Callable[[str], None] = lambda problem: None,
     ) -> None:
         """target: as gRPC writes it, `unix:///path` or `127.0.0.1:9651`; the default one if empty.
@@ -72,8 +129,7 @@ class StreamClient(abc.ABC, Generic[StateT]):
         error_delay_seconds: between attempts, half to one and a half times as long.
         on_problem: gets one sentence when calls start to fail; the client retries by itself.
         """
-        if not 0 <= min(instance_id, rev) <= max(instance_id, rev) < 1 << 64:
-            raise ValueError(f"no state has instance id {instance_id} and rev {rev}")
+        check_position(instance_id, rev)
         self.instance_id = instance_id
         self.rev = rev
         self._error_delay_seconds = error_delay_seconds
@@ -81,11 +137,14 @@ class StreamClient(abc.ABC, Generic[StateT]):
         self._problem = ""
         self._cancelled = threading.Event()
         self._call: Any = None
-        self._channel = grpc.insecure_channel(target or self.DEFAULT_TARGET, options=_OPTIONS)
-        self._add_methods()
+        self._read: Callable[[Any], StateT | None] = self.API.reader()
+        self._channel = grpc.insecure_channel(target or self.API.default_target, options=OPTIONS)
 
     def __iter__(self) -> Iterator[StateT]:
-        """Each new state, until cancelled."""
+        return self.watch()
+
+    def watch(self) -> Iterator[StateT]:
+        """Each new state, until cancelled. Never raises."""
         while (state := self.next()) is not None:
             yield state
 
@@ -101,6 +160,15 @@ class StreamClient(abc.ABC, Generic[StateT]):
             if state is not None:
                 return state
         return None
+
+    def once(self, timeout_seconds: float = 30.0) -> StateT:
+        """Wait for a state other than the last, without retries. Raises `StreamError`; its code is
+        DEADLINE_EXCEEDED if there is no such state in time."""
+        self._end()
+        state = self._receive(timeout_seconds)
+        if state is None:
+            raise self.API.no_state(timeout_seconds)
+        return state
 
     def cancel(self) -> None:
         """End `next`, now and from now on."""
@@ -120,29 +188,35 @@ class StreamClient(abc.ABC, Generic[StateT]):
         self.cancel()
         self._channel.close()
 
-    @abc.abstractmethod
-    def _add_methods(self) -> None:
-        """Create the methods that `_receive` calls, on the channel."""
-
-    @abc.abstractmethod
     def _receive(self, timeout_seconds: float) -> StateT | None:
         """Wait for a state other than the last; None if there was none. Raises `StreamError`."""
+        if (call := self._call) is None:
+            call = self.API.start(self._channel, self.instance_id, self.rev, timeout_seconds)
+            self._call, self._read = call, self.API.reader()
+            if self._cancelled.is_set():
+                call.cancel()
+        is_kept = False
+        try:
+            for response in call:
+                state = self._read(response)
+                if state is not None:
+                    self.instance_id, self.rev = state.instance_id, state.rev
+                    is_kept = self.API.is_followed
+                    return state
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return None
+            raise self.API.error(error) from None
+        finally:
+            if not is_kept:
+                self._end()
+        raise self.API.ended()
 
-    def _start(self, call: Any) -> Any:
-        """Let `cancel` end a call."""
-        self._call = call
-        if self._cancelled.is_set():
+    def _end(self) -> None:
+        # grpcio may deadlock when the interpreter exits while a call object exists.
+        if (call := self._call) is not None:
             call.cancel()
-        return call
-
-    def _advance(self, state: StateT) -> StateT:
-        """The next call continues from this state."""
-        self.instance_id, self.rev = state.instance_id, state.rev
-        return state
-
-    def _stream_error(self, error: grpc.RpcError) -> StreamError:
-        details = " ".join((error.details() or error.code().name).split())
-        return StreamError(f"cannot read {self.SUBJECT}: {details}", error.code())
+            self._call = None
 
     def _wait_after(self, error: StreamError) -> None:
         if self._cancelled.is_set():
@@ -150,8 +224,7 @@ class StreamClient(abc.ABC, Generic[StateT]):
         if not self._problem:
             self._problem = str(error)
             self._on_problem(self._problem)
-        # All clients of a node lose the server at the same moment, and must not return together.
-        self._cancelled.wait(self._error_delay_seconds * (0.5 + random.random()))  # noqa: S311
+        self._cancelled.wait(delay_seconds(self._error_delay_seconds))
 
 
 def run(
@@ -161,11 +234,19 @@ def run(
 ) -> None:
     """Call `handler` with each new state until SIGINT or SIGTERM, with the options of the command
     line. arguments: the process' own if None."""
-    parser = argparse.ArgumentParser(description=f"Follows {make.SUBJECT}.")
-    parser.add_argument("--target", default=make.DEFAULT_TARGET, help="address of the server")
+    parser = argparse.ArgumentParser(description=f"Follows {make.API.subject}.")
+    parser.add_argument("--target", default=make.API.default_target, help="address of the server")
     parser.add_argument("--once", action="store_true", help="exit after one state")
     parser.add_argument("--instance-id", type=int, default=0, help="of the last state")
     parser.add_argument("--rev", type=int, default=0, help="of the last state")
+    parser.add_argument(
+        "--error-delay",
+        dest="error_delay_seconds",
+        metavar="SECONDS",
+        type=_seconds,
+        default=ERROR_DELAY_SECONDS,
+        help="between attempts, half to one and a half times as long",
+    )
     options = vars(parser.parse_args(arguments))
     is_once = options.pop("once")
     try:
@@ -195,6 +276,14 @@ def cancelled_by_signals(cancel: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    # Not NaN and not infinite: a wait of these raises an error, or never ends.
+    if not 0 <= seconds <= MAX_DELAY_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and {MAX_DELAY_SECONDS:g}")
+    return seconds
 
 
 def _print(sentence: str) -> None:

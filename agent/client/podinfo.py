@@ -2,18 +2,19 @@
 
 A complete program:
 
-    from agent.client import podinfo
+    from podgate_client import podinfo
 
     podinfo.run(lambda state: print(state.rev, len(state.pods)))
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import grpc
 
-from agent.client import base
-from agent.client.v1alpha1 import podinfo_pb2
+from . import aio, base
+from .v1alpha1 import podinfo_pb2
 
 DEFAULT_TARGET = "unix:///run/podgate/podinfo/podinfo.sock"
 SERVICE = "podgate.podinfo.v1alpha1.PodInfo"
@@ -28,75 +29,100 @@ class PodInfoState(base.State):
     pods: tuple[podinfo_pb2.PodConditions, ...]
     """Sorted by namespace, name and uid."""
 
+    def by_uid(self) -> dict[str, podinfo_pb2.PodConditions]:
+        """Pods by UID, as `diff.Differ` compares them."""
+        return {pod.pod_uid: pod for pod in self.pods}
 
-class PodInfoClient(base.StreamClient[PodInfoState]):
-    """Receives each new state, whole. `cancel` may be called from any thread, the rest from one."""
 
-    SUBJECT = "the conditions of this node's pods"
-    DEFAULT_TARGET = DEFAULT_TARGET
-
-    def _add_methods(self) -> None:
-        self._watch = self._channel.unary_stream(
-            f"/{SERVICE}/WatchPodConditions",
-            request_serializer=podinfo_pb2.WatchPodConditionsRequest.SerializeToString,
-            response_deserializer=podinfo_pb2.WatchPodConditionsResponse.FromString,
-        )
-        self._list = self._channel.unary_stream(
-            f"/{SERVICE}/ListPodConditions",
-            request_serializer=podinfo_pb2.ListPodConditionsRequest.SerializeToString,
-            response_deserializer=podinfo_pb2.ListPodConditionsResponse.FromString,
-        )
-        self._get = self._channel.unary_unary(
-            f"/{SERVICE}/GetPodConditions",
-            request_serializer=podinfo_pb2.GetPodConditionsRequest.SerializeToString,
-            response_deserializer=podinfo_pb2.GetPodConditionsResponse.FromString,
-        )
-
-    def list(self, timeout_seconds: float) -> PodInfoState:
-        """The current state. Raises `StreamError`."""
-        request = podinfo_pb2.ListPodConditionsRequest()
-        try:
-            for response in self._list(request, timeout=timeout_seconds):
-                return _state(response)
-        except grpc.RpcError as error:
-            raise self._stream_error(error) from None
-        raise base.StreamError("the server sent no response to a list", grpc.StatusCode.DATA_LOSS)
-
-    def get(self, pod_uid: str, timeout_seconds: float) -> podinfo_pb2.PodConditions:
-        """One pod, by any of its uids. Raises `StreamError`, with NOT_FOUND if there is none."""
-        request = podinfo_pb2.GetPodConditionsRequest(pod_uid=pod_uid)
-        try:
-            response: podinfo_pb2.GetPodConditionsResponse = self._get(
-                request, timeout=timeout_seconds
-            )
-        except grpc.RpcError as error:
-            raise self._stream_error(error) from None
-        return response.pod
-
-    def _receive(self, timeout_seconds: float) -> PodInfoState | None:
-        if self._call is None:
-            request = podinfo_pb2.WatchPodConditionsRequest(
-                instance_id=self.instance_id, rev=self.rev
-            )
-            self._start(self._watch(request, timeout=timeout_seconds))
-        try:
-            for response in self._call:
-                return self._advance(_state(response))
-        except grpc.RpcError as error:
-            self._call = None
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                return None
-            raise self._stream_error(error) from None
-        # The server ended the stream without an error.
-        self._call = None
-        self._cancelled.wait(self._error_delay_seconds)
-        return None
+def _request(instance_id: int, rev: int) -> podinfo_pb2.WatchPodConditionsRequest:
+    return podinfo_pb2.WatchPodConditionsRequest(instance_id=instance_id, rev=rev)
 
 
 def _state(
     response: podinfo_pb2.ListPodConditionsResponse | podinfo_pb2.WatchPodConditionsResponse,
 ) -> PodInfoState:
     return PodInfoState(response.instance_id, response.rev, tuple(response.pods))
+
+
+API = base.Api(
+    subject="the conditions of this node's pods",
+    default_target=DEFAULT_TARGET,
+    method=f"/{SERVICE}/WatchPodConditions",
+    request=_request,
+    response=podinfo_pb2.WatchPodConditionsResponse,
+    reader=lambda: _state,
+    is_followed=True,
+)
+
+
+def _list(channel: Any) -> Any:
+    return channel.unary_stream(
+        f"/{SERVICE}/ListPodConditions",
+        request_serializer=podinfo_pb2.ListPodConditionsRequest.SerializeToString,
+        response_deserializer=podinfo_pb2.ListPodConditionsResponse.FromString,
+    )
+
+
+def _get(channel: Any) -> Any:
+    return channel.unary_unary(
+        f"/{SERVICE}/GetPodConditions",
+        request_serializer=podinfo_pb2.GetPodConditionsRequest.SerializeToString,
+        response_deserializer=podinfo_pb2.GetPodConditionsResponse.FromString,
+    )
+
+
+class PodInfoClient(base.StreamClient[PodInfoState]):
+    """Receives each new state, whole. `cancel` may be called from any thread, the rest from one."""
+
+    API = API
+
+    def list(self, timeout_seconds: float) -> PodInfoState:
+        """The current state. Raises `StreamError`."""
+        request = podinfo_pb2.ListPodConditionsRequest()
+        try:
+            for response in _list(self._channel)(request, timeout=timeout_seconds):
+                return _state(response)
+        except grpc.RpcError as error:
+            raise self.API.error(error) from None
+        raise self.API.ended()
+
+    def get(self, pod_uid: str, timeout_seconds: float) -> podinfo_pb2.PodConditions:
+        """One pod, by any of its uids. Raises `StreamError`, with NOT_FOUND if there is none."""
+        request = podinfo_pb2.GetPodConditionsRequest(pod_uid=pod_uid)
+        try:
+            response: podinfo_pb2.GetPodConditionsResponse = _get(self._channel)(
+                request, timeout=timeout_seconds
+            )
+        except grpc.RpcError as error:
+            raise self.API.error(error) from None
+        return response.pod
+
+
+class AsyncPodInfoClient(aio.AsyncStreamClient[PodInfoState]):
+    """Receives each new state, whole, on the event loop that creates it."""
+
+    API = API
+
+    async def list(self, timeout_seconds: float) -> PodInfoState:
+        """The current state. Raises `StreamError`."""
+        request = podinfo_pb2.ListPodConditionsRequest()
+        try:
+            async for response in _list(self._channel)(request, timeout=timeout_seconds):
+                return _state(response)
+        except grpc.RpcError as error:
+            raise self.API.error(error) from None
+        raise self.API.ended()
+
+    async def get(self, pod_uid: str, timeout_seconds: float) -> podinfo_pb2.PodConditions:
+        """One pod, by any of its uids. Raises `StreamError`, with NOT_FOUND if there is none."""
+        request = podinfo_pb2.GetPodConditionsRequest(pod_uid=pod_uid)
+        try:
+            response: podinfo_pb2.GetPodConditionsResponse = await _get(self._channel)(
+                request, timeout=timeout_seconds
+            )
+        except grpc.RpcError as error:
+            raise self.API.error(error) from None
+        return response.pod
 
 
 def run(handler: Callable[[PodInfoState], object], arguments: Sequence[str] | None = None) -> None:

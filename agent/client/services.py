@@ -2,22 +2,23 @@
 
 Needs grpcio and protobuf only. A complete program:
 
-    from agent.client import services
+    from podgate_client import services
 
     services.run(lambda state: print(state.rev, len(state.services)))
 """
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import grpc
 
-from agent.client import base
-from agent.client.v1alpha1 import endpoints_pb2
+from . import aio, base
+from .v1alpha1 import endpoints_pb2
 
 DEFAULT_TARGET = "unix:///run/podgate/localnet/localnet.sock"
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED
 METHOD = "/podgate.localnet.v1alpha1.Endpoints/Next"
 
 
@@ -30,63 +31,65 @@ class ServicesState(base.State):
     saved_at: datetime.datetime | None = None
     """When a previous agent saved this state, if the API server has not confirmed it since."""
 
+    def by_name(self) -> dict[tuple[str, str], endpoints_pb2.ServiceEndpoints]:
+        """Services by namespace and name, as `diff.Differ` compares them."""
+        return {(service.namespace, service.name): service for service in self.services}
+
+
+class _Assembly:
+    """The state of one call: a header, services and the end."""
+
+    def __init__(self) -> None:
+        self._services: list[endpoints_pb2.ServiceEndpoints] = []
+        self._header: endpoints_pb2.NextItem | None = None
+
+    def add(self, item: endpoints_pb2.NextItem) -> ServicesState | None:
+        """The state, with its last item. Raises `StreamError` for any other order."""
+        kind, header = item.WhichOneof("item"), self._header
+        if kind == "next" and header is None:
+            self._header = item
+        elif kind == "services" and header is not None:
+            self._services += item.services.items
+        elif kind == "end" and header and item.end.service_count == len(self._services):
+            saved_at = header.saved_at.ToDatetime(datetime.UTC)
+            return ServicesState(
+                header.next.instance_id,
+                header.next.rev,
+                tuple(self._services),
+                saved_at if header.HasField("saved_at") else None,
+            )
+        else:
+            raise API.ended()
+        return None
+
+
+def _request(instance_id: int, rev: int) -> endpoints_pb2.NextFilter:
+    return endpoints_pb2.NextFilter(instance_id=instance_id, rev=rev)
+
+
+API = base.Api(
+    subject="the service endpoints of this node",
+    default_target=DEFAULT_TARGET,
+    method=METHOD,
+    request=_request,
+    response=endpoints_pb2.NextItem,
+    reader=lambda: _Assembly().add,
+    is_followed=False,
+)
+
 
 class ServicesClient(base.StreamClient[ServicesState]):
     """Receives each new state, whole. `cancel` may be called from any thread, the rest from one."""
 
-    SUBJECT = "the service endpoints of this node"
-    DEFAULT_TARGET = DEFAULT_TARGET
+    API = API
 
-    def _add_methods(self) -> None:
-        self._next = self._channel.unary_stream(
-            METHOD,
-            request_serializer=endpoints_pb2.NextFilter.SerializeToString,
-            response_deserializer=endpoints_pb2.NextItem.FromString,
-        )
 
-    def request(self, timeout_seconds: float) -> ServicesState | None:
-        """Wait once for a state other than the last; None if there was none. Raises
-        `StreamError`."""
-        return self._receive(timeout_seconds)
+class AsyncServicesClient(aio.AsyncStreamClient[ServicesState]):
+    """Receives each new state, whole, on the event loop that creates it."""
 
-    def _receive(self, timeout_seconds: float) -> ServicesState | None:
-        position = endpoints_pb2.NextFilter(instance_id=self.instance_id, rev=self.rev)
-        call = self._start(self._next(position, timeout=timeout_seconds))
-        try:
-            return self._advance(_assemble(call))
-        except grpc.RpcError:
-            if call.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                return None
-            raise self._stream_error(call) from None
-        finally:
-            call.cancel()
-            # grpcio may deadlock when the interpreter exits while a call object exists.
-            self._call = None
+    API = API
 
 
 def run(handler: Callable[[ServicesState], object], arguments: Sequence[str] | None = None) -> None:
     """Call `handler` with each new state until SIGINT or SIGTERM; see `base.run`."""
     base.run(ServicesClient, handler, arguments)
-
-
-def _assemble(items: Iterator[endpoints_pb2.NextItem]) -> ServicesState:
-    """Raises `StreamError` for anything other than a header, services and the end."""
-    services: list[endpoints_pb2.ServiceEndpoints] = []
-    header: endpoints_pb2.NextItem | None = None
-    for item in items:
-        kind = item.WhichOneof("item")
-        if kind == "next" and header is None:
-            header = item
-        elif kind == "services" and header is not None:
-            services += item.services.items
-        elif kind == "end" and header is not None and item.end.service_count == len(services):
-            saved_at = header.saved_at.ToDatetime(datetime.UTC)
-            return ServicesState(
-                header.next.instance_id,
-                header.next.rev,
-                tuple(services),
-                saved_at if header.HasField("saved_at") else None,
-            )
-        else:
-            break
-    raise base.StreamError("the server's list of services is incomplete", grpc.StatusCode.DATA_LOSS)

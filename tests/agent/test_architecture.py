@@ -17,7 +17,7 @@ MAX_FILES = 15
 OTHER_OPTIONS = {
     *("--system-site-packages", "--cluster-cidr", "--root-dir"),
     *("--require-hashes", "--build-arg"),
-    *("--once", "--instance-id", "--rev", "--allow-localhost"),
+    *("--once", "--instance-id", "--rev", "--error-delay", "--allow-localhost"),
     "--yes",
 }
 

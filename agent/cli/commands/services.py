@@ -94,13 +94,12 @@ def services(
                     show(state)
             return
         try:
-            found = follower.request(_ANSWER_SECONDS)
+            show(follower.once(_ANSWER_SECONDS))
         except base.StreamError as error:
-            if error.code is services_client.UNAVAILABLE:
+            if error.code is services_client.DEADLINE_EXCEEDED and follower.is_connected():
+                raise PodgateError(
+                    "the agent has not listed all services yet; see its log, or retry"
+                ) from error
+            if error.code in (services_client.UNAVAILABLE, services_client.DEADLINE_EXCEEDED):
                 raise AgentUnreachableError(unreachable) from error
             raise PodgateError(f"{error}; see the agent's log.") from error
-        if found is None:
-            if not follower.is_connected():
-                raise AgentUnreachableError(unreachable)
-            raise PodgateError("the agent has not listed all services yet; see its log, or retry")
-        show(found)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from agent.client import base
+from agent.client import base, podinfo
 from agent.client.podinfo import PodInfoClient, PodInfoState
 from tests import polling
 from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node
@@ -142,6 +142,16 @@ async def test_podgate_pods_shows_a_table_and_json(node: Node) -> None:
     status, _, errors = await podgate_pods(node)
     assert status == 3
     assert "run 'podgate run'" in errors
+
+
+@pytest.mark.parametrize("delay", ["-1", "nan", "inf", "soon"])
+def test_impossible_error_delay_is_a_usage_error(
+    delay: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        podinfo.run(print, ["--target", "unix:/nowhere", f"--error-delay={delay}"])
+    assert caught.value.code == 2
+    assert "--error-delay" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_impossible_position_is_rejected_at_once() -> None:

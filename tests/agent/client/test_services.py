@@ -85,7 +85,9 @@ def test_incomplete_state_is_discarded(tmp_path: pathlib.Path, broken: list[pb.N
         assert (state.instance_id, state.rev) == (7, 3)
         assert [one.name for one in state.services] == ["web"]
         assert asked == [pb.NextFilter()] * 3
-    assert problems == ["the server's list of services is incomplete"]
+    assert problems == [
+        "cannot read the service endpoints of this node: the response is incomplete"
+    ]
 
 
 def test_each_call_continues_from_the_last_state(tmp_path: pathlib.Path) -> None:
@@ -109,7 +111,7 @@ def test_failed_request_raises_one_sentence(tmp_path: pathlib.Path) -> None:
         contextlib.closing(client_of(tmp_path / "nobody")) as client,
         pytest.raises(StreamError, match="cannot read"),
     ):
-        client.request(1.0)
+        client.once(WAIT_SECONDS)
 
 
 def test_impossible_position_is_rejected_at_once() -> None:
@@ -117,9 +119,11 @@ def test_impossible_position_is_rejected_at_once() -> None:
         ServicesClient("unix:/nowhere", rev=-1)
 
 
-async def test_request_has_a_time_limit(served: Served, client: ServicesClient) -> None:
+async def test_once_has_a_time_limit(served: Served, client: ServicesClient) -> None:
     await served.start(is_complete=False)
-    assert await asyncio.to_thread(client.request, 0.2) is None
+    with pytest.raises(StreamError, match=r"within 0\.2 s") as caught:
+        await asyncio.to_thread(client.once, 0.2)
+    assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
     await asyncio.to_thread(client.close)
 
 
@@ -225,8 +229,9 @@ def test_client_needs_nothing_of_the_agent() -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert told.stdout == (
-        "['agent'] ['agent.client', 'agent.client.base', 'agent.client.services', "
-        "'agent.client.v1alpha1', 'agent.client.v1alpha1.endpoints_pb2']\n"
+        "['agent'] ['agent.client', 'agent.client.aio', 'agent.client.base', "
+        "'agent.client.services', 'agent.client.v1alpha1', "
+        "'agent.client.v1alpha1.endpoints_pb2']\n"
     ), told.stderr
 
 

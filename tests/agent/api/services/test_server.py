@@ -289,7 +289,7 @@ async def as_unprivileged(served: Served) -> str:
         # home: grpcio imports with its first channel. It connects with the first call.
         "client = ServicesClient('unix:localnet/localnet.sock');"
         "os.chdir(sys.argv[1]); os.setgroups([]); os.setgid(65534); os.setuid(65534);"
-        "print([one.name for one in client.request(20).services])"
+        "print([one.name for one in client.once(20).services])"
     )
     directory = served.socket.parent.parent
     # The socket's own directory is open; those above it are the test's.
