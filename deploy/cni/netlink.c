@@ -18,6 +18,7 @@
 
 #define TIMEOUT_SECONDS 5
 #define MAX_ATTEMPTS	5
+#define KIND_SIZE	16 /* IFNAMSIZ, as the kernel limits it */
 
 /* Priority and handles of bpf/clsact.py; the second is of a filter that was moved. */
 #define PRIORITY 1
@@ -273,6 +274,39 @@ static int add_qdisc(int netlink, int ifindex)
 	return dump(netlink, &query, NULL, NULL);
 }
 
+static void collect_kind(const struct nlmsghdr *message, void *context)
+{
+	const struct tcmsg *body = NLMSG_DATA(message);
+	const struct rtattr *kind;
+
+	if (message->nlmsg_type != RTM_NEWQDISC)
+		return;
+	kind = attribute_of(TCA_RTA(body), TCA_PAYLOAD(message), TCA_KIND);
+	if (kind)
+		snprintf(context, KIND_SIZE, "%.*s", (int)RTA_PAYLOAD(kind),
+			 (const char *)RTA_DATA(kind));
+}
+
+/* As bpf/clsact.py `_check_qdisc`: on a qdisc ingress an egress filter runs at the ingress. */
+static bool check_qdisc(int netlink, int ifindex)
+{
+	struct tcmsg body = {
+		.tcm_family = AF_UNSPEC,
+		.tcm_ifindex = ifindex,
+		.tcm_parent = TC_H_CLSACT,
+	};
+	/* It is a notification, which reaches its requester only as an echo (tc_get_qdisc). */
+	struct request query = request(RTM_GETQDISC, NLM_F_ECHO, &body, sizeof(body));
+	char kind[KIND_SIZE] = "";
+	int error = dump(netlink, &query, collect_kind, kind);
+
+	if (error)
+		return set_error("cannot read the qdisc of interface %d (%s)", ifindex,
+				 strerror(error));
+	return !kind[0] || !strcmp(kind, "clsact") ||
+	       set_error("interface %d has a qdisc %s where clsact is needed", ifindex, kind);
+}
+
 bool add_filter(int netlink, int ifindex, bool is_egress, int program, const char *name)
 {
 	struct tcmsg body = filter_message(ifindex, is_egress, handles[0]);
@@ -287,6 +321,8 @@ bool add_filter(int netlink, int ifindex, bool is_egress, int program, const cha
 	if (error && error != EEXIST)
 		return set_error("cannot attach a clsact qdisc to interface %d (%s)", ifindex,
 				 strerror(error));
+	if (error && !check_qdisc(netlink, ifindex))
+		return false;
 	/* With the last filter a qdisc that was created for it is removed. */
 	snprintf(full_name, sizeof(full_name), "%s%s", name, error ? "" : "+qdisc");
 	add_attribute(&query, TCA_KIND, "bpf", sizeof("bpf"));

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+import pyroute2
 import pytest
 
 from agent.cni import state as cni_state
@@ -305,6 +306,26 @@ def test_map_of_another_layout_is_an_error(
             network.add("web", path)
         assert "is not the map that this version uses" in failure.value.answer.error["details"]
         network.delete("web", path)
+
+
+def test_no_filter_where_another_qdisc_would_run_it_in_the_other_direction(
+    node: Node, loaded: loader.Loaded
+) -> None:
+    """The CNI plugin bandwidth adds a qdisc ingress, on which egress filters run at the ingress."""
+    node.publish(Mode.OFF)
+    network = node.network(strictStart=True)
+    with sandbox("web") as path:
+        network.add("web", path)
+        pod = pod_in(path, "web")
+        with pyroute2.IPRoute() as netlink:
+            netlink.tc("add", "ingress", pod.ifindex)
+        node.publish(Mode.ENFORCE)
+        with pytest.raises(AddFailed) as failure:
+            network.gate("web", path)
+        problem = f"interface {pod.ifindex} has a qdisc ingress where clsact is needed"
+        assert problem in failure.value.answer.error["details"]
+        network.delete("web", path)
+        assert left(node, loaded) == nothing()
 
 
 def test_counters_begin_at_zero_whatever_another_gate_has_counted(
