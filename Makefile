@@ -11,7 +11,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: client demo test lint types test-unit test-kernel test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-kernels test-bare bench fuzz format docs pictures proto image plugin setup clean
+.PHONY: client go-stubs demo test lint types test-unit test-kernel test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-kernels test-bare bench fuzz format docs pictures proto image plugin setup clean
 
 demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -137,6 +137,11 @@ image: setup
 client: setup
 	@mkdir -p dist
 	cd deploy/client && $(abspath $(PYTHON)) -m hatchling build -t wheel -d $(abspath dist)
+
+# The same messages for Go, in dist/go/src/podgate.io/api, and compiled; needs Debian's golang-go,
+# protoc-gen-go, protoc-gen-go-grpc and golang-google-grpc-dev.
+go-stubs: setup
+	@deploy/client/go-stubs.sh $(abspath $(PYTHON)) $(abspath dist/go)
 
 # `kubectl podgate`: one file, for a directory of the PATH.
 plugin:
