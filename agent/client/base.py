@@ -279,11 +279,13 @@ def cancelled_by_signals(cancel: Callable[[], None]) -> Iterator[None]:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    # Not NaN and not infinite: a wait of these raises an error, or never ends.
-    if not 0 <= seconds <= MAX_DELAY_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and {MAX_DELAY_SECONDS:g}")
-    return seconds
+    with contextlib.suppress(ValueError):
+        # Not NaN and not infinite: a wait of these raises an error, or never ends.
+        if 0 <= (seconds := float(text)) <= MAX_DELAY_SECONDS:
+            return seconds
+    raise argparse.ArgumentTypeError(
+        f"{text} is not a number of seconds from 0 to {MAX_DELAY_SECONDS:g}"
+    )
 
 
 def _print(sentence: str) -> None:

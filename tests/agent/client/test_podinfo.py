@@ -151,7 +151,8 @@ def test_impossible_error_delay_is_a_usage_error(
     with pytest.raises(SystemExit) as caught:
         podinfo.run(print, ["--target", "unix:/nowhere", f"--error-delay={delay}"])
     assert caught.value.code == 2
-    assert "--error-delay" in capsys.readouterr().err.splitlines()[-1]
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.endswith(f"--error-delay: {delay} is not a number of seconds from 0 to 3600")
 
 
 def test_impossible_position_is_rejected_at_once() -> None:
