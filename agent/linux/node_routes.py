@@ -13,6 +13,7 @@ import socket
 import pyroute2
 from pyroute2.netlink.rtnl import ndmsg, rtmsg
 
+from agent.linux.rtnetlink import SharedIPRoute
 from bpf.abi import IPAddress, IPNetwork
 
 # include/uapi/linux/rtnetlink.h: types under which the node keeps a packet for itself.
@@ -59,7 +60,7 @@ class NodeRoutes:
 
     def __init__(self, netlink: pyroute2.AsyncIPRoute | None = None) -> None:
         # Strict: the kernel filters what it dumps (Linux 4.20); else pyroute2 does.
-        self._netlink = netlink or pyroute2.AsyncIPRoute(strict_check=True)
+        self._netlink = netlink or SharedIPRoute(strict_check=True)
 
     def close(self) -> None:
         self._netlink.close()

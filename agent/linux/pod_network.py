@@ -65,7 +65,7 @@ class PodNetworkReader:
     """Reads pods' networks on the event loop, each within 5 s."""
 
     def __init__(self) -> None:
-        self._node = pyroute2.AsyncIPRoute()
+        self._node = rtnetlink.SharedIPRoute()
 
     def close(self) -> None:
         self._node.close()

@@ -5,6 +5,7 @@ pyroute2 takes 0.3 ms to decode a link's hundred attributes, so of veths, which 
 attributes that podgate uses are decoded here; pyroute2 decodes the others.
 """
 
+import asyncio
 import dataclasses
 import struct
 from collections.abc import Callable, Iterator
@@ -72,6 +73,22 @@ class Link:
     @property
     def is_loopback(self) -> bool:
         return bool(self.flags & _IFF_LOOPBACK)
+
+
+class SharedIPRoute(pyroute2.AsyncIPRoute):  # type: ignore[misc]
+    """For requests of several tasks at once.
+
+    pyroute2 makes the transport at the first request. Each of several first requests would make
+    one for the same descriptor, which asyncio rejects with RuntimeError since Python 3.13.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._connecting = asyncio.Lock()
+        super().__init__(**options)
+
+    async def setup_endpoint(self) -> None:
+        async with self._connecting:
+            await super().setup_endpoint()
 
 
 async def read(netlink: pyroute2.AsyncIPRoute) -> list[Link]:
