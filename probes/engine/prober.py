@@ -45,7 +45,7 @@ class ProbePlan(msgspec.Struct, frozen=True):
     rejection: str = ""
     """Why there is no address to dial."""
     is_unknown: bool = False
-    """Whether that proves nothing about the pod: an error of the prober, which is never counted."""
+    """Whether that proves nothing about the pod, so that it is no verdict."""
 
     @property
     def candidates(self) -> tuple[DialCandidate, ...]:
@@ -235,9 +235,7 @@ class ProbeRun:
     def _failure(self) -> ProbeOutcome:
         """The joint outcome of all addresses; the first one's message comes first."""
         if not self._failed:
-            plan = self._plan
-            result = ProbeResult.UNKNOWN if plan.is_unknown else ProbeResult.FAILURE
-            return self._outcome(ExchangeResult(result, plan.rejection, plan.is_unknown), None)
+            return self._outcome(ExchangeResult(ProbeResult.FAILURE, self._plan.rejection), None)
         order = [candidate.address for candidate in self._plan.groups[0]]
         failed = sorted(self._failed, key=lambda attempt: order.index(attempt.address))
         verdicts = [attempt.verdict for attempt in failed if attempt.verdict is not None]

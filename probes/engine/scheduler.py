@@ -327,7 +327,8 @@ class Scheduler:
             if pod is not None:
                 self._observe(pod)
         self._guarded(self._on_probe, slot.key, outcome)
-        if self._on_check is not None and worker.probe.answered and not outcome.error:
+        is_verdict = not outcome.error and not slot.plan.is_unknown
+        if self._on_check is not None and worker.probe.answered and is_verdict:
             self._guarded(self._on_check, check_of(slot, outcome, self._boot_clock_ns()))
         self._report(slot, before)
 

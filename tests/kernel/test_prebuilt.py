@@ -22,6 +22,8 @@ from tests.kernel.test_attach import enforcing
 
 pytestmark = pytest.mark.kernel
 
+_TRACING = 26  # BPF_PROG_TYPE_TRACING
+
 # bcc loads every program of a set itself, and prints the tags by which the kernel identifies them:
 # hashes over the instructions without the descriptors of maps.
 _LOAD_BY_BCC = """
@@ -36,7 +38,7 @@ for programs in PROGRAM_SETS:
     flags = [*compiling.FLAGS, *features.compiler_flags(programs.features, used)]
     module = bcc.BPF(text=sources.expand(programs.source), cflags=flags)
     for program in programs.programs:
-        if program.kernel_function:
+        if program.type == 26:
             continue
         function = program.function.encode()
         module.funcs.pop(function, None)
@@ -75,7 +77,7 @@ def test_programs_are_those_that_bcc_loads(fresh_pins: pins.Pins) -> None:
     ours = {}
     for programs in PROGRAM_SETS:
         for program in programs.programs:
-            if program.kernel_function:  # bcc finds these functions by other names
+            if program.type == _TRACING:  # bcc finds what they trace by other names
                 continue
             with pins.opened(directories(fresh_pins)[programs.source] / program.name) as fd:
                 ours[program.name] = tag(fd)

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 
 from agent.lab import lab as labs
-from bpf.gates import GateConfig, Gates
+from bpf.gates import Attachment, GateConfig, Gates
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import conversations, links, traffic
+from tests.kernel.conftest import MakeGates
 from tests.kernel.counting import Counting
 from tests.kernel.guarded import CONTROL
 
@@ -33,6 +34,10 @@ Enforce = Callable[..., list[Counting]]
 
 @pytest.fixture
 def enforce(gates: Gates) -> Enforce:
+    return enforcing_by(gates)
+
+
+def enforcing_by(gates: Gates) -> Enforce:
     """Enforces for pods; returns the counts of their gates from then on."""
 
     def enforce(*pods: labs.LabPod, rules: tuple[Rule, ...] = ()) -> list[Counting]:
@@ -291,9 +296,10 @@ def test_synproxy_of_the_node_reaches_pods_by_a_rule_for_the_kernel(
 
 @PATHS
 def test_traffic_that_a_shaper_redirects_is_still_the_pod_s(
-    lab: labs.Lab, enforce: Enforce, bridged: bool
+    lab: labs.Lab, make_gates: MakeGates, bridged: bool
 ) -> None:
     """As the CNI's bandwidth plugin: what a pod sends takes a turn through an ifb interface."""
+    enforce = enforcing_by(make_gates(Attachment.TCX))  # its qdisc is in the place of clsact
     server = lab.add_pod("server", 1, bridged=bridged)
     client = lab.add_pod("client", 2, bridged=bridged)
     shaped = f"tc qdisc add dev {client.interface} ingress"

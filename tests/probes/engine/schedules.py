@@ -45,7 +45,7 @@ class Pods:
     def start(
         self, plan: prober.ProbePlan, netns: Netns, done: Callable[[ProbeOutcome], None], /
     ) -> Started:
-        port = plan.candidates[0].target.exchange().hop.port
+        port = plan.candidates[0].target.exchange().hop.port if plan.candidates else 0
         addresses = [candidate.address for candidate in plan.candidates]
         run = Started(self.loop.time(), port, netns, addresses)
         self.started.append(run)

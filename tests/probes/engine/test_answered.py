@@ -9,7 +9,7 @@ import pytest
 
 from probes.engine.workers import ProbeType
 from probes.results import ProbeResult
-from probes.spec import specs
+from probes.spec import definitions, specs
 from tests.probes.engine.schedules import (
     BAD,
     ERROR,
@@ -89,6 +89,15 @@ async def test_step_of_the_wall_clock_moves_no_check(bench: Bench, step_seconds:
     assert [check.finished_ns for check in bench.checks] == [
         second * 1_000_000_000 for second in range(5)
     ]
+
+
+async def test_check_of_an_unknown_network_is_no_verdict(bench: Bench) -> None:
+    bench.pods.answers[0] = BAD
+    network = definitions.OtherNetwork(interface="net1")
+    bench.scheduler.set_pod(pod(liveness=msgspec.structs.replace(answered(1), target=network)))
+    await asyncio.sleep(3.5)
+    assert bench.status("a", LIVENESS).failed == 4
+    assert bench.checks == []
 
 
 async def test_liveness_is_checked_after_it_has_failed(bench: Bench) -> None:
