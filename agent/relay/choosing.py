@@ -68,7 +68,7 @@ class Choosing:
     def on_readable(self, undecided: _Undecided) -> None:
         choice = undecided.choice
         try:
-            data = choice.kubelet.recv(_READ_BYTES)
+            data = choice.kubelet.recv(_READ_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError:

@@ -1,6 +1,7 @@
 """Connections to shared ports wait for their first request, and never for long."""
 
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,7 +29,6 @@ class Relay:
         kubelet = socket.create_connection(listener.getsockname())
         accepted, _ = listener.accept()
         listener.close()
-        accepted.setblocking(False)
         self.choosing.add(Choice(accepted, self.claimant, 8080, 0.01))
         kubelet.settimeout(30)
         return kubelet
@@ -59,6 +59,18 @@ def test_request_in_pieces_is_decided_when_it_is_complete(relay: Relay) -> None:
         kubelet.sendall(REQUEST[20:])
         assert relay.poll_until_chosen().received == REQUEST
         assert len(relay.choosing) == 0
+
+
+def test_event_without_data_never_waits_for_data(relay: Relay) -> None:
+    """Accepted sockets are blocking, and an event may be of a previous socket of the number."""
+    with relay.connect() as kubelet:
+        (undecided,) = relay.choosing._undecided
+        late = threading.Timer(2, kubelet.sendall, [b"G"])
+        late.start()
+        relay.choosing.on_readable(undecided)
+        assert undecided.choice.received == b""
+        late.join()
+        relay.choosing.abandon(relay.claimant)
 
 
 def test_what_is_no_http_is_decided_at_once(relay: Relay) -> None:
