@@ -10,7 +10,7 @@ from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
 from agent.probing.answered_probes import AnsweredProbes, CheckedVerdict
 from agent.probing.answers import Obstacle, ProbeName
-from probes.engine.checks import boot_clock_ns
+from probes.clock import boot_clock_ns
 
 VERDICTS = MetricFamily(
     "podgate_verdicts",

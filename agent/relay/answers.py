@@ -1,6 +1,5 @@
 """Probes that the relay answers, and the verdicts to answer them with."""
 
-import time
 from collections.abc import Iterable, Mapping
 
 from agent.relay.messages import Answer, AnswerOutcome, GrpcRequest, HttpRequest, Verdict
@@ -89,8 +88,3 @@ class TargetAnswers:
         """Store a verdict. That of an unknown answer is ignored: the answer was removed before."""
         if probe := self._by_id.get(verdict.answer_id):
             probe.verdict = verdict
-
-
-def boottime_ns() -> int:
-    """The clock of verdicts."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

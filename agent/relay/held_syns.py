@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from agent.relay.answers import NO_ANSWERS, PortAnswers, boottime_ns
+from agent.relay.answers import NO_ANSWERS, PortAnswers
 from agent.relay.choosing import Choice, Choosing, reset
 from agent.relay.connection import Connection
 from agent.relay.dialling import EXHAUSTED, dial
@@ -22,6 +22,7 @@ from agent.relay.pending import PendingRequest, PendingRequests
 from agent.relay.raw_sockets import PortListeners, SynInjector
 from agent.relay.segments import RESET_ON_CLOSE, Flow, Syn
 from agent.relay.targets import RelayTarget, Targets
+from probes.clock import boot_clock_ns
 from probes.netns import BareSocket, NetnsGoneError
 
 # The kernel retransmits a SYN after 1 s (RFC 6298), and doubles the wait each time. A missing
@@ -92,7 +93,7 @@ class HeldSyns:
         on_exhausted: Callable[[], None],
         on_warning: Callable[[str], None],
         now: Callable[[], float] = time.monotonic,
-        now_ns: Callable[[], int] = boottime_ns,
+        now_ns: Callable[[], int] = boot_clock_ns,
     ) -> None:
         """maximum: of held SYNs and connections together; on_full: the maximum is reached, and no
         more should arrive; on_exhausted: the process has no descriptor or memory left;

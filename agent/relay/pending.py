@@ -5,7 +5,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from agent.relay.answers import AnsweredProbe, PortAnswers, boottime_ns
+from agent.relay.answers import AnsweredProbe, PortAnswers
 from agent.relay.dialling import dial
 from agent.relay.epoll import READABLE, WRITABLE, EpollPoller
 from agent.relay.messages import Outcome
@@ -13,6 +13,7 @@ from agent.relay.outcomes import AnswerCounter
 from agent.relay.probe_requests import SETTINGS, RequestReader, grpc_response, http_response
 from agent.relay.segments import RESET_ON_CLOSE
 from agent.relay.targets import RelayTarget
+from probes.clock import boot_clock_ns
 from probes.netns import BareSocket, NetnsGoneError
 
 # For the whole request. The kubelet sends it at once; what takes longer is proxied, such as a
@@ -112,7 +113,7 @@ class PendingRequests:
         on_proxied: Callable[[PendingRequest, BareSocket], None],
         on_failed: Callable[[PendingRequest, Outcome], None],
         now: Callable[[], float] = time.monotonic,
-        now_ns: Callable[[], int] = boottime_ns,
+        now_ns: Callable[[], int] = boot_clock_ns,
     ) -> None:
         """on_proxied: owns both sockets, and sends what `reader` received; on_failed: the pod has
         not accepted, and the kubelet's connection was reset."""

@@ -1,7 +1,5 @@
 """Single results of answered probes: the newest one is what the kubelet's own probe gets."""
 
-import time
-
 import msgspec
 
 from probes.engine.slots import Slot
@@ -30,8 +28,3 @@ def check_of(slot: Slot, outcome: ProbeOutcome, now_ns: int) -> Check:
     latest_ns = slot.started_ns + round(probe.timeout_seconds * 1e9)
     valid = probe.period_seconds + probe.timeout_seconds
     return Check(slot.key, worker.container_id, outcome, min(now_ns, latest_ns), valid)
-
-
-def boot_clock_ns() -> int:
-    """Nanoseconds since the boot: no step of the wall clock moves it, and it includes suspends."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

@@ -12,8 +12,9 @@ from typing import Protocol
 
 import msgspec
 
+from probes.clock import boot_clock_ns
 from probes.engine import passing, prober, queue
-from probes.engine.checks import Check, boot_clock_ns, check_of
+from probes.engine.checks import Check, check_of
 from probes.engine.joint import Cancellable
 from probes.engine.slots import PodSlots, Slot
 from probes.engine.spreading import Spread

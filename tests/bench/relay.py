@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
-from agent.relay.answers import boottime_ns
 from agent.relay.messages import Answer, HttpRequest
 from bpf import loader, pins
+from probes.clock import boot_clock_ns
 from tests import processes
 from tests.bench import answering, figures
 from tests.bench.relayclient import REQUEST, RelayClient
@@ -150,7 +150,7 @@ def _answered(network: Lab, kubelet: cgroups.Cgroup) -> None:
     try:
         with _served(pod), relay_process(installation, pod) as relay:
             relay.set_answers(Answer(1, answering.PORT, HttpRequest(REQUEST), needs_pod=False))
-            relay.set_verdict(1, is_healthy=True, ends_ns=boottime_ns() + _HOUR_NS)
+            relay.set_verdict(1, is_healthy=True, ends_ns=boot_clock_ns() + _HOUR_NS)
             hosts = [relay.ipv4, pod.ipv4]
             client.probe("http", hosts, _WARM_UP)
             runs, cpu_us = _probes(client, "http", hosts, relay.process.pid)

@@ -15,9 +15,9 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from agent.lab.lab import LabPod
-from agent.relay.answers import boottime_ns
 from agent.relay.messages import Answer, GrpcRequest, HttpRequest, SharedRequest, TcpConnect
 from bpf import loader, pins
+from probes.clock import boot_clock_ns
 from tests import polling
 from tests.agent.relay.recordings import GRPC, HTTP
 from tests.agent.relay.test_probe_requests import LOOKALIKES
@@ -94,7 +94,7 @@ def serving(relay: RelayProcess, port: int) -> Iterator[Server]:
 
 def set_verdicts(relay: RelayProcess, *, is_healthy: bool = True) -> None:
     for answer in IDS.values():
-        relay.set_verdict(answer, is_healthy=is_healthy, ends_ns=boottime_ns() + HOUR_NS)
+        relay.set_verdict(answer, is_healthy=is_healthy, ends_ns=boot_clock_ns() + HOUR_NS)
 
 
 def connect(relay: RelayProcess, port: int, *, version: int = 4) -> socket.socket:
@@ -241,9 +241,9 @@ def test_probe_is_proxied_without_a_verdict_after_its_end_and_after_its_withdraw
     relay.counts()
     with serving(relay, port) as server:
         assert exchange(relay, port, HTTP) == b"from the pod"
-        relay.set_verdict(IDS[port], is_healthy=True, ends_ns=boottime_ns())
+        relay.set_verdict(IDS[port], is_healthy=True, ends_ns=boot_clock_ns())
         assert exchange(relay, port, HTTP) == b"from the pod"
-        relay.set_verdict(IDS[port], is_healthy=True, ends_ns=boottime_ns() + HOUR_NS)
+        relay.set_verdict(IDS[port], is_healthy=True, ends_ns=boot_clock_ns() + HOUR_NS)
         assert exchange(relay, port, HTTP).startswith(b"HTTP/1.1 200")
         relay.set_verdict(IDS[port], is_healthy=True, ends_ns=None)
         assert exchange(relay, port, HTTP) == b"from the pod"
@@ -259,14 +259,14 @@ def test_probe_is_proxied_without_a_verdict_after_its_end_and_after_its_withdraw
 def test_verdict_that_ends_while_the_relay_is_frozen_answers_nothing(relay: RelayProcess) -> None:
     """The probe was sent before the verdict's end, and is read after it."""
     with serving(relay, SHARED) as server:
-        ends_ns = boottime_ns() + 10**9
+        ends_ns = boot_clock_ns() + 10**9
         relay.set_verdict(IDS[SHARED], is_healthy=True, ends_ns=ends_ns)
         sock = connect(relay, SHARED)
         relay.process.send_signal(signal.SIGSTOP)
         try:
             sock.sendall(HTTP)
             sock.shutdown(socket.SHUT_WR)
-            polling.wait_until("the verdict has ended", lambda: boottime_ns() > ends_ns)
+            polling.wait_until("the verdict has ended", lambda: boot_clock_ns() > ends_ns)
         finally:
             relay.process.send_signal(signal.SIGCONT)
         with sock:
