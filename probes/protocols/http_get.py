@@ -210,6 +210,7 @@ class HttpExchange:
         self._request = target.request
         self._requests = 0
         self._reader: Reader = http1.Http1ResponseReader()
+        """A new one for each request."""
         self._next: _Redirect | None = None
         """The redirect to follow, once enough of its body is read."""
         if target.unsendable:
@@ -218,7 +219,6 @@ class HttpExchange:
     def start(self) -> bytes:
         self._requests += 1
         if isinstance(self._request, bytes):
-            self._reader = http1.Http1ResponseReader()
             return self._request
         self._reader = h2c.H2cResponseReader(self._request)
         return self._reader.outgoing()
