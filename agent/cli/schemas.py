@@ -108,6 +108,9 @@ def _of_field(field: descriptor.FieldDescriptor) -> dict[str, Any]:
     made: dict[str, Any]
     if field.message_type and field.message_type.full_name == "google.protobuf.Timestamp":
         made = _TIME
+    elif field.message_type and field.message_type.GetOptions().map_entry:
+        values = field.message_type.fields_by_name["value"]
+        return {"type": "object", "additionalProperties": _of_field(values)}
     elif field.message_type:
         made = _of_message(field.message_type)
     elif field.enum_type:

@@ -121,6 +121,10 @@ def _returns(method: MethodDescriptorProto) -> str:
 def _type(message: DescriptorProto, field: FieldDescriptorProto) -> str:
     name = FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
     text = _link(field.type_name) if field.type_name else name
+    for entry in message.nested_type:
+        if entry.options.map_entry and field.type_name.endswith(f".{message.name}.{entry.name}"):
+            key, value = (_type(entry, one) for one in entry.field)
+            return f"map of {key} to {value}"
     if field.label == FieldDescriptorProto.LABEL_REPEATED:
         return f"list of {text}"
     if field.HasField("oneof_index"):

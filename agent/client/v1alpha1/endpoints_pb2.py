@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%agent/client/v1alpha1/endpoints.proto\x12\x19podgate.localnet.v1alpha1\x1a\x1fgoogle/protobuf/timestamp.proto\".\n\nNextFilter\x12\x13\n\x0binstance_id\x18\x01 \x01(\x04\x12\x0b\n\x03rev\x18\x02 \x01(\x04\"\xdf\x01\n\x08NextItem\x12\x35\n\x04next\x18\x01 \x01(\x0b\x32%.podgate.localnet.v1alpha1.NextFilterH\x00\x12\x37\n\x08services\x18\x02 \x01(\x0b\x32#.podgate.localnet.v1alpha1.ServicesH\x00\x12-\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x1e.podgate.localnet.v1alpha1.EndH\x00\x12,\n\x08saved_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\n\x04item\"F\n\x08Services\x12:\n\x05items\x18\x01 \x03(\x0b\x32+.podgate.localnet.v1alpha1.ServiceEndpoints\"\x1c\n\x03\x45nd\x12\x15\n\rservice_count\x18\x01 \x01(\r\"\xd3\x04\n\x10ServiceEndpoints\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x34\n\x04type\x18\x04 \x01(\x0e\x32&.podgate.localnet.v1alpha1.ServiceType\x12\x13\n\x0bis_headless\x18\x05 \x01(\x08\x12\x13\n\x0b\x63luster_ips\x18\x06 \x03(\t\x12\x14\n\x0c\x65xternal_ips\x18\x07 \x03(\t\x12\x19\n\x11load_balancer_ips\x18\x08 \x03(\t\x12#\n\x1bload_balancer_source_ranges\x18\t \x03(\t\x12\x44\n\x10session_affinity\x18\n \x01(\x0e\x32*.podgate.localnet.v1alpha1.SessionAffinity\x12(\n session_affinity_timeout_seconds\x18\x0b \x01(\r\x12I\n\x17internal_traffic_policy\x18\x0c \x01(\x0e\x32(.podgate.localnet.v1alpha1.TrafficPolicy\x12I\n\x17\x65xternal_traffic_policy\x18\r \x01(\x0e\x32(.podgate.localnet.v1alpha1.TrafficPolicy\x12\x1e\n\x16health_check_node_port\x18\x0e \x01(\r\x12\x35\n\x05ports\x18\x0f \x03(\x0b\x32&.podgate.localnet.v1alpha1.ServicePort\"\xe1\x01\n\x0bServicePort\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x08protocol\x18\x02 \x01(\x0e\x32#.podgate.localnet.v1alpha1.Protocol\x12\x0c\n\x04port\x18\x03 \x01(\r\x12\x11\n\tnode_port\x18\x04 \x01(\r\x12\x14\n\x0c\x61pp_protocol\x18\x05 \x01(\t\x12\x36\n\tendpoints\x18\x06 \x03(\x0b\x32#.podgate.localnet.v1alpha1.Endpoint\x12\x1e\n\x16has_endpoints_anywhere\x18\x07 \x01(\x08\"\xae\x01\n\x08\x45ndpoint\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x10\n\x08is_local\x18\x03 \x01(\x08\x12\x13\n\x0bis_internal\x18\x04 \x01(\x08\x12\x13\n\x0bis_external\x18\x05 \x01(\x08\x12\x1d\n\x15is_external_from_node\x18\x06 \x01(\x08\x12\x16\n\x0eis_terminating\x18\x07 \x01(\x08\x12\x10\n\x08hostname\x18\x08 \x01(\t*\x84\x01\n\x0bServiceType\x12\x1c\n\x18SERVICE_TYPE_UNSPECIFIED\x10\x00\x12\x1b\n\x17SERVICE_TYPE_CLUSTER_IP\x10\x01\x12\x1a\n\x16SERVICE_TYPE_NODE_PORT\x10\x02\x12\x1e\n\x1aSERVICE_TYPE_LOAD_BALANCER\x10\x03*n\n\x0fSessionAffinity\x12 \n\x1cSESSION_AFFINITY_UNSPECIFIED\x10\x00\x12\x19\n\x15SESSION_AFFINITY_NONE\x10\x01\x12\x1e\n\x1aSESSION_AFFINITY_CLIENT_IP\x10\x02*e\n\rTrafficPolicy\x12\x1e\n\x1aTRAFFIC_POLICY_UNSPECIFIED\x10\x00\x12\x1a\n\x16TRAFFIC_POLICY_CLUSTER\x10\x01\x12\x18\n\x14TRAFFIC_POLICY_LOCAL\x10\x02*[\n\x08Protocol\x12\x18\n\x14PROTOCOL_UNSPECIFIED\x10\x00\x12\x10\n\x0cPROTOCOL_TCP\x10\x01\x12\x10\n\x0cPROTOCOL_UDP\x10\x02\x12\x11\n\rPROTOCOL_SCTP\x10\x03\x32\x61\n\tEndpoints\x12T\n\x04Next\x12%.podgate.localnet.v1alpha1.NextFilter\x1a#.podgate.localnet.v1alpha1.NextItem0\x01\x42\x33Z1podgate.io/api/localnet/v1alpha1;localnetv1alpha1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%agent/client/v1alpha1/endpoints.proto\x12\x19podgate.localnet.v1alpha1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdc\x02\n\nNextFilter\x12\x13\n\x0binstance_id\x18\x01 \x01(\x04\x12\x0b\n\x03rev\x18\x02 \x01(\x04\x12\x12\n\nnamespaces\x18\x03 \x03(\t\x12\x35\n\x05types\x18\x04 \x03(\x0e\x32&.podgate.localnet.v1alpha1.ServiceType\x12:\n\x08\x66\x61milies\x18\x05 \x03(\x0e\x32(.podgate.localnet.v1alpha1.AddressFamily\x12\x16\n\x0elabel_patterns\x18\x06 \x03(\t\x12\x1b\n\x13\x61nnotation_patterns\x18\x07 \x03(\t\x12\x1a\n\x12service_proxy_name\x18\x08 \x01(\t\x12\x15\n\rall_endpoints\x18\t \x01(\x08\x12\x18\n\x10\x65ndpoint_details\x18\n \x01(\x08\x12\x15\n\raccepts_delta\x18\x0b \x01(\x08\x12\x0c\n\x04node\x18\x0c \x01(\t\"\xf1\x01\n\x08NextItem\x12\x35\n\x04next\x18\x01 \x01(\x0b\x32%.podgate.localnet.v1alpha1.NextFilterH\x00\x12\x37\n\x08services\x18\x02 \x01(\x0b\x32#.podgate.localnet.v1alpha1.ServicesH\x00\x12-\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x1e.podgate.localnet.v1alpha1.EndH\x00\x12,\n\x08saved_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08is_delta\x18\x05 \x01(\x08\x42\x06\n\x04item\"\x7f\n\x08Services\x12:\n\x05items\x18\x01 \x03(\x0b\x32+.podgate.localnet.v1alpha1.ServiceEndpoints\x12\x37\n\x07removed\x18\x02 \x03(\x0b\x32&.podgate.localnet.v1alpha1.ServiceName\".\n\x0bServiceName\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x1c\n\x03\x45nd\x12\x15\n\rservice_count\x18\x01 \x01(\r\"\xf9\x07\n\x10ServiceEndpoints\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x34\n\x04type\x18\x04 \x01(\x0e\x32&.podgate.localnet.v1alpha1.ServiceType\x12\x13\n\x0bis_headless\x18\x05 \x01(\x08\x12\x13\n\x0b\x63luster_ips\x18\x06 \x03(\t\x12\x14\n\x0c\x65xternal_ips\x18\x07 \x03(\t\x12\x19\n\x11load_balancer_ips\x18\x08 \x03(\t\x12#\n\x1bload_balancer_source_ranges\x18\t \x03(\t\x12\x44\n\x10session_affinity\x18\n \x01(\x0e\x32*.podgate.localnet.v1alpha1.SessionAffinity\x12(\n session_affinity_timeout_seconds\x18\x0b \x01(\r\x12I\n\x17internal_traffic_policy\x18\x0c \x01(\x0e\x32(.podgate.localnet.v1alpha1.TrafficPolicy\x12I\n\x17\x65xternal_traffic_policy\x18\r \x01(\x0e\x32(.podgate.localnet.v1alpha1.TrafficPolicy\x12\x1e\n\x16health_check_node_port\x18\x0e \x01(\r\x12\x35\n\x05ports\x18\x0f \x03(\x0b\x32&.podgate.localnet.v1alpha1.ServicePort\x12G\n\x06labels\x18\x10 \x03(\x0b\x32\x37.podgate.localnet.v1alpha1.ServiceEndpoints.LabelsEntry\x12Q\n\x0b\x61nnotations\x18\x11 \x03(\x0b\x32<.podgate.localnet.v1alpha1.ServiceEndpoints.AnnotationsEntry\x12\x15\n\rexternal_name\x18\x12 \x01(\t\x12M\n\x15load_balancer_ingress\x18\x13 \x03(\x0b\x32..podgate.localnet.v1alpha1.LoadBalancerIngress\x12#\n\x1bpublish_not_ready_addresses\x18\x14 \x01(\x08\x12\x1a\n\x12service_proxy_name\x18\x15 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"g\n\x13LoadBalancerIngress\x12\n\n\x02ip\x18\x01 \x01(\t\x12\x10\n\x08hostname\x18\x02 \x01(\t\x12\x32\n\x07ip_mode\x18\x03 \x01(\x0e\x32!.podgate.localnet.v1alpha1.IpMode\"\xe1\x01\n\x0bServicePort\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x08protocol\x18\x02 \x01(\x0e\x32#.podgate.localnet.v1alpha1.Protocol\x12\x0c\n\x04port\x18\x03 \x01(\r\x12\x11\n\tnode_port\x18\x04 \x01(\r\x12\x14\n\x0c\x61pp_protocol\x18\x05 \x01(\t\x12\x36\n\tendpoints\x18\x06 \x03(\x0b\x32#.podgate.localnet.v1alpha1.Endpoint\x12\x1e\n\x16has_endpoints_anywhere\x18\x07 \x01(\x08\"\xeb\x02\n\x08\x45ndpoint\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x10\n\x08is_local\x18\x03 \x01(\x08\x12\x13\n\x0bis_internal\x18\x04 \x01(\x08\x12\x13\n\x0bis_external\x18\x05 \x01(\x08\x12\x1d\n\x15is_external_from_node\x18\x06 \x01(\x08\x12\x16\n\x0eis_terminating\x18\x07 \x01(\x08\x12\x10\n\x08hostname\x18\x08 \x01(\t\x12\x0c\n\x04node\x18\t \x01(\t\x12\x0c\n\x04zone\x18\n \x01(\t\x12\x34\n\x03pod\x18\x0b \x01(\x0b\x32\'.podgate.localnet.v1alpha1.PodReference\x12\x41\n\nconditions\x18\x0c \x01(\x0b\x32-.podgate.localnet.v1alpha1.EndpointConditions\x12\x12\n\nhint_zones\x18\r \x03(\t\x12\x12\n\nhint_nodes\x18\x0e \x03(\t\"<\n\x0cPodReference\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\"I\n\x12\x45ndpointConditions\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0f\n\x07serving\x18\x02 \x01(\x08\x12\x13\n\x0bterminating\x18\x03 \x01(\x08*E\n\x06IpMode\x12\x17\n\x13IP_MODE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bIP_MODE_VIP\x10\x01\x12\x11\n\rIP_MODE_PROXY\x10\x02*\xa4\x01\n\x0bServiceType\x12\x1c\n\x18SERVICE_TYPE_UNSPECIFIED\x10\x00\x12\x1b\n\x17SERVICE_TYPE_CLUSTER_IP\x10\x01\x12\x1a\n\x16SERVICE_TYPE_NODE_PORT\x10\x02\x12\x1e\n\x1aSERVICE_TYPE_LOAD_BALANCER\x10\x03\x12\x1e\n\x1aSERVICE_TYPE_EXTERNAL_NAME\x10\x04*a\n\rAddressFamily\x12\x1e\n\x1a\x41\x44\x44RESS_FAMILY_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41\x44\x44RESS_FAMILY_IPV4\x10\x01\x12\x17\n\x13\x41\x44\x44RESS_FAMILY_IPV6\x10\x02*n\n\x0fSessionAffinity\x12 \n\x1cSESSION_AFFINITY_UNSPECIFIED\x10\x00\x12\x19\n\x15SESSION_AFFINITY_NONE\x10\x01\x12\x1e\n\x1aSESSION_AFFINITY_CLIENT_IP\x10\x02*e\n\rTrafficPolicy\x12\x1e\n\x1aTRAFFIC_POLICY_UNSPECIFIED\x10\x00\x12\x1a\n\x16TRAFFIC_POLICY_CLUSTER\x10\x01\x12\x18\n\x14TRAFFIC_POLICY_LOCAL\x10\x02*[\n\x08Protocol\x12\x18\n\x14PROTOCOL_UNSPECIFIED\x10\x00\x12\x10\n\x0cPROTOCOL_TCP\x10\x01\x12\x10\n\x0cPROTOCOL_UDP\x10\x02\x12\x11\n\rPROTOCOL_SCTP\x10\x03\x32\x61\n\tEndpoints\x12T\n\x04Next\x12%.podgate.localnet.v1alpha1.NextFilter\x1a#.podgate.localnet.v1alpha1.NextItem0\x01\x42\x33Z1podgate.io/api/localnet/v1alpha1;localnetv1alpha1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,28 +33,48 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'agent.client.v1alpha1.endpo
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z1podgate.io/api/localnet/v1alpha1;localnetv1alpha1'
-  _globals['_SERVICETYPE']._serialized_start=1481
-  _globals['_SERVICETYPE']._serialized_end=1613
-  _globals['_SESSIONAFFINITY']._serialized_start=1615
-  _globals['_SESSIONAFFINITY']._serialized_end=1725
-  _globals['_TRAFFICPOLICY']._serialized_start=1727
-  _globals['_TRAFFICPOLICY']._serialized_end=1828
-  _globals['_PROTOCOL']._serialized_start=1830
-  _globals['_PROTOCOL']._serialized_end=1921
-  _globals['_NEXTFILTER']._serialized_start=101
-  _globals['_NEXTFILTER']._serialized_end=147
-  _globals['_NEXTITEM']._serialized_start=150
-  _globals['_NEXTITEM']._serialized_end=373
-  _globals['_SERVICES']._serialized_start=375
-  _globals['_SERVICES']._serialized_end=445
-  _globals['_END']._serialized_start=447
-  _globals['_END']._serialized_end=475
-  _globals['_SERVICEENDPOINTS']._serialized_start=478
-  _globals['_SERVICEENDPOINTS']._serialized_end=1073
-  _globals['_SERVICEPORT']._serialized_start=1076
-  _globals['_SERVICEPORT']._serialized_end=1301
-  _globals['_ENDPOINT']._serialized_start=1304
-  _globals['_ENDPOINT']._serialized_end=1478
-  _globals['_ENDPOINTS']._serialized_start=1923
-  _globals['_ENDPOINTS']._serialized_end=2020
+  _globals['_SERVICEENDPOINTS_LABELSENTRY']._loaded_options = None
+  _globals['_SERVICEENDPOINTS_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_SERVICEENDPOINTS_ANNOTATIONSENTRY']._loaded_options = None
+  _globals['_SERVICEENDPOINTS_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_IPMODE']._serialized_start=2759
+  _globals['_IPMODE']._serialized_end=2828
+  _globals['_SERVICETYPE']._serialized_start=2831
+  _globals['_SERVICETYPE']._serialized_end=2995
+  _globals['_ADDRESSFAMILY']._serialized_start=2997
+  _globals['_ADDRESSFAMILY']._serialized_end=3094
+  _globals['_SESSIONAFFINITY']._serialized_start=3096
+  _globals['_SESSIONAFFINITY']._serialized_end=3206
+  _globals['_TRAFFICPOLICY']._serialized_start=3208
+  _globals['_TRAFFICPOLICY']._serialized_end=3309
+  _globals['_PROTOCOL']._serialized_start=3311
+  _globals['_PROTOCOL']._serialized_end=3402
+  _globals['_NEXTFILTER']._serialized_start=102
+  _globals['_NEXTFILTER']._serialized_end=450
+  _globals['_NEXTITEM']._serialized_start=453
+  _globals['_NEXTITEM']._serialized_end=694
+  _globals['_SERVICES']._serialized_start=696
+  _globals['_SERVICES']._serialized_end=823
+  _globals['_SERVICENAME']._serialized_start=825
+  _globals['_SERVICENAME']._serialized_end=871
+  _globals['_END']._serialized_start=873
+  _globals['_END']._serialized_end=901
+  _globals['_SERVICEENDPOINTS']._serialized_start=904
+  _globals['_SERVICEENDPOINTS']._serialized_end=1921
+  _globals['_SERVICEENDPOINTS_LABELSENTRY']._serialized_start=1824
+  _globals['_SERVICEENDPOINTS_LABELSENTRY']._serialized_end=1869
+  _globals['_SERVICEENDPOINTS_ANNOTATIONSENTRY']._serialized_start=1871
+  _globals['_SERVICEENDPOINTS_ANNOTATIONSENTRY']._serialized_end=1921
+  _globals['_LOADBALANCERINGRESS']._serialized_start=1923
+  _globals['_LOADBALANCERINGRESS']._serialized_end=2026
+  _globals['_SERVICEPORT']._serialized_start=2029
+  _globals['_SERVICEPORT']._serialized_end=2254
+  _globals['_ENDPOINT']._serialized_start=2257
+  _globals['_ENDPOINT']._serialized_end=2620
+  _globals['_PODREFERENCE']._serialized_start=2622
+  _globals['_PODREFERENCE']._serialized_end=2682
+  _globals['_ENDPOINTCONDITIONS']._serialized_start=2684
+  _globals['_ENDPOINTCONDITIONS']._serialized_end=2757
+  _globals['_ENDPOINTS']._serialized_start=3404
+  _globals['_ENDPOINTS']._serialized_end=3501
 # @@protoc_insertion_point(module_scope)
