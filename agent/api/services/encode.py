@@ -185,8 +185,7 @@ def _addresses(texts: Iterable[str]) -> list[CanonicalAddress]:
 
 
 def _load_balancer_ips(service: objects.ApiService) -> list[CanonicalAddress]:
-    if service.spec.type != objects.LOAD_BALANCER:
-        return []
+    """Whatever the type: the API server removes them from services of other types."""
     ingress = service.status.load_balancer.ingress or ()
     return _addresses(one.ip for one in ingress if (one.ip_mode or objects.VIP) == objects.VIP)
 
@@ -196,5 +195,8 @@ def _of(families: frozenset[bool], found: list[CanonicalAddress]) -> list[Canoni
 
 
 def _source_ranges(spec: objects.ServiceSpec) -> list[str]:
+    """One of all addresses is no restriction in its family (kube-proxy's newBaseServiceInfo)."""
     texts = spec.load_balancer_source_ranges or ()
-    return [network for text in texts if (network := addresses.parse_network(text))]
+    found = [network for text in texts if (network := addresses.parse_network(text))]
+    unrestricted = {":" in network for network in found if network.endswith("/0")}
+    return [network for network in found if (":" in network) not in unrestricted]

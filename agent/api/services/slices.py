@@ -137,7 +137,8 @@ def endpoints_of(slices: Iterable[ParsedSlice], name: str, protocol: str) -> lis
     """All endpoints of a service's port, each once and sorted.
 
     Controllers move endpoints from slice to slice by adding first, so one may be in two for a
-    moment. The one that is local, ready or not terminating then counts, in this order.
+    moment; and a network may give the address of a terminating pod to another pod. The one that is
+    not terminating, local or ready then counts, in this order.
     """
     return _unique(
         Endpoint(candidate, port.number)
@@ -165,8 +166,8 @@ def _unique(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
 
 def _weight(candidate: EndpointCandidate) -> tuple[bool, bool, bool, bool]:
     return (
+        not candidate.is_terminating,
         candidate.is_local,
         candidate.is_ready,
-        not candidate.is_terminating,
         candidate.is_serving,
     )

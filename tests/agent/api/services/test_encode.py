@@ -81,6 +81,15 @@ def test_service_has_all_fields_that_proxies_need() -> None:
     assert [one.is_local for one in port.endpoints] == [True, False]
 
 
+def test_source_range_of_all_addresses_restricts_nothing_in_its_family() -> None:
+    found = encoded(
+        service(loadBalancerSourceRanges=["198.18.3.0/24", "0.0.0.0/0", "fd00:18::/64", "2001::/0"])
+    )
+    assert list(found.load_balancer_source_ranges) == []
+    found = encoded(service(loadBalancerSourceRanges=["198.18.3.0/24", "::/0"]))
+    assert list(found.load_balancer_source_ranges) == ["198.18.3.0/24"]
+
+
 @pytest.mark.parametrize(
     "spec",
     [
@@ -202,6 +211,18 @@ def test_local_and_ready_mention_of_two_counts(is_first: bool) -> None:
     ]
     (port,) = encoded(service(), *(both if is_first else reversed(both))).ports
     assert [one.is_local for one in port.endpoints] == [True]
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_running_pod_counts_before_a_terminating_one_with_the_same_address(is_first: bool) -> None:
+    ending = endpoint_json("198.19.0.1", node=NODE, ready=False, serving=True, terminating=True)
+    both = [
+        endpoint_slice(ending, name="web-2"),
+        endpoint_slice(endpoint_json("198.19.0.1"), endpoint_json("198.19.0.2", ready=False)),
+    ]
+    (port,) = encoded(service(), *(both if is_first else reversed(both))).ports
+    (found,) = port.endpoints
+    assert (found.is_local, found.is_terminating) == (False, False)
 
 
 def test_headless_services_have_ready_endpoints_for_dns() -> None:
