@@ -1,0 +1,82 @@
+"""What a node publishes of services and slices, as kube-proxy's change trackers see them."""
+
+import asyncio
+import contextlib
+import dataclasses
+import ipaddress
+from collections.abc import AsyncIterator
+
+from agent.api.services import objects
+from agent.api.services.publisher import COALESCING_SECONDS, ServicePublisher
+from agent.client.v1alpha1 import endpoints_pb2 as pb
+from agent.proxy.frontends import FrontendChange, FrontendTable
+from tests.agent.api.services import making
+from tests.agent.api.services.making import NODE
+
+NODE_ADDRESSES = tuple(map(ipaddress.ip_address, ("198.18.250.1", "fd00:18::198:18:250:1")))
+
+
+@dataclasses.dataclass(frozen=True)
+class Synced:
+    """The state after a sync, and what the sync changed: one pass of kube-proxy's loop."""
+
+    services: dict[str, pb.ServiceEndpoints]
+    """By "namespace/name"."""
+    changed: set[str]
+    """Services that were added, changed or removed."""
+    frontends: FrontendChange
+    """What the proxies get of that."""
+
+
+class ProxiedNode:
+    """A publisher with fake time (pytest's marker `looptime`), and the frontends of a proxy."""
+
+    def __init__(self) -> None:
+        self.publisher = ServicePublisher(NODE, readiness=making.no_readiness)
+        self._table = FrontendTable()
+        self._services: dict[str, pb.ServiceEndpoints] = {}
+        self._rev = 0
+
+    def set_service(
+        self, old: objects.ApiService | None, new: objects.ApiService | None = None
+    ) -> None:
+        self.publisher.set_service(old, new)
+
+    def set_slice(
+        self, old: objects.EndpointSlice | None, new: objects.EndpointSlice | None
+    ) -> None:
+        self.publisher.set_slice(old, new)
+
+    @property
+    def kept(self) -> int:
+        """Services, and services that slices are kept for."""
+        return len(self.publisher._services) + len(self.publisher._slices)
+
+    async def sync(self) -> Synced:
+        """The result of all changes since the last sync."""
+        self.publisher.complete()
+        await asyncio.sleep(2 * COALESCING_SECONDS)
+        snapshot = self.publisher.snapshot
+        assert snapshot is not None
+        items = [pb.NextItem.FromString(message) for message in snapshot.messages()]
+        found = [one for item in items for one in item.services.items]
+        before, now = self._services, {f"{one.namespace}/{one.name}": one for one in found}
+        changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
+        self._services = now
+        # A change makes a revision, and nothing else does.
+        assert (snapshot.rev != self._rev) is bool(changed) or self._rev == 0
+        self._rev = snapshot.rev
+        frontends = self._table.update(found, NODE_ADDRESSES)
+        return Synced(now, changed, frontends)
+
+
+@contextlib.asynccontextmanager
+async def proxied() -> AsyncIterator[ProxiedNode]:
+    """A node without services."""
+    node = ProxiedNode()
+    running = asyncio.create_task(node.publisher.run())
+    try:
+        yield node
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
