@@ -37,7 +37,7 @@ test-unit: setup
 test-kernel: setup
 	$(PYTEST) -m kernel -n $(shell expr $$(nproc) + 1) --dist loadfile $(APART)
 
-# Both proxies, a minute.
+# All proxies, three minutes.
 test-proxy: setup
 	$(PYTEST) tests/proxy -n auto --dist loadfile
 

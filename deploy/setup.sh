@@ -23,8 +23,9 @@ if [ "$what" != run ]; then
 	extras="[dev]"
 	pip_options=""
 	# gcc and the C library's headers are for podgate-cni, bpftool is what maps are compared with, curl
-	# is what README's commands use, and the rest is for tests with a container runtime.
-	packages="$packages gcc libc6-dev bpftool curl containernetworking-plugins busybox-static"
+	# is what README's commands use, iptables is a backend of `podgate proxy`, and the rest is for tests with
+	# a container runtime.
+	packages="$packages gcc libc6-dev bpftool curl iptables containernetworking-plugins busybox-static"
 	# Docker's packages include containerd and runc, too, and Debian's would replace them.
 	if ! command -v containerd >/dev/null || ! command -v runc >/dev/null; then
 		packages="$packages containerd runc"

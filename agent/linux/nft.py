@@ -5,10 +5,8 @@ another process holds the kernel's lock; a child process can be killed. A crash 
 also stays outside the agent. A call takes 3 to 6 ms, compared with 10 to 20 to attach a gate.
 """
 
-import asyncio
-import contextlib
-
 from agent.errors import PodgateError
+from agent.linux import commands
 
 # A commit waits for an RCU grace period and for other writers; kube-proxy's largest take seconds.
 _TIMEOUT_SECONDS = 20.0
@@ -33,35 +31,20 @@ async def query(*arguments: str) -> str:
 
 
 async def _run(arguments: list[str], script: str) -> str:
-    async with asyncio.timeout(_TIMEOUT_SECONDS):
-        try:
-            process = await asyncio.create_subprocess_exec(
-                "nft",
-                *arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-        except FileNotFoundError as error:
-            raise NftMissingError("there is no nft command") from error
-        except OSError as error:
-            raise NftError(f"nft cannot be started ({error.strerror})") from error
-        try:
-            output, errors = await process.communicate(script.encode())
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            # A killed process exits at once, or hangs in the kernel, where nothing can be done.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1):
-                    await process.wait()
-            raise
-    if process.returncode != 0:
-        raise NftError(_first_error(errors.decode(errors="replace"), process.returncode))
-    return output.decode(errors="replace")
+    try:
+        ran = await commands.run("nft", *arguments, text=script, limit_seconds=_TIMEOUT_SECONDS)
+    except TimeoutError:  # it is an OSError, too
+        raise
+    except FileNotFoundError as error:
+        raise NftMissingError("there is no nft command") from error
+    except OSError as error:
+        raise NftError(f"nft cannot be started ({error.strerror})") from error
+    if ran.status != 0:
+        raise NftError(_first_error(ran.errors, ran.status))
+    return ran.output
 
 
-def _first_error(text: str, code: int | None) -> str:
+def _first_error(text: str, code: int) -> str:
     for line in text.splitlines():
         _, found, message = line.partition("Error: ")
         if found:

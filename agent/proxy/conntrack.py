@@ -4,16 +4,40 @@ Netfilter evaluates only a flow's first packet, and UDP has no close: a client t
 the same port would never reach another endpoint. kube-proxy does the same (pkg/proxy/conntrack).
 """
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Collection, Mapping
 
+import structlog
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
 
+from agent.logs import Event
+from agent.proxy.frontends import FrontendChange
 from bpf.services.tables import ServiceAddress
 
+log = structlog.get_logger(__name__)
+
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
+
+
+async def follow(change: FrontendChange) -> None:
+    """Delete the flows that a change leaves with an endpoint that their service no longer has.
+
+    A failure is logged: such flows expire by themselves.
+    """
+    endpoints = {
+        address: {*change.changed[address].endpoints, *change.changed[address].outside}
+        if address in change.changed
+        else set()
+        for address in (*change.changed, *change.removed)
+        if address.protocol == socket.IPPROTO_UDP
+    }
+    try:
+        await asyncio.to_thread(delete_stale, endpoints)
+    except (OSError, NetlinkError) as error:
+        log.warning(Event.STALE_CONNTRACK_NOT_REMOVED, error=str(error))
 
 
 def delete_stale(addresses: Mapping[ServiceAddress, Collection[ServiceAddress]]) -> int:

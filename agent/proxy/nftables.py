@@ -5,16 +5,10 @@ chains exist for each *number* of endpoints and not for each service. Only servi
 affinity have their own chains and sets, as in kube-proxy. Each change is one transaction.
 """
 
-import asyncio
 import collections
-import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-import structlog
-from pyroute2.netlink.exceptions import NetlinkError
-
 from agent.linux import nft
-from agent.logs import Event
 from agent.proxy import conntrack
 from agent.proxy.backends import BackendError
 from agent.proxy.frontends import Frontend, FrontendChange
@@ -28,8 +22,6 @@ from agent.proxy.nft_entries import (
 )
 from bpf.abi import IPNetwork
 from bpf.services.tables import ServiceAddress
-
-log = structlog.get_logger(__name__)
 
 TABLE = "podgate-proxy"
 
@@ -66,18 +58,10 @@ class NftBackend:
         for entry in moved:
             if not self._users[entry]:
                 del self._users[entry]
-        endpoints = {
-            address: change.changed[address].endpoints if address in change.changed else ()
-            for address in (*change.changed, *change.removed)
-            if address.protocol == socket.IPPROTO_UDP
-        }
         self._installed |= change.changed
         for address in change.removed:
             self._installed.pop(address, None)
-        try:
-            await asyncio.to_thread(conntrack.delete_stale, endpoints)
-        except (OSError, NetlinkError) as error:
-            log.warning(Event.STALE_CONNTRACK_NOT_REMOVED, error=str(error))
+        await conntrack.follow(change)
 
     async def close(self) -> None:
         """The backend has nothing open."""

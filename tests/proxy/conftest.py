@@ -11,7 +11,8 @@ import pytest
 
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
-from agent.proxy import nftables, node_addresses
+from agent.linux.iptables import IptablesVariant
+from agent.proxy import iptables, nftables, node_addresses
 from agent.proxy.backends import Backend
 from agent.proxy.ebpf import EbpfBackend
 from agent.proxy.frontends import FrontendChange, FrontendTable
@@ -104,7 +105,27 @@ def nft(isolated: None) -> Iterator[Proxy]:
             asyncio.run(nftables.remove())
 
 
-@pytest.fixture(params=["ebpf", "nft"])
+@pytest.fixture
+def iptables_nft(isolated: None) -> Iterator[Proxy]:
+    yield from _iptables(IptablesVariant.NFT)
+
+
+@pytest.fixture
+def iptables_legacy(isolated: None) -> Iterator[Proxy]:
+    yield from _iptables(IptablesVariant.LEGACY)
+
+
+def _iptables(variant: IptablesVariant) -> Iterator[Proxy]:
+    with scene.routed():
+        proxy = Proxy(asyncio.run(iptables.IptablesBackend.open(variant=variant)))
+        try:
+            yield proxy
+            proxy.serve()
+        finally:
+            asyncio.run(iptables.remove())
+
+
+@pytest.fixture(params=["ebpf", "nft", "iptables_nft", "iptables_legacy"])
 def proxy(pods: list[labs.LabPod], request: pytest.FixtureRequest) -> Proxy:
     made = request.getfixturevalue(request.param)
     assert isinstance(made, Proxy)

@@ -36,7 +36,7 @@ def served(directory: pathlib.Path) -> Iterator[ServedEndpoints]:
     made.close()
 
 
-@pytest.fixture(params=["ebpf", "nft"])
+@pytest.fixture(params=["ebpf", "nft", "iptables"])
 def process(
     request: pytest.FixtureRequest,
     pods: list[labs.LabPod],
@@ -204,6 +204,8 @@ def test_cleanup_fails_beside_a_proxy_and_removes_all_after_it(
     assert not service_links.directory(shared_pins).exists()
     listed = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True)
     assert nftables.TABLE not in listed.stdout
+    saved = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True)
+    assert "PODGATE-" not in saved.stdout
 
 
 def reach_node_port() -> None:

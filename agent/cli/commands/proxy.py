@@ -21,7 +21,10 @@ _TARGET = "unix:///run/podgate/localnet/localnet.sock"
 
 @click.command(short_help="Run a service proxy (kube-proxy replacement).")
 @click.option(
-    "--backend", type=click.Choice(["ebpf", "nft"]), required=True, help="Kernel mechanism."
+    "--backend",
+    type=click.Choice(["ebpf", "nft", "iptables"]),
+    required=True,
+    help="Kernel mechanism.",
 )
 @click.option(
     "--target",
@@ -41,7 +44,13 @@ _TARGET = "unix:///run/podgate/localnet/localnet.sock"
     "pod_networks",
     metavar="CIDR",
     multiple=True,
-    help="Pod CIDR (nft only); traffic from other sources is external.",
+    help="Pod CIDR (not for ebpf); traffic from other sources is external.",
+)
+@click.option(
+    "--iptables",
+    "iptables_variant",
+    type=click.Choice(["nft", "legacy"]),
+    help="Variant of the iptables commands (iptables only). Default: the system's.",
 )
 @click.option(
     "--cgroup",
@@ -67,6 +76,7 @@ def proxy(
     target: str,
     node_addresses: tuple[str, ...],
     pod_networks: tuple[str, ...],
+    iptables_variant: str | None,
     cgroup: pathlib.Path | None,
     bpffs: pathlib.Path,
     run_directory: pathlib.Path,
@@ -99,6 +109,7 @@ def proxy(
                 target=target,
                 node_addresses=addresses,
                 pod_networks=networks,
+                iptables_variant=iptables_variant,
                 cgroup=cgroup,
                 bpffs=bpffs,
                 started_file=started_file,
@@ -112,17 +123,22 @@ async def _run(
     target: str,
     node_addresses: list[ipaddress.IPv4Address | ipaddress.IPv6Address],
     pod_networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network],
+    iptables_variant: str | None,
     cgroup: pathlib.Path | None,
     bpffs: pathlib.Path,
     started_file: pathlib.Path | None,
 ) -> None:
     from agent.linux.cgroups import cgroup2_mount
-    from agent.proxy import ebpf, nftables, process
+    from agent.linux.iptables import IptablesVariant
+    from agent.proxy import ebpf, iptables, nftables, process
     from agent.proxy.backends import Backend
 
     made: Backend
     if backend == "nft":
         made = nftables.NftBackend(pod_networks)
+    elif backend == "iptables":
+        variant = IptablesVariant[iptables_variant.upper() if iptables_variant else "DEFAULT"]
+        made = await iptables.IptablesBackend.open(pod_networks, variant)
     else:
         root = cgroup or cgroup2_mount()
         assert root is not None  # `preflight.check`
@@ -135,11 +151,13 @@ async def _run(
 
 
 async def _clean_up(backend: str, bpffs: pathlib.Path) -> None:
-    from agent.proxy import nftables
+    from agent.proxy import iptables, nftables
     from bpf.services import services
 
     if backend == "nft":
         await nftables.remove()
+    elif backend == "iptables":
+        await iptables.remove()
     else:
         services.remove(pins.Pins(bpffs))
 
