@@ -4,6 +4,7 @@ import abc
 import asyncio
 import contextlib
 import secrets
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 SnapshotT = TypeVar("SnapshotT")
@@ -16,31 +17,54 @@ _READERS_AT_ONCE = 16
 _PAUSE_SECONDS = 0.001
 
 
-class SnapshotPublisher(abc.ABC, Generic[SnapshotT]):
-    """Publishes the newest snapshot; a slow reader skips the revisions in between.
+class Readers:
+    """Readers that wait for a change."""
 
-    `hint` costs nothing: changes within the settle window become one revision, and a change
-    without effect becomes none. Nothing is published before `complete`.
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Future[None], None] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def wait_until(self, is_met: Callable[[], bool]) -> None:
+        """Wait until this is true; it is evaluated after each `wake`."""
+        while not is_met():
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting[waiter] = None
+            try:
+                await waiter
+            finally:
+                self._waiting.pop(waiter, None)
+
+    @staticmethod
+    async def wake(changed: Iterable["Readers"]) -> None:
+        """Wake all that wait now, a few at once."""
+        waiting = [waiter for readers in changed for waiter in readers._waiting]
+        for number, waiter in enumerate(waiting, start=1):
+            if not waiter.done():
+                waiter.set_result(None)
+            if number % _READERS_AT_ONCE == 0:
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+
+class Publisher(abc.ABC):
+    """Publishes what has changed, coalesced.
+
+    `hint` costs nothing: changes within the settle window are published together. Nothing is
+    published before `complete`.
     """
 
     def __init__(self, *, settle_seconds: float, instance_id: int | None = None) -> None:
         """instance_id: of this run of the server; random by default."""
         self.instance_id = instance_id or 1 + secrets.randbelow(_MAX_INSTANCE_ID)
-        self.snapshot: SnapshotT | None = None
         self.rev = 0
-        """Of the newest snapshot; 0 before the first."""
+        """The newest; 0 before the first."""
         self.is_ready = asyncio.Event()
-        """Set with the first snapshot."""
+        """Set with the first revision."""
         self._settle_seconds = settle_seconds
         self._complete = asyncio.Event()
         self._hinted = asyncio.Event()
         self._urgent = asyncio.Event()
-        self._waiting: dict[asyncio.Future[None], None] = {}
-
-    @property
-    def waiting(self) -> int:
-        """Readers that wait for a newer snapshot."""
-        return len(self._waiting)
 
     def hint(self, *, is_urgent: bool = False) -> None:
         """Something may have changed. is_urgent: end the settle window now."""
@@ -64,11 +88,27 @@ class SnapshotPublisher(abc.ABC, Generic[SnapshotT]):
                     await self._urgent.wait()
             self._hinted.clear()
             self._urgent.clear()
-            if await self._refresh() or self.snapshot is None:
-                self.rev += 1
-                self.snapshot = self._build()
-                self.is_ready.set()
-                await self._notify()
+            await self._publish()
+
+    @abc.abstractmethod
+    async def _publish(self) -> None:
+        """Re-read what was hinted; publish it if it has changed, and the first time."""
+
+
+class SnapshotPublisher(Publisher, Generic[SnapshotT]):
+    """Publishes the newest snapshot; a slow reader skips the revisions in between. A change
+    without effect makes no revision."""
+
+    def __init__(self, *, settle_seconds: float, instance_id: int | None = None) -> None:
+        """instance_id: of this run of the server; random by default."""
+        super().__init__(settle_seconds=settle_seconds, instance_id=instance_id)
+        self.snapshot: SnapshotT | None = None
+        self._readers = Readers()
+
+    @property
+    def waiting(self) -> int:
+        """Readers that wait for a newer snapshot."""
+        return len(self._readers)
 
     def is_newer(self, instance_id: int, rev: int) -> bool:
         """Whether there is a snapshot, and it is not this one."""
@@ -76,15 +116,16 @@ class SnapshotPublisher(abc.ABC, Generic[SnapshotT]):
 
     async def wait_newer(self, instance_id: int, rev: int) -> SnapshotT:
         """The newest snapshot, once it is not this one."""
-        while not self.is_newer(instance_id, rev):
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiting[waiter] = None
-            try:
-                await waiter
-            finally:
-                self._waiting.pop(waiter, None)
+        await self._readers.wait_until(lambda: self.is_newer(instance_id, rev))
         assert self.snapshot is not None
         return self.snapshot
+
+    async def _publish(self) -> None:
+        if await self._refresh() or self.snapshot is None:
+            self.rev += 1
+            self.snapshot = self._build()
+            self.is_ready.set()
+            await Readers.wake([self._readers])
 
     @abc.abstractmethod
     async def _refresh(self) -> bool:
@@ -93,10 +134,3 @@ class SnapshotPublisher(abc.ABC, Generic[SnapshotT]):
     @abc.abstractmethod
     def _build(self) -> SnapshotT:
         """The snapshot of `self.rev`."""
-
-    async def _notify(self) -> None:
-        for number, waiter in enumerate(list(self._waiting), start=1):
-            if not waiter.done():
-                waiter.set_result(None)
-            if number % _READERS_AT_ONCE == 0:
-                await asyncio.sleep(_PAUSE_SECONDS)

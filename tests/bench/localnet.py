@@ -21,6 +21,7 @@ import structlog
 from agent.api.services.objects import EndpointSlice
 from agent.api.services.publisher import COALESCING_SECONDS, ServicePublisher
 from agent.api.services.server import ServicesServer
+from agent.api.services.store import ServiceStore
 from tests.agent.api.services import churn
 from tests.agent.api.services.making import NODE, endpoint_json, endpoint_slice, service
 from tests.bench import figures
@@ -67,15 +68,15 @@ def run() -> None:
 async def _served(count: int, ready: set[str]) -> AsyncIterator[tuple[ServicePublisher, str]]:
     """A publisher of `count` services and its socket. ready: pods of `_HERE` that are ready."""
     publisher = ServicePublisher(
-        NODE, readiness=lambda uid, address: (not ready) if uid == _HERE else None
+        ServiceStore(NODE, readiness=lambda uid, address: (not ready) if uid == _HERE else None)
     )
     for number in range(count):
         name = f"service-{number:05}"
         address = f"198.18.{number // 250}.{number % 250 + 1}"
-        publisher.set_service(
+        publisher.store.set_service(
             None, service(name, clusterIP=address, clusterIPs=[address], ports=_PORTS)
         )
-        publisher.set_slice(None, _slice(number))
+        publisher.store.set_slice(None, _slice(number))
     publisher.complete()
     running = asyncio.create_task(publisher.run())
     with tempfile.TemporaryDirectory() as directory:
@@ -142,11 +143,11 @@ async def _changes() -> None:
         by_api, by_probes = [], []
         for number in range(_CHANGES):
             began = time.monotonic()
-            publisher.set_slice(None, _slice(number, last=6))
+            publisher.store.set_slice(None, _slice(number, last=6))
             by_api.append((await _arrival(told)) - began)
             ill ^= {_HERE}
             began = time.monotonic()
-            publisher.pod_changed(frozenset((_HERE,)))
+            publisher.store.pod_changed(frozenset((_HERE,)))
             by_probes.append((await _arrival(told)) - began)
     for figure, times in (("change", by_api), ("local_change", by_probes)):
         p99s = [_p99(part) * 1000 for part in _thirds(times)]
@@ -184,13 +185,13 @@ def _revisions() -> None:
 
 
 async def _churn() -> tuple[int, int, int]:
-    publisher = ServicePublisher("node0", readiness=lambda uid, address: None)
+    publisher = ServicePublisher(ServiceStore("node0", readiness=lambda uid, address: None))
     first = churn.first_slices()
     for one in churn.services():
-        publisher.set_service(None, one)
+        publisher.store.set_service(None, one)
     for content in first:
-        publisher.set_slice(None, churn.as_slice(content))
-    publisher.set_zone("a")
+        publisher.store.set_slice(None, churn.as_slice(content))
+    publisher.store.set_zone("a")
     publisher.complete()
     running = asyncio.create_task(publisher.run())
     await publisher.wait_newer(0, 0)
@@ -199,7 +200,7 @@ async def _churn() -> tuple[int, int, int]:
     for change in churn.changes(first):
         if (wait := began + change.at - loop.time()) > 0:
             await asyncio.sleep(wait)
-        publisher.set_slice(change.old, change.new)
+        publisher.store.set_slice(change.old, change.new)
         events += 1
         mattering += change.matters
     await asyncio.sleep(1)

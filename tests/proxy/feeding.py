@@ -13,6 +13,7 @@ from typing import Any
 from agent.api.services import objects
 from agent.api.services.publisher import ServicePublisher
 from agent.api.services.server import ServicesServer
+from agent.api.services.store import ServiceStore
 from agent.lab import lab as labs
 from tests.agent.api.services import making
 from tests.kernel import traffic
@@ -69,7 +70,7 @@ class ServedEndpoints:
         """Set a pod's readiness, as the agent's own probes do."""
         addresses = frozenset(map(str, pod.addresses))
         self._ready |= dict.fromkeys(addresses, is_ready)
-        self._do(lambda publisher: publisher.pod_changed(addresses))
+        self._do(lambda publisher: publisher.store.pod_changed(addresses))
 
     def _put(
         self,
@@ -77,9 +78,9 @@ class ServedEndpoints:
         told: objects.ApiService,
         slices: list[objects.EndpointSlice],
     ) -> None:
-        publisher.set_service(None, told)
+        publisher.store.set_service(None, told)
         for one in slices:
-            publisher.set_slice(self._slices.get(one.metadata.name), one)
+            publisher.store.set_slice(self._slices.get(one.metadata.name), one)
             self._slices[one.metadata.name] = one
 
     def _do(self, change: Callable[[ServicePublisher], None]) -> None:
@@ -89,7 +90,7 @@ class ServedEndpoints:
         self._ended = asyncio.Event()
         self._slices: dict[str, objects.EndpointSlice] = {}
         self._publisher = ServicePublisher(
-            making.NODE, readiness=lambda uid, address: self._ready.get(address)
+            ServiceStore(making.NODE, readiness=lambda uid, address: self._ready.get(address))
         )
         running = asyncio.create_task(self._publisher.run())
         inner = self._socket.parent / "inner" / "grpc.sock"

@@ -19,8 +19,20 @@ LOCAL = "Local"
 CLIENT_IP = "ClientIP"
 """As a session affinity."""
 LOAD_BALANCER = "LoadBalancer"
+EXTERNAL_NAME = "ExternalName"
 VIP = "VIP"
 """As a load balancer's ipMode; the default."""
+
+
+# kubectl's copy of the manifest, often larger than the Service itself.
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+class ServiceMetadata(ObjectMetadata, frozen=True):
+    """metav1.ObjectMeta of a Service, with its annotations: clients may request them."""
+
+    def __post_init__(self) -> None:
+        self.annotations.pop(_LAST_APPLIED, None)
 
 
 class ApiServicePort(msgspec.Struct, frozen=True, rename="camel"):
@@ -51,6 +63,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     type: str = "ClusterIP"
     cluster_ip: str = msgspec.field(default="", name="clusterIP")
     cluster_ips: tuple[str, ...] | None = msgspec.field(default=None, name="clusterIPs")
+    external_name: str | None = None
     external_ips: tuple[str, ...] | None = msgspec.field(default=None, name="externalIPs")
     load_balancer_source_ranges: tuple[str, ...] | None = None
     ports: tuple[ApiServicePort, ...] | None = None
@@ -66,6 +79,7 @@ class Ingress(msgspec.Struct, frozen=True, rename="camel"):
     """v1.LoadBalancerIngress."""
 
     ip: str = ""
+    hostname: str = ""
     ip_mode: str | None = None
 
 
@@ -84,7 +98,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, rename="camel"):
 class ApiService(msgspec.Struct, frozen=True):
     """v1.Service."""
 
-    metadata: ObjectMetadata
+    metadata: ServiceMetadata
     spec: ServiceSpec = ServiceSpec()
     status: ServiceStatus = ServiceStatus()
 
@@ -122,6 +136,8 @@ class TargetRef(msgspec.Struct, frozen=True):
     """v1.ObjectReference: the pod behind an endpoint."""
 
     kind: str = ""
+    namespace: str = ""
+    name: str = ""
     uid: str = ""
 
 
@@ -132,6 +148,7 @@ class SliceEndpoint(msgspec.Struct, frozen=True, rename="camel"):
     conditions: EndpointConditions = EndpointConditions()
     hostname: str | None = None
     node_name: str | None = None
+    zone: str | None = None
     target_ref: TargetRef | None = None
     hints: EndpointHints | None = None
 

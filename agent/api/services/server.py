@@ -1,7 +1,8 @@
 """Serves service endpoints to all processes on the node, also on the loopback if configured.
 
 No client is trusted: requests are small, and each user may have only a number of calls open and
-get only a number of states without waiting. All clients of the loopback are one user.
+of filters in use, and get only a number of states without waiting. All clients of the loopback are
+one user.
 """
 
 import asyncio
@@ -14,7 +15,11 @@ import structlog
 
 from agent.api.rate_limits import UserRates, UserSlots
 from agent.api.server import LocalServer, RequestContext, decode
+from agent.api.services import filters
+from agent.api.services.filters import FilterError
 from agent.api.services.publisher import ServicePublisher
+from agent.api.services.view import ServiceView
+from agent.api.services.view_pool import ViewLimitError
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.logs import Event
 
@@ -75,17 +80,32 @@ class ServicesServer:
         if not self._calls.has_room(user):
             await self._local.reject(context, "calls", "this user has too many calls open")
         with self._calls.hold(user):
-            position = await decode(pb.NextFilter, request, context)
-            instance_id, rev = position.instance_id, position.rev
-            if self._publisher.is_newer(instance_id, rev) and not self._rates.take(user):
-                await self._local.reject(
-                    context,
-                    "rate",
-                    "this user requests too many states; send the instance_id and rev of the last "
-                    "header, or try again in a second",
-                )
-            snapshot = await self._publisher.wait_newer(instance_id, rev)
-            # A slow reader delays only itself, and gets the newest state with its next call. The
-            # snapshot shares unchanged services with other revisions.
-            for message in snapshot.messages():
-                await context.write(message)
+            decoded = await decode(pb.NextFilter, request, context)
+            try:
+                selection = filters.read(decoded)
+                with self._publisher.views.hold(user, decoded.node, selection) as view:
+                    await self._send(decoded, view, user, context)
+            except FilterError as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            except ViewLimitError as error:
+                await self._local.reject(context, "filters", str(error))
+
+    async def _send(
+        self, request: pb.NextFilter, view: ServiceView, user: int, context: RequestContext
+    ) -> None:
+        """Send the next revision of the view."""
+        instance_id, rev = request.instance_id, request.rev
+        if self._publisher.has_newer(view, instance_id, rev) and not self._rates.take(user):
+            await self._local.reject(
+                context,
+                "rate",
+                "this user requests too many states; send the instance_id and rev of the last "
+                "header, or try again in a second",
+            )
+        snapshot = await self._publisher.wait_newer(
+            instance_id, rev, view=view, accepts_delta=request.accepts_delta
+        )
+        # A slow reader delays only itself, and gets the newest state with its next call. The
+        # snapshot shares unchanged services with other revisions.
+        for message in snapshot.messages(request):
+            await context.write(message)

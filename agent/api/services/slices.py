@@ -19,16 +19,19 @@ report than the API; else None."""
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EndpointCandidate:
-    """An endpoint of a slice, without a port."""
+    """An endpoint of a slice, without a port. Of what a slice lacks the text is empty."""
 
     address: CanonicalAddress
-    is_local: bool
     is_ready: bool
     is_serving: bool
     is_terminating: bool
     zones: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     hostname: str = ""
+    node: str = ""
+    zone: str = ""
+    pod_namespace: str = ""
+    pod_name: str = ""
     pod_uid: str = ""
 
     @property
@@ -58,14 +61,27 @@ class ParsedSlice:
     ports: tuple[NamedPort, ...] = ()
     candidates: tuple[EndpointCandidate, ...] = ()
 
-    @property
-    def local_keys(self) -> frozenset[str]:
+    def local_keys(self, node: str) -> frozenset[str]:
         """Uids and addresses of pods on this node, whose readiness it depends on."""
-        own = [candidate for candidate in self.candidates if candidate.is_local]
+        own = [candidate for candidate in self.candidates if candidate.node == node]
         return frozenset(candidate.pod_uid or candidate.address.text for candidate in own)
 
+    def with_readiness(self, node: str, readiness: ReadinessSource) -> "ParsedSlice":
+        """The same with the newer readiness of this node's pods."""
+        if not any(candidate.node == node for candidate in self.candidates):
+            return self
+        candidates = (
+            _newest(one, readiness) if one.node == node else one for one in self.candidates
+        )
+        return dataclasses.replace(self, candidates=tuple(candidates))
 
-def parse(found: objects.EndpointSlice, node: str) -> ParsedSlice:
+
+def _newest(candidate: EndpointCandidate, readiness: ReadinessSource) -> EndpointCandidate:
+    is_ready = readiness(candidate.pod_uid, candidate.address.text)
+    return candidate if is_ready is None else candidate.with_readiness(is_ready)
+
+
+def parse(found: objects.EndpointSlice) -> ParsedSlice:
     """The usable part of a slice."""
     is_ipv6 = _FAMILIES.get(found.address_type)
     if is_ipv6 is None:
@@ -79,21 +95,21 @@ def parse(found: objects.EndpointSlice, node: str) -> ParsedSlice:
         candidates=tuple(
             candidate
             for endpoint in found.endpoints or ()
-            if (candidate := _candidate(endpoint, node)) and candidate.address.is_ipv6 is is_ipv6
+            if (candidate := _candidate(endpoint)) and candidate.address.is_ipv6 is is_ipv6
         ),
     )
 
 
-def _candidate(endpoint: objects.SliceEndpoint, node: str) -> EndpointCandidate | None:
+def _candidate(endpoint: objects.SliceEndpoint) -> EndpointCandidate | None:
     # All addresses of an endpoint are the same pod's, and no controller writes a second one.
     address = addresses.parse(endpoint.addresses[0]) if endpoint.addresses else None
     if address is None:
         return None
     conditions, hints = endpoint.conditions, endpoint.hints or objects.EndpointHints()
     target = endpoint.target_ref
+    pod = target if target and target.kind == _POD else objects.TargetRef()
     return EndpointCandidate(
         address=address,
-        is_local=endpoint.node_name == node,
         # Unset means true, except for terminating.
         is_ready=conditions.ready is not False,
         is_serving=conditions.serving is not False,
@@ -101,20 +117,21 @@ def _candidate(endpoint: objects.SliceEndpoint, node: str) -> EndpointCandidate 
         zones=tuple(zone.name for zone in hints.for_zones or ()),
         nodes=tuple(node.name for node in hints.for_nodes or ()),
         hostname=endpoint.hostname or "",
-        pod_uid=target.uid if target and target.kind == _POD else "",
+        node=endpoint.node_name or "",
+        zone=endpoint.zone or "",
+        pod_namespace=pod.namespace,
+        pod_name=pod.name,
+        pod_uid=pod.uid,
     )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A candidate at a target port."""
+    """A candidate at a target port. is_local: on the node that the result is for."""
 
     candidate: EndpointCandidate
     port: int
-
-    @property
-    def is_local(self) -> bool:
-        return self.candidate.is_local
+    is_local: bool
 
     @property
     def is_ready(self) -> bool:
@@ -133,15 +150,17 @@ class Endpoint:
         return self.candidate.nodes
 
 
-def endpoints_of(slices: Iterable[ParsedSlice], name: str, protocol: str) -> list[Endpoint]:
-    """All endpoints of a service's port, each once and sorted.
+def endpoints_of(
+    slices: Iterable[ParsedSlice], name: str, protocol: str, node: str
+) -> list[Endpoint]:
+    """All endpoints of a service's port for this node, each once and sorted.
 
     Controllers move endpoints from slice to slice by adding first, so one may be in two for a
     moment; and a network may give the address of a terminating pod to another pod. The one that is
     not terminating, local or ready then counts, in this order.
     """
     return _unique(
-        Endpoint(candidate, port.number)
+        Endpoint(candidate, port.number, _is_on(node, candidate))
         for parsed in slices
         for port in parsed.ports
         if port.name == name and port.protocol == protocol
@@ -149,9 +168,17 @@ def endpoints_of(slices: Iterable[ParsedSlice], name: str, protocol: str) -> lis
     )
 
 
-def endpoints_without_ports(slices: Iterable[ParsedSlice]) -> list[Endpoint]:
+def endpoints_without_ports(slices: Iterable[ParsedSlice], node: str) -> list[Endpoint]:
     """All endpoints of a headless service without ports, which has only addresses."""
-    return _unique(Endpoint(candidate, 0) for parsed in slices for candidate in parsed.candidates)
+    return _unique(
+        Endpoint(candidate, 0, _is_on(node, candidate))
+        for parsed in slices
+        for candidate in parsed.candidates
+    )
+
+
+def _is_on(node: str, candidate: EndpointCandidate) -> bool:
+    return bool(node) and candidate.node == node
 
 
 def _unique(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
@@ -159,15 +186,16 @@ def _unique(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
     for endpoint in endpoints:
         key = (endpoint.candidate.address, endpoint.port)
         current = found.get(key)
-        if current is None or _weight(endpoint.candidate) > _weight(current.candidate):
+        if current is None or _weight(endpoint) > _weight(current):
             found[key] = endpoint
     return [found[key] for key in sorted(found)]
 
 
-def _weight(candidate: EndpointCandidate) -> tuple[bool, bool, bool, bool]:
+def _weight(endpoint: Endpoint) -> tuple[bool, bool, bool, bool]:
+    candidate = endpoint.candidate
     return (
         not candidate.is_terminating,
-        candidate.is_local,
+        endpoint.is_local,
         candidate.is_ready,
         candidate.is_serving,
     )

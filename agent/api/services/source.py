@@ -13,9 +13,11 @@ from agent.api import server as servers
 from agent.api.services import saved
 from agent.api.services.local_readiness import LocalReadiness
 from agent.api.services.objects import ZONE_LABEL, ApiService, EndpointSlice
-from agent.api.services.publisher import SavedRevision, ServicePublisher
+from agent.api.services.publisher import ServicePublisher
 from agent.api.services.saved import SavedServices
 from agent.api.services.server import ServicesServer
+from agent.api.services.store import ServiceStore
+from agent.api.services.view import SavedRevision
 from agent.kube.client import ApiClient
 from agent.kube.objects import MetadataOnly
 from agent.kube.pod_reports import PodReports
@@ -54,8 +56,9 @@ class ServiceEndpoints:
         """
         self._node = node
         self._nodes = nodes
-        self.readiness = LocalReadiness(on_changed=lambda keys: self.publisher.pod_changed(keys))
-        self.publisher = ServicePublisher(node, readiness=self.readiness.is_ready)
+        self.readiness = LocalReadiness(on_changed=lambda keys: self.store.pod_changed(keys))
+        self.store = ServiceStore(node, readiness=self.readiness.is_ready)
+        self.publisher = ServicePublisher(self.store)
         self.server = ServicesServer(
             self.publisher,
             path=localnet_socket(run_directory),
@@ -116,20 +119,20 @@ class ServiceEndpoints:
         self.services.seed(found.services, found.services_version)
         self.slices.seed(found.slices, found.slices_version)
         for service in found.services:
-            self.publisher.set_service(None, service)
+            self.store.set_service(None, service)
         for each in found.slices:
-            self.publisher.set_slice(None, each)
+            self.store.set_slice(None, each)
         self._held = []
-        self.publisher.set_zone(found.zone)
+        self.store.set_zone(found.zone)
         self.publisher.set_saved(SavedRevision(found.instance_id, found.rev, found.saved_at))
         self.publisher.complete()
         log.info(Event.SAVED_SERVICES_RESTORED, services=len(found.services))
 
     def _on_service_change(self, old: ApiService | None, new: ApiService | None) -> None:
-        self._apply(lambda: self.publisher.set_service(old, new))
+        self._apply(lambda: self.store.set_service(old, new))
 
     def _on_slice_change(self, old: EndpointSlice | None, new: EndpointSlice | None) -> None:
-        self._apply(lambda: self.publisher.set_slice(old, new))
+        self._apply(lambda: self.store.set_slice(old, new))
 
     def _apply(self, change: Callable[[], None]) -> None:
         if self._held is not None:
@@ -141,9 +144,8 @@ class ServiceEndpoints:
         """Have each revision of the API server's objects saved."""
         rev = 0
         while True:
-            snapshot = await self.publisher.wait_newer(self.publisher.instance_id, rev)
-            rev = snapshot.rev
-            if snapshot.saved is None:
+            rev = await self.publisher.wait_rev(rev)
+            if self._held is None:
                 self._saver.mark()
 
     def _content(self) -> SavedServices:
@@ -173,6 +175,6 @@ class ServiceEndpoints:
             change()
         self.publisher.set_saved(None)
         while True:
-            self.publisher.set_zone(self._zone())
+            self.store.set_zone(self._zone())
             self.publisher.complete()
             await asyncio.sleep(_ZONE_SECONDS)

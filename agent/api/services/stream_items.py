@@ -15,16 +15,30 @@ _PART_BYTES = 64 << 10
 _LENGTH_DELIMITED = 2
 
 
-def header(instance_id: int, rev: int, saved_at: datetime.datetime | None) -> bytes:
-    """The first item of a state."""
-    position = pb.NextFilter(instance_id=instance_id, rev=rev)
-    encoded: bytes = pb.NextItem(next=position, saved_at=saved_at).SerializeToString()
+def header(
+    request: pb.NextFilter,
+    instance_id: int,
+    rev: int,
+    *,
+    saved_at: datetime.datetime | None,
+    is_delta: bool,
+) -> bytes:
+    """The first item of a state, with the filter of the request at that position."""
+    item = pb.NextItem(next=request, saved_at=saved_at, is_delta=is_delta)
+    item.next.instance_id, item.next.rev = instance_id, rev
+    encoded: bytes = item.SerializeToString()
     return encoded
 
 
 def element(service: pb.ServiceEndpoints) -> bytes:
     """A service as `parts` needs it. The same service is always the same bytes."""
     return _field(pb.Services.ITEMS_FIELD_NUMBER, service.SerializeToString(deterministic=True))
+
+
+def removed(key: tuple[str, str]) -> bytes:
+    """A service that a delta removes, as `parts` needs it. key: namespace and name."""
+    name = pb.ServiceName(namespace=key[0], name=key[1])
+    return _field(pb.Services.REMOVED_FIELD_NUMBER, name.SerializeToString())
 
 
 def parts(elements: Iterable[bytes]) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ import pytest
 
 from agent.api.services.publisher import ServicePublisher
 from agent.api.services.server import ServicesServer
+from agent.api.services.store import ServiceStore
 from agent.client.services import METHOD, ServicesClient
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.api.services.making import NODE, endpoint_json, endpoint_slice, service
@@ -24,7 +25,7 @@ class Served:
     def __init__(self, socket: pathlib.Path) -> None:
         self.socket = socket
         self.target = f"unix://{socket}"
-        self.publisher = ServicePublisher(NODE, readiness=lambda uid, address: None)
+        self.publisher = ServicePublisher(ServiceStore(NODE, readiness=lambda uid, address: None))
         self.port = 0
         self._stack = contextlib.AsyncExitStack()
         self._running: asyncio.Task[None] | None = None
@@ -36,7 +37,7 @@ class Served:
         **options: Any,
     ) -> None:
         """options: of the server."""
-        self.publisher = ServicePublisher(NODE, readiness=lambda uid, address: None)
+        self.publisher = ServicePublisher(ServiceStore(NODE, readiness=lambda uid, address: None))
         self._running = asyncio.create_task(self.publisher.run())
         self.port = await self._stack.enter_async_context(
             ServicesServer(
@@ -46,8 +47,8 @@ class Served:
                 **options,
             ).serve()
         )
-        self.publisher.set_service(None, service())
-        self.publisher.set_slice(None, endpoint_slice(endpoint_json("198.19.0.1", node=NODE)))
+        self.publisher.store.set_service(None, service())
+        self.publisher.store.set_slice(None, endpoint_slice(endpoint_json("198.19.0.1", node=NODE)))
         if is_complete:
             self.publisher.complete()
             await self.publisher.wait_newer(0, 0)
@@ -61,7 +62,7 @@ class Served:
     async def change(self, name: str) -> None:
         """A revision with one more service."""
         rev = self.publisher.rev
-        self.publisher.set_service(None, service(name))
+        self.publisher.store.set_service(None, service(name))
         await self.publisher.wait_newer(self.publisher.instance_id, rev)
 
 

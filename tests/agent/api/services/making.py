@@ -4,9 +4,11 @@ from typing import Any
 
 import msgspec
 
-from agent.api.services import encode, objects, slices
+from agent.api.services import filters, objects
+from agent.api.services.encoder import ServiceEncoder
 from agent.api.services.slices import ReadinessSource
-from agent.api.services.topology import NodeTopology
+from agent.api.services.store import ServiceStore
+from agent.api.services.view import ServiceView
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 
 Json = dict[str, Any]
@@ -108,12 +110,38 @@ def encoded(
     *found: objects.EndpointSlice,
     zone: str = "",
     readiness: ReadinessSource = no_readiness,
+    **request: Any,
 ) -> pb.ServiceEndpoints:
-    made = encode.encode_service(
-        one, [slices.parse(each, NODE) for each in found], NodeTopology(NODE, zone), readiness
-    )
+    """The service as `NODE` gets it. zone: of that node; request: fields of the filter."""
+    made = selected(one, *found, zone=zone, readiness=readiness, **request)
     assert made is not None
     return made
+
+
+def selected(
+    one: objects.ApiService,
+    *found: objects.EndpointSlice,
+    zone: str = "",
+    readiness: ReadinessSource = no_readiness,
+    **request: Any,
+) -> pb.ServiceEndpoints | None:
+    """As `encoded`; None if the filter does not select the service."""
+    store = ServiceStore(NODE, readiness=readiness)
+    store.set_zone(zone)
+    store.set_service(None, one)
+    for number, each in enumerate(found):
+        own = {objects.SERVICE_NAME_LABEL: one.metadata.name}
+        metadata = msgspec.structs.replace(each.metadata, name=f"{number}", labels=own)
+        store.set_slice(None, msgspec.structs.replace(each, metadata=metadata))
+    selection = filters.read(pb.NextFilter(**request))
+    encoder = ServiceEncoder(store, selection.form, is_for_all_nodes=False)
+    view = ServiceView(store, encoder, node=NODE, selection=selection, instance_id=1)
+    while view.dirty:
+        view.evaluate_next()
+    view.commit(1, None)
+    items = [pb.NextItem.FromString(item) for item in view.snapshot().messages()]
+    services = [service for item in items for service in item.services.items]
+    return services[0] if services else None
 
 
 def targets(port: pb.ServicePort, kind: str = "internal") -> list[str]:

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.api.services import encode, slices
-from agent.api.services.topology import NodeTopology
+from agent.api.services import slices
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.api.services.making import (
     NODE,
@@ -13,7 +12,7 @@ from tests.agent.api.services.making import (
     encoded,
     endpoint_json,
     endpoint_slice,
-    no_readiness,
+    selected,
     service,
     targets,
 )
@@ -101,7 +100,7 @@ def test_source_range_of_all_addresses_restricts_nothing_in_its_family() -> None
     ],
 )
 def test_services_not_for_proxies_are_left_out(spec: dict[str, Any]) -> None:
-    assert encode.encode_service(service(**spec), [], NodeTopology(NODE), no_readiness) is None
+    assert selected(service(**spec)) is None
 
 
 def test_service_without_ports_has_none() -> None:
@@ -371,8 +370,7 @@ def test_slice_depends_only_on_its_local_pods() -> None:
             endpoint_json("198.19.0.1", node=NODE, uid="a"),
             endpoint_json("198.19.0.2", node=NODE),
             endpoint_json("198.19.0.3", uid="c"),
-        ),
-        NODE,
+        )
     )
-    assert read.local_keys == {"a", "198.19.0.2"}
+    assert read.local_keys(NODE) == {"a", "198.19.0.2"}
     assert SLICE_PORTS[0]["port"] == read.ports[0].number

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.api.services import encode, objects, slices, stream_items
-from agent.api.services.topology import NodeTopology
+from agent.api.services import objects, stream_items
 from agent.client.v1alpha1 import endpoints_pb2 as pb
-from tests.agent.api.services.making import NODE, no_readiness
+from tests.agent.api.services.making import NODE, selected
 
 ADDRESSES = st.sampled_from(
     ("198.19.0.1", "fd00:18::1", "None", "", "::ffff:198.19.0.1", "1.2.3", "0" * 99, "é.1.2.3", ".")
@@ -34,6 +33,7 @@ PORTS = thing(
 SPECS = thing(
     type=st.sampled_from(("ClusterIP", "NodePort", "LoadBalancer", "ExternalName", "x")),
     clusterIP=ADDRESSES,
+    externalName=st.none() | TEXTS,
     clusterIPs=lists(ADDRESSES),
     externalIPs=lists(ADDRESSES),
     loadBalancerSourceRanges=lists(ADDRESSES),
@@ -51,7 +51,8 @@ ENDPOINTS = thing(
     conditions=thing(ready=FLAGS, serving=FLAGS, terminating=FLAGS),
     hostname=st.none() | TEXTS,
     nodeName=st.none() | TEXTS,
-    targetRef=st.none() | thing(kind=TEXTS, uid=TEXTS),
+    zone=st.none() | TEXTS,
+    targetRef=st.none() | thing(kind=TEXTS | st.just("Pod"), uid=TEXTS, name=TEXTS),
     hints=st.none() | thing(forZones=lists(thing(name=TEXTS)), forNodes=lists(thing(name=TEXTS))),
 )
 SLICES = thing(
@@ -60,26 +61,31 @@ SLICES = thing(
     endpoints=lists(ENDPOINTS),
 )
 METADATA = {"namespace": "default", "name": "web"}
+REQUESTS = thing(
+    types=lists(st.sampled_from((1, 2, 3, 4))),
+    families=lists(st.sampled_from((1, 2))),
+    label_patterns=lists(st.sampled_from(("*", "a*b*"))),
+    all_endpoints=st.booleans(),
+    endpoint_details=st.booleans(),
+)
 
 
-@given(spec=SPECS, found=st.lists(SLICES, max_size=3))
+@given(spec=SPECS, found=st.lists(SLICES, max_size=3), request=REQUESTS)
 def test_everything_that_can_be_decoded_can_be_encoded(
-    spec: dict[str, Any], found: list[dict[str, Any]]
+    spec: dict[str, Any], found: list[dict[str, Any]], request: dict[str, Any]
 ) -> None:
     service = msgspec.convert({"metadata": METADATA, "spec": spec}, objects.ApiService)
-    read = [
-        slices.parse(msgspec.convert({"metadata": METADATA, **one}, objects.EndpointSlice), NODE)
-        for one in found
-    ]
-    told = encode.encode_service(service, read, NodeTopology(NODE), no_readiness)
+    slices = (
+        msgspec.convert({"metadata": METADATA, **one}, objects.EndpointSlice) for one in found
+    )
+    told = selected(service, *slices, **request)
     if told is None:
         return
-    (part,) = stream_items.parts([stream_items.element(told)])
-    assert list(pb.NextItem.FromString(part).services.items) == [told]
     for port in told.ports:
         addresses = [(one.address, one.port) for one in port.endpoints]
         assert len(addresses) == len(set(addresses))
-        assert port.has_endpoints_anywhere or not addresses
+        used = [one for one in port.endpoints if one.is_internal or one.is_external]
+        assert port.has_endpoints_anywhere or not used
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 500])

@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agent.api.services.publisher import COALESCING_SECONDS, ServicePublisher, ServicesSnapshot
+from agent.api.services.publisher import COALESCING_SECONDS, ServicePublisher
+from agent.api.services.store import ServiceStore
+from agent.api.services.view import ServicesSnapshot
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.api.services import churn
 from tests.agent.api.services.making import NODE, endpoint_json, endpoint_slice, service, targets
@@ -48,10 +50,12 @@ async def ready() -> dict[str, bool]:
 @pytest.fixture
 async def publisher(ready: dict[str, bool]) -> AsyncIterator[ServicePublisher]:
     """With one service of two endpoints, one of them local; revision 1."""
-    made = ServicePublisher(NODE, readiness=lambda uid, address: ready.get(uid), instance_id=7)
+    made = ServicePublisher(
+        ServiceStore(NODE, readiness=lambda uid, address: ready.get(uid)), instance_id=7
+    )
     async with running(made):
-        made.set_service(None, service())
-        made.set_slice(None, WEB)
+        made.store.set_service(None, service())
+        made.store.set_slice(None, WEB)
         made.complete()
         await asyncio.sleep(WINDOW)
         yield made
@@ -63,8 +67,10 @@ WEB = endpoint_slice(LOCAL, REMOTE)
 
 
 async def test_no_state_is_sent_before_it_is_complete() -> None:
-    async with running(ServicePublisher(NODE, readiness=lambda uid, address: None)) as publisher:
-        publisher.set_service(None, service())
+    async with running(
+        ServicePublisher(ServiceStore(NODE, readiness=lambda uid, address: None))
+    ) as publisher:
+        publisher.store.set_service(None, service())
         await asyncio.sleep(60)
         assert (publisher.rev, publisher.snapshot) == (0, None)
         publisher.complete()
@@ -73,7 +79,9 @@ async def test_no_state_is_sent_before_it_is_complete() -> None:
 
 
 async def test_cluster_without_services_has_a_state() -> None:
-    async with running(ServicePublisher(NODE, readiness=lambda uid, address: None)) as publisher:
+    async with running(
+        ServicePublisher(ServiceStore(NODE, readiness=lambda uid, address: None))
+    ) as publisher:
         publisher.complete()
         await asyncio.sleep(WINDOW)
         assert read(publisher.snapshot) == {}
@@ -89,14 +97,14 @@ async def test_revision_changes_only_with_this_nodes_result(
         endpoint_slice(LOCAL, {**REMOTE, "nodeName": "another"}),
         endpoint_slice(LOCAL, REMOTE, ports=[*({"name": "b", "port": 1},), *PORTS]),
     ):
-        publisher.set_slice(None, same)
+        publisher.store.set_slice(None, same)
         await asyncio.sleep(WINDOW)
-    publisher.set_service(service(), service(labels={"touched": "yes"}))
-    publisher.set_slice(None, endpoint_slice(LOCAL, service="nobody", name="n"))
+    publisher.store.set_service(service(), service(labels={"touched": "yes"}))
+    publisher.store.set_slice(None, endpoint_slice(LOCAL, service="nobody", name="n"))
     publisher.complete()
     await asyncio.sleep(WINDOW)
     assert publisher.rev == 1
-    publisher.set_slice(None, endpoint_slice(LOCAL))
+    publisher.store.set_slice(None, endpoint_slice(LOCAL))
     await asyncio.sleep(WINDOW)
     assert (publisher.rev, shown(publisher)) == (2, ["198.19.0.1:8080"])
 
@@ -107,15 +115,15 @@ PORTS = [{"name": "http", "protocol": "TCP", "port": 8080}]
 async def test_change_that_is_undone_within_the_window_makes_no_revision(
     publisher: ServicePublisher,
 ) -> None:
-    publisher.set_slice(WEB, endpoint_slice(LOCAL))
-    publisher.set_slice(endpoint_slice(LOCAL), WEB)
+    publisher.store.set_slice(WEB, endpoint_slice(LOCAL))
+    publisher.store.set_slice(endpoint_slice(LOCAL), WEB)
     await asyncio.sleep(WINDOW)
     assert publisher.rev == 1
 
 
 async def test_changes_within_the_window_are_one_revision(publisher: ServicePublisher) -> None:
     for number in range(5):
-        publisher.set_service(None, service(f"s{number}"))
+        publisher.store.set_service(None, service(f"s{number}"))
         await asyncio.sleep(COALESCING_SECONDS / 10)
     await asyncio.sleep(WINDOW)
     assert (publisher.rev, len(read(publisher.snapshot))) == (2, 6)
@@ -125,7 +133,7 @@ async def test_steady_changes_do_not_delay_revisions(
     publisher: ServicePublisher,
 ) -> None:
     for number in range(100):
-        publisher.set_service(None, service(f"s{number}"))
+        publisher.store.set_service(None, service(f"s{number}"))
         await asyncio.sleep(COALESCING_SECONDS / 2)
     assert publisher.rev >= 25
 
@@ -134,7 +142,7 @@ async def test_readiness_of_a_local_pod_is_published_at_once(
     publisher: ServicePublisher, ready: dict[str, bool]
 ) -> None:
     ready["local"] = False
-    publisher.pod_changed(frozenset(("local", "198.19.0.1")))
+    publisher.store.pod_changed(frozenset(("local", "198.19.0.1")))
     began = asyncio.get_running_loop().time()
     found = await publisher.wait_newer(7, 1)
     assert asyncio.get_running_loop().time() - began < COALESCING_SECONDS / 5
@@ -145,30 +153,30 @@ async def test_readiness_of_a_pod_without_service_makes_no_revision(
     publisher: ServicePublisher, ready: dict[str, bool]
 ) -> None:
     ready["remote"] = False
-    publisher.pod_changed(frozenset(("remote", "198.19.0.2")))
-    publisher.pod_changed(frozenset(("another",)))
+    publisher.store.pod_changed(frozenset(("remote", "198.19.0.2")))
+    publisher.store.pod_changed(frozenset(("another",)))
     await asyncio.sleep(WINDOW)
     assert publisher.rev == 1
 
 
 async def test_pod_that_left_its_slice_is_not_indexed(publisher: ServicePublisher) -> None:
-    publisher.set_slice(WEB, endpoint_slice(REMOTE))
-    publisher.set_slice(None, endpoint_slice(LOCAL, name="web-2", service="other"))
+    publisher.store.set_slice(WEB, endpoint_slice(REMOTE))
+    publisher.store.set_slice(None, endpoint_slice(LOCAL, name="web-2", service="other"))
     await asyncio.sleep(WINDOW)
-    assert publisher._services_of_pod == {"local": {("default", "other")}}
+    assert publisher.store._services_of_pod == {"local": {("default", "other")}}
 
 
 async def test_slice_moves_to_another_service_and_is_deleted(publisher: ServicePublisher) -> None:
     moved = endpoint_slice(LOCAL, REMOTE, service="api")
-    publisher.set_service(None, service("api"))
-    publisher.set_slice(WEB, moved)
+    publisher.store.set_service(None, service("api"))
+    publisher.store.set_slice(WEB, moved)
     await asyncio.sleep(WINDOW)
     assert (shown(publisher), shown(publisher, "api")) == (
         [],
         ["198.19.0.1:8080", "198.19.0.2:8080"],
     )
-    publisher.set_slice(moved, None)
-    publisher.set_service(service(), None)
+    publisher.store.set_slice(moved, None)
+    publisher.store.set_service(service(), None)
     await asyncio.sleep(WINDOW)
     assert list(read(publisher.snapshot)) == ["api"]
     assert shown(publisher, "api") == []
@@ -176,12 +184,12 @@ async def test_slice_moves_to_another_service_and_is_deleted(publisher: ServiceP
 
 async def test_zone_changes_the_result(publisher: ServicePublisher) -> None:
     hinted = endpoint_slice({**LOCAL, **zone("a")}, {**REMOTE, **zone("b")})
-    publisher.set_slice(WEB, hinted)
-    publisher.set_zone("b")
+    publisher.store.set_slice(WEB, hinted)
+    publisher.store.set_zone("b")
     await asyncio.sleep(WINDOW)
     assert shown(publisher) == ["198.19.0.2:8080"]
-    publisher.set_zone("a")
-    publisher.set_zone("a")
+    publisher.store.set_zone("a")
+    publisher.store.set_zone("a")
     await asyncio.sleep(WINDOW)
     assert (publisher.rev, shown(publisher)) == (3, ["198.19.0.1:8080"])
 
@@ -192,14 +200,14 @@ def zone(name: str) -> dict[str, object]:
 
 async def test_services_are_sorted(publisher: ServicePublisher) -> None:
     for name in ("b", "zz", "a"):
-        publisher.set_service(None, service(name))
+        publisher.store.set_service(None, service(name))
     await asyncio.sleep(WINDOW)
     assert list(read(publisher.snapshot)) == ["a", "b", "web", "zz"]
 
 
 async def test_previous_snapshots_do_not_change(publisher: ServicePublisher) -> None:
     old = publisher.snapshot
-    publisher.set_service(service(), None)
+    publisher.store.set_service(service(), None)
     await asyncio.sleep(WINDOW)
     assert (list(read(old)), list(read(publisher.snapshot))) == (["web"], [])
 
@@ -211,18 +219,20 @@ async def test_waiting_reader_gets_the_next_revision(publisher: ServicePublisher
     waiting = asyncio.create_task(publisher.wait_newer(7, 1))
     await asyncio.sleep(3600)
     assert not waiting.done()
-    publisher.set_slice(WEB, endpoint_slice())
+    publisher.store.set_slice(WEB, endpoint_slice())
     assert (await waiting).rev == 2
 
 
 async def test_changes_for_other_nodes_make_no_revision_in_a_busy_cluster() -> None:
     first = churn.first_slices()
-    async with running(ServicePublisher("node0", readiness=lambda uid, address: None)) as publisher:
+    async with running(
+        ServicePublisher(ServiceStore("node0", readiness=lambda uid, address: None))
+    ) as publisher:
         for one in churn.services():
-            publisher.set_service(None, one)
+            publisher.store.set_service(None, one)
         for content in first:
-            publisher.set_slice(None, churn.as_slice(content))
-        publisher.set_zone("a")
+            publisher.store.set_slice(None, churn.as_slice(content))
+        publisher.store.set_zone("a")
         publisher.complete()
         await asyncio.sleep(WINDOW)
         loop = asyncio.get_running_loop()
@@ -230,7 +240,7 @@ async def test_changes_for_other_nodes_make_no_revision_in_a_busy_cluster() -> N
         for change in churn.changes(first):
             if (wait := began + change.at - loop.time()) > 0:
                 await asyncio.sleep(wait)
-            publisher.set_slice(change.old, change.new)
+            publisher.store.set_slice(change.old, change.new)
             events += 1
             mattering += change.matters
             if events >= 4000:

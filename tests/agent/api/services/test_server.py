@@ -164,9 +164,11 @@ async def test_slow_reader_delays_no_other_and_then_gets_the_newest(
     many = endpoint_slice(*(endpoint_json(address) for address in addresses(5000)))
     for number in range(40):
         name = f"s{number:02}"
-        served.publisher.set_service(None, service(name))
+        served.publisher.store.set_service(None, service(name))
         one = endpoint_slice(service=name, name=name)
-        served.publisher.set_slice(None, msgspec.structs.replace(one, endpoints=many.endpoints))
+        served.publisher.store.set_slice(
+            None, msgspec.structs.replace(one, endpoints=many.endpoints)
+        )
     rev = (await served.publisher.wait_newer(served.publisher.instance_id, 1)).rev
     slow = channel.unary_stream(
         METHOD,
@@ -342,7 +344,7 @@ async def test_five_thousand_endpoints_in_one_service_arrive(
 ) -> None:
     await served.start()
     many = endpoint_slice(*(endpoint_json(address) for address in addresses(5000)), name="w")
-    served.publisher.set_slice(None, many)
+    served.publisher.store.set_slice(None, many)
     await served.publisher.wait_newer(served.publisher.instance_id, 1)
     items = await request(channel)
     assert len(items[1].services.items[0].ports[0].endpoints) == 5000

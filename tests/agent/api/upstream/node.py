@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 from agent.api.services import objects
 from agent.api.services.publisher import COALESCING_SECONDS, ServicePublisher
+from agent.api.services.store import ServiceStore
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.proxy.frontends import FrontendChange, FrontendTable
 from tests.agent.api.services import making
@@ -32,7 +33,7 @@ class ProxiedNode:
     """A publisher with fake time (pytest's marker `looptime`), and the frontends of a proxy."""
 
     def __init__(self) -> None:
-        self.publisher = ServicePublisher(NODE, readiness=making.no_readiness)
+        self.publisher = ServicePublisher(ServiceStore(NODE, readiness=making.no_readiness))
         self._table = FrontendTable()
         self._services: dict[str, pb.ServiceEndpoints] = {}
         self._rev = 0
@@ -40,17 +41,17 @@ class ProxiedNode:
     def set_service(
         self, old: objects.ApiService | None, new: objects.ApiService | None = None
     ) -> None:
-        self.publisher.set_service(old, new)
+        self.publisher.store.set_service(old, new)
 
     def set_slice(
         self, old: objects.EndpointSlice | None, new: objects.EndpointSlice | None
     ) -> None:
-        self.publisher.set_slice(old, new)
+        self.publisher.store.set_slice(old, new)
 
     @property
     def kept(self) -> int:
         """Services, and services that slices are kept for."""
-        return len(self.publisher._services) + len(self.publisher._slices)
+        return len(self.publisher.store.services) + len(self.publisher.store._slices)
 
     async def sync(self) -> Synced:
         """The result of all changes since the last sync."""

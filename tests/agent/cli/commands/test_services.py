@@ -30,11 +30,13 @@ def run_directory(served: Served) -> str:
 async def test_services_are_a_table(served: Served, run_directory: str) -> None:
     await served.start()
     leaving = endpoint_json("198.19.0.9", ready=False, serving=True, terminating=True)
-    served.publisher.set_service(None, service("dns", type="NodePort", ports=[PORT]))
+    served.publisher.store.set_service(None, service("dns", type="NodePort", ports=[PORT]))
     ports = [{"name": "dns", "protocol": "UDP", "port": 8080}]
-    served.publisher.set_slice(None, endpoint_slice(leaving, service="dns", name="d", ports=ports))
-    served.publisher.set_service(None, service("set", clusterIP="None", clusterIPs=["None"]))
-    served.publisher.set_service(None, service("bare", ports=None))
+    served.publisher.store.set_slice(
+        None, endpoint_slice(leaving, service="dns", name="d", ports=ports)
+    )
+    served.publisher.store.set_service(None, service("set", clusterIP="None", clusterIPs=["None"]))
+    served.publisher.store.set_service(None, service("bare", ports=None))
     await served.publisher.wait_newer(served.publisher.instance_id, 1)
     result = await podgate("services", "--run-directory", run_directory)
     lines = [line.split() for line in result.output.splitlines() if line.strip()]
