@@ -107,7 +107,7 @@ class ClusterOutputs:
         if self._source.has_ended(uid):
             self.writer.forget(uid)
             if self.endpoints:
-                self.endpoints.forget_pod(uid)
+                self.endpoints.end_pod(uid)
             return
         reports = self._source.pods.reports(uid)
         if reports.of_api:

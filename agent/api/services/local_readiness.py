@@ -7,6 +7,8 @@ the same second podgate's report counts, since podgate continues to probe and se
 first. Where both agree, their report counts whatever the slices still have.
 
 Of a pod that podgate does not probe, the kubelet's own report counts before the API server has it.
+A pod that has ended, since it is deleted or its containers are done, is not ready, although slices
+still have it. Slices that name only its address are not affected: another pod may get that.
 A failing probe is enough to leave a pod out. Passing probes are enough to include it only if
 nothing other than such probes was missing: neither another readiness gate, nor a container that
 podgate cannot probe.
@@ -27,7 +29,11 @@ _READY = "Ready"
 _PASSING = "ProbesPassing"
 _NOT_PASSING = ("ProbeFailing", "ContainerNotRunning")
 _PENDING = "ProbePending"
+# Until an agent that has just started has a pod's first result.
+_STARTING = (_PENDING, "PodSpecUnknown", "NoNetns", "NotScheduled")
 _NETWORK_PROBES = ("httpGet", "tcpSocket", "grpc")
+# Slices lose ended pods within seconds, or once the API server is back; uids are not used again.
+_MAX_ENDED = 1000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,17 +57,38 @@ class LocalReadiness:
         self._on_changed = on_changed
         self._now = now
         self._probed: dict[str, ProbeReadiness] = {}
+        self._restored: set[str] = set()
+        """Pods whose probes had their last result with the previous agent."""
         self._pods: dict[str, PodReports] = {}
         self._by_key: dict[str, str] = {}
         """The runtime's uid of a pod by the API's uid and by address."""
         self._effective: dict[str, bool] = {}
+        self._ended: dict[str, frozenset[str]] = {}
+        """The uids by which slices name each ended pod; the oldest first."""
 
     def is_ready(self, api_uid: str, address: str) -> bool | None:
         """None if the slices count. api_uid: empty where a slice names no pod."""
         return self._effective.get(self._by_key.get(api_uid or address, ""))
 
+    @property
+    def probed(self) -> dict[str, ProbeReadiness]:
+        """What the probes report of each pod, to be saved."""
+        return {uid: found for uid, found in self._probed.items() if uid in self._pods}
+
+    def restore(self, probed: dict[str, ProbeReadiness]) -> None:
+        """What the previous agent saved: it counts until the probes of this one have a result."""
+        new = probed.keys() - self._probed.keys()
+        self._restored |= new
+        for uid in new:
+            self._probed[uid] = probed[uid]
+            self._publish(uid)
+
     def set_probes(self, uid: str, condition: Condition | None) -> None:
         """Set the pod's condition `probes-passing`. uid: the runtime's."""
+        if uid in self._restored:
+            if condition is None or condition.reason in _STARTING:
+                return
+            self._restored.remove(uid)
         is_ready = _probe_readiness(condition, self._probed.get(uid))
         if is_ready is None:
             self._probed.pop(uid, None)
@@ -72,23 +99,33 @@ class LocalReadiness:
     def set_pod(self, uid: str, pod: PodReports) -> None:
         """Set the pod as API server and kubelet report it. uid: the runtime's."""
         before = self._pods.get(uid)
-        if before is not None and _keys(before) != _keys(pod):
+        if before is None or _keys(before) != _keys(pod):
             self._remove(uid)
         self._pods[uid] = pod
         for key in _keys(pod):
             self._by_key[key] = uid
         self._publish(uid)
 
-    def forget(self, uid: str) -> None:
-        """The pod was deleted."""
+    def end(self, uid: str) -> None:
+        """The pod was deleted, or its containers are done. uid: the runtime's."""
+        if uid in self._ended:
+            return
+        pod = self._pods.get(uid)
+        uids = frozenset((uid, *(_uids(pod) if pod else ())))
         self._probed.pop(uid, None)
+        self._restored.discard(uid)
         self._remove(uid)
+        self._ended[uid] = uids
+        self._by_key.update(dict.fromkeys(uids, uid))
+        self._effective[uid] = False
+        self._on_changed(uids)
+        if len(self._ended) > _MAX_ENDED:
+            self._remove(next(iter(self._ended)))
 
     def _remove(self, uid: str) -> None:
+        """Remove a pod, with what slices name it by."""
         pod = self._pods.pop(uid, None)
-        if pod is None:
-            return
-        keys = _keys(pod)
+        keys = _keys(pod) if pod else self._ended.pop(uid, frozenset())
         for key in keys:
             if self._by_key.get(key) == uid:
                 del self._by_key[key]
@@ -164,8 +201,11 @@ def _uses_host_network(pod: PodReports) -> bool:
 
 
 def _keys(pod: PodReports) -> frozenset[str]:
+    """What slices name the pod by."""
+    found = (pod.of_api, pod.of_kubelet) if not _uses_host_network(pod) else ()
+    return _uids(pod) | {address.ip for one in found if one for address in one.status.pod_ips}
+
+
+def _uids(pod: PodReports) -> frozenset[str]:
     """Of static pods slices have the API server's uid."""
-    found = [one for one in (pod.of_api, pod.of_kubelet) if one is not None]
-    own = () if _uses_host_network(pod) else found
-    addresses = (address.ip for one in own for address in one.status.pod_ips)
-    return frozenset((*(one.metadata.uid for one in found), *addresses))
+    return frozenset(one.metadata.uid for one in (pod.of_api, pod.of_kubelet) if one is not None)

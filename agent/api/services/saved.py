@@ -6,6 +6,7 @@ import pathlib
 import msgspec
 
 from agent import state_files
+from agent.api.services.local_readiness import ProbeReadiness
 from agent.api.services.objects import ApiService, EndpointSlice
 from agent.logs import Event
 
@@ -29,6 +30,8 @@ class SavedServices(msgspec.Struct, kw_only=True):
     services_version: str
     slices: list[EndpointSlice]
     slices_version: str
+    probed: dict[str, ProbeReadiness] = {}
+    """By the runtime's uid of this node's pods."""
 
 
 def read(path: pathlib.Path) -> SavedServices | None:

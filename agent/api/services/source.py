@@ -103,9 +103,9 @@ class ServiceEndpoints:
         """A pod of this node was added or changed; uid: the runtime's."""
         self.readiness.set_pod(uid, pod)
 
-    def forget_pod(self, uid: str) -> None:
-        """A pod of this node was deleted; by the runtime's uid."""
-        self.readiness.forget(uid)
+    def end_pod(self, uid: str) -> None:
+        """A pod of this node was deleted, or its containers are done; by the runtime's uid."""
+        self.readiness.end(uid)
 
     def condition_changed(self, uid: str, probes_passing: Condition | None) -> None:
         """The condition `probes-passing` of a pod may have changed."""
@@ -123,6 +123,7 @@ class ServiceEndpoints:
         for each in found.slices:
             self.store.set_slice(None, each)
         self._held = []
+        self.readiness.restore(found.probed)
         self.store.set_zone(found.zone)
         self.publisher.set_saved(SavedRevision(found.instance_id, found.rev, found.saved_at))
         self.publisher.complete()
@@ -158,6 +159,7 @@ class ServiceEndpoints:
             services_version=self.services.version,
             slices=list(self.slices.objects.values()),
             slices_version=self.slices.version,
+            probed=self.readiness.probed,
         )
 
     def _zone(self) -> str:

@@ -121,11 +121,12 @@ async def test_failing_pod_is_left_out_without_an_api_server(
     assert await agent.shown(1) == ["198.19.0.2:8080"]
 
 
-async def test_deleted_pod_has_no_local_readiness(agent: Agent, server: ApiServer) -> None:
-    agent.probed(FALSE, "ProbeFailing")
-    assert await agent.shown(1) == ["198.19.0.2:8080"]
-    server.delete("web")
+async def test_deleted_pod_is_left_out_before_the_slices_lose_it(
+    agent: Agent, server: ApiServer
+) -> None:
     assert len(await agent.shown(2)) == 2
+    server.delete("web")
+    assert await agent.shown(1) == ["198.19.0.2:8080"]
 
 
 async def test_readiness_by_the_kubelet_counts_without_an_api_server(

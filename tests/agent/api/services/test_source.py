@@ -301,8 +301,36 @@ async def test_local_readiness_is_published_without_an_api_server(node: Node) ->
     node.endpoints.set_pod("web-pod", PodReports(of_api=pod()))
     node.endpoints.condition_changed("web-pod", condition(now, "ProbeFailing"))
     assert targets((await node.newest())["web"].ports[0]) == ["198.19.0.2:8080"]
-    node.endpoints.forget_pod("web-pod")
+    node.endpoints.condition_changed("web-pod", None)
     assert targets((await node.newest())["web"].ports[0]) == ["198.19.0.1:8080"]
+    node.endpoints.end_pod("web-pod")
+    assert targets((await node.newest())["web"].ports[0]) == ["198.19.0.2:8080"]
+
+
+async def test_results_of_probes_survive_the_agent(
+    listening: pathlib.Path, kubeconfig: str, tmp_path: pathlib.Path
+) -> None:
+    server = ApiServer()
+    put_node(server)
+    server.put(service_json(), path=SERVICES.path)
+    put_web(server, HERE, AWAY)
+    now = datetime.datetime.now(datetime.UTC)
+    async with (
+        server.running(listening),
+        opened(kubeconfig) as api,
+        Node(api, tmp_path).running() as node,
+    ):
+        await node.newest()
+        node.endpoints.set_pod("web-pod", PodReports(of_api=pod()))
+        node.endpoints.condition_changed("web-pod", condition(now, "ProbeFailing"))
+        await node.newest()
+    async with opened(kubeconfig) as api, Node(api, tmp_path).running() as node:
+        node.endpoints.set_pod("web-pod", PodReports(of_api=pod()))
+        node.endpoints.condition_changed("web-pod", condition(now, "NoNetns"))
+        node.endpoints.condition_changed("web-pod", condition(now, "ProbePending"))
+        assert targets((await node.newest())["web"].ports[0]) == ["198.19.0.2:8080"]
+        node.endpoints.condition_changed("web-pod", condition(now, "ProbesPassing"))
+        assert targets((await node.newest())["web"].ports[0]) == ["198.19.0.1:8080"]
 
 
 def pod() -> ApiPod:
