@@ -87,12 +87,12 @@ def client(served: Served) -> ServicesClient:
 
 
 async def request(
-    channel: grpc.aio.Channel, instance_id: int = 0, rev: int = 0
+    channel: grpc.aio.Channel, instance_id: int = 0, rev: int = 0, **fields: Any
 ) -> list[pb.NextItem]:
-    """One call's whole stream."""
+    """One call's whole stream. fields: of the filter."""
     call = channel.unary_stream(
         METHOD,
         request_serializer=pb.NextFilter.SerializeToString,
         response_deserializer=pb.NextItem.FromString,
-    )(pb.NextFilter(instance_id=instance_id, rev=rev), timeout=WAIT_SECONDS)
+    )(pb.NextFilter(instance_id=instance_id, rev=rev, **fields), timeout=WAIT_SECONDS)
     return [item async for item in call]
