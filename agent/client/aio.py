@@ -26,6 +26,7 @@ class AsyncStreamClient(Generic[StateT]):
         rev: int = 0,
         error_delay_seconds: float = base.ERROR_DELAY_SECONDS,
         on_problem: Callable[[str], None] = lambda problem: None,
+        session: base.Session[StateT] | None = None,
     ) -> None:
         """As `base.StreamClient`. Raises `ValueError` for numbers that no state has."""
         base.check_position(instance_id, rev)
@@ -35,7 +36,7 @@ class AsyncStreamClient(Generic[StateT]):
         self._on_problem = on_problem
         self._problem = ""
         self._call: Any = None
-        self._read: Callable[[Any], StateT | None] = self.API.reader()
+        self._session = session or self.API.session()
         self._channel = grpc.aio.insecure_channel(
             target or self.API.default_target, options=base.OPTIONS
         )
@@ -82,12 +83,12 @@ class AsyncStreamClient(Generic[StateT]):
     async def _receive(self, timeout_seconds: float) -> StateT | None:
         """Wait for a state other than the last; None if there was none. Raises `StreamError`."""
         if (call := self._call) is None:
-            call = self.API.start(self._channel, self.instance_id, self.rev, timeout_seconds)
-            self._call, self._read = call, self.API.reader()
+            request = self._session.request(self.instance_id, self.rev)
+            self._call = call = self.API.start(self._channel, request, timeout_seconds)
         is_kept = False
         try:
             while (response := await call.read()) is not grpc.aio.EOF:
-                state = self._read(response)
+                state = self._session.read(response)
                 if state is not None:
                     self.instance_id, self.rev = state.instance_id, state.rev
                     is_kept = self.API.is_followed

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypedDict, TypeVar
 
 import grpc
 
@@ -49,6 +49,18 @@ class State:
 
 
 StateT = TypeVar("StateT", bound=State)
+StateT_co = TypeVar("StateT_co", bound=State, covariant=True)
+
+
+class Session(Protocol[StateT_co]):
+    """One client's requests, and what it has read; without I/O."""
+
+    def request(self, instance_id: int, rev: int) -> Any:
+        """The request of a new call, with the position of the last state. What the call before it
+        read of an incomplete state is discarded."""
+
+    def read(self, response: Any) -> StateT_co | None:
+        """The state that is complete with this response, if any. Raises `StreamError`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,19 +72,15 @@ class Api(Generic[StateT]):
     default_target: str
     method: str
     """Its path."""
-    request: Callable[[int, int], Any]
-    """Makes the request message of an instance_id and a rev."""
     response: Any
     """Class of the response messages."""
-    reader: Callable[[], Callable[[Any], StateT | None]]
-    """Makes a call's reader. It gets each response, and returns the state that is complete with it,
-    if any. Raises `StreamError`."""
+    session: Callable[[], Session[StateT]]
+    """Makes the session of a client without further options."""
     is_followed: bool
     """Whether one call has many states, or ends after one."""
 
-    def start(self, channel: Any, instance_id: int, rev: int, timeout_seconds: float) -> Any:
+    def start(self, channel: Any, request: Any, timeout_seconds: float) -> Any:
         """The call, on a channel of grpc or grpc.aio."""
-        request = self.request(instance_id, rev)
         method = channel.unary_stream(
             self.method,
             request_serializer=type(request).SerializeToString,
@@ -108,6 +116,15 @@ def delay_seconds(error_delay_seconds: float) -> float:
     return error_delay_seconds * (0.5 + random.random())  # noqa: S311
 
 
+class ClientOptions(TypedDict, total=False):
+    """Options of all clients; `StreamClient` describes them."""
+
+    instance_id: int
+    rev: int
+    error_delay_seconds: float
+    on_problem: Callable[[str], None]
+
+
 class StreamClient(Generic[StateT]):
     """Receives each new state, whole. `cancel` may be called from any thread, the rest from one."""
 
@@ -121,6 +138,7 @@ class StreamClient(Generic[StateT]):
         rev: int = 0,
         error_delay_seconds: float = ERROR_DELAY_SECONDS,
         on_problem: Callable[[str], None] = lambda problem: None,
+        session: Session[StateT] | None = None,
     ) -> None:
         """target: as gRPC writes it, `unix:///path` or `127.0.0.1:9651`; the default one if empty.
 
@@ -128,6 +146,7 @@ class StreamClient(Generic[StateT]):
         `ValueError` for numbers that no state has.
         error_delay_seconds: between attempts, half to one and a half times as long.
         on_problem: gets one sentence when calls start to fail; the client retries by itself.
+        session: with the options of one API; the default one if None.
         """
         check_position(instance_id, rev)
         self.instance_id = instance_id
@@ -137,7 +156,7 @@ class StreamClient(Generic[StateT]):
         self._problem = ""
         self._cancelled = threading.Event()
         self._call: Any = None
-        self._read: Callable[[Any], StateT | None] = self.API.reader()
+        self._session = session or self.API.session()
         self._channel = grpc.insecure_channel(target or self.API.default_target, options=OPTIONS)
 
     def __iter__(self) -> Iterator[StateT]:
@@ -191,14 +210,14 @@ class StreamClient(Generic[StateT]):
     def _receive(self, timeout_seconds: float) -> StateT | None:
         """Wait for a state other than the last; None if there was none. Raises `StreamError`."""
         if (call := self._call) is None:
-            call = self.API.start(self._channel, self.instance_id, self.rev, timeout_seconds)
-            self._call, self._read = call, self.API.reader()
+            request = self._session.request(self.instance_id, self.rev)
+            self._call = call = self.API.start(self._channel, request, timeout_seconds)
             if self._cancelled.is_set():
                 call.cancel()
         is_kept = False
         try:
             for response in call:
-                state = self._read(response)
+                state = self._session.read(response)
                 if state is not None:
                     self.instance_id, self.rev = state.instance_id, state.rev
                     is_kept = self.API.is_followed
@@ -227,15 +246,10 @@ class StreamClient(Generic[StateT]):
         self._cancelled.wait(delay_seconds(self._error_delay_seconds))
 
 
-def run(
-    make: type[StreamClient[StateT]],
-    handler: Callable[[StateT], object],
-    arguments: Sequence[str] | None,
-) -> None:
-    """Call `handler` with each new state until SIGINT or SIGTERM, with the options of the command
-    line. arguments: the process' own if None."""
-    parser = argparse.ArgumentParser(description=f"Follows {make.API.subject}.")
-    parser.add_argument("--target", default=make.API.default_target, help="address of the server")
+def parser_of(api: Api[Any]) -> argparse.ArgumentParser:
+    """Options of all clients, as arguments of `StreamClient`, and --once."""
+    parser = argparse.ArgumentParser(description=f"Follows {api.subject}.")
+    parser.add_argument("--target", default=api.default_target, help="address of the server")
     parser.add_argument("--once", action="store_true", help="exit after one state")
     parser.add_argument("--instance-id", type=int, default=0, help="of the last state")
     parser.add_argument("--rev", type=int, default=0, help="of the last state")
@@ -247,6 +261,20 @@ def run(
         default=ERROR_DELAY_SECONDS,
         help="between attempts, half to one and a half times as long",
     )
+    return parser
+
+
+def run(
+    make: Callable[..., StreamClient[StateT]],
+    handler: Callable[[StateT], object],
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+) -> None:
+    """Call `handler` with each new state until SIGINT or SIGTERM.
+
+    make: makes the client of the parsed options but --once, by name, and of `on_problem`; parser:
+    `parser_of` and further options; arguments: the process' own if None.
+    """
     options = vars(parser.parse_args(arguments))
     is_once = options.pop("once")
     try:

@@ -45,8 +45,12 @@ class Differ(Generic[KeyT, ValueT]):
         self._compared = dict(state)
         return Change(
             added={key: value for key, value in state.items() if key not in before},
+            # Unchanged services are the same objects in the next state of a client, and to compare
+            # messages takes much longer.
             changed={
-                key: value for key, value in state.items() if key in before and before[key] != value
+                key: value
+                for key, value in state.items()
+                if key in before and before[key] is not value and before[key] != value
             },
             removed={key: value for key, value in before.items() if key not in state},
         )

@@ -34,23 +34,28 @@ class PodInfoState(base.State):
         return {pod.pod_uid: pod for pod in self.pods}
 
 
-def _request(instance_id: int, rev: int) -> podinfo_pb2.WatchPodConditionsRequest:
-    return podinfo_pb2.WatchPodConditionsRequest(instance_id=instance_id, rev=rev)
-
-
 def _state(
     response: podinfo_pb2.ListPodConditionsResponse | podinfo_pb2.WatchPodConditionsResponse,
 ) -> PodInfoState:
     return PodInfoState(response.instance_id, response.rev, tuple(response.pods))
 
 
-API = base.Api(
+class _Session:
+    """Each response is a state."""
+
+    def request(self, instance_id: int, rev: int) -> podinfo_pb2.WatchPodConditionsRequest:
+        return podinfo_pb2.WatchPodConditionsRequest(instance_id=instance_id, rev=rev)
+
+    def read(self, response: podinfo_pb2.WatchPodConditionsResponse) -> PodInfoState:
+        return _state(response)
+
+
+API = base.Api[PodInfoState](
     subject="the conditions of this node's pods",
     default_target=DEFAULT_TARGET,
     method=f"/{SERVICE}/WatchPodConditions",
-    request=_request,
     response=podinfo_pb2.WatchPodConditionsResponse,
-    reader=lambda: _state,
+    session=_Session,
     is_followed=True,
 )
 
@@ -127,4 +132,4 @@ class AsyncPodInfoClient(aio.AsyncStreamClient[PodInfoState]):
 
 def run(handler: Callable[[PodInfoState], object], arguments: Sequence[str] | None = None) -> None:
     """Call `handler` with each new state until SIGINT or SIGTERM; see `base.run`."""
-    base.run(PodInfoClient, handler, arguments)
+    base.run(PodInfoClient, handler, base.parser_of(API), arguments)

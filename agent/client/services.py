@@ -7,73 +7,36 @@ Needs grpcio and protobuf only. A complete program:
     services.run(lambda state: print(state.rev, len(state.services)))
 """
 
-import dataclasses
-import datetime
+import argparse
 from collections.abc import Callable, Sequence
+from typing import Any, Unpack
 
 import grpc
 
 from . import aio, base
+from .service_states import FAMILIES, SUBJECT, TYPES, ServicesSession, ServicesState
 from .v1alpha1 import endpoints_pb2
+
+__all__ = [
+    "FAMILIES",
+    "TYPES",
+    "AsyncServicesClient",
+    "ServicesClient",
+    "ServicesState",
+    "run",
+]
 
 DEFAULT_TARGET = "unix:///run/podgate/localnet/localnet.sock"
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED
 METHOD = "/podgate.localnet.v1alpha1.Endpoints/Next"
 
-
-@dataclasses.dataclass(frozen=True)
-class ServicesState(base.State):
-    """All services at one revision."""
-
-    services: tuple[endpoints_pb2.ServiceEndpoints, ...]
-    """Sorted by namespace and name."""
-    saved_at: datetime.datetime | None = None
-    """When a previous agent saved this state, if the API server has not confirmed it since."""
-
-    def by_name(self) -> dict[tuple[str, str], endpoints_pb2.ServiceEndpoints]:
-        """Services by namespace and name, as `diff.Differ` compares them."""
-        return {(service.namespace, service.name): service for service in self.services}
-
-
-class _Assembly:
-    """The state of one call: a header, services and the end."""
-
-    def __init__(self) -> None:
-        self._services: list[endpoints_pb2.ServiceEndpoints] = []
-        self._header: endpoints_pb2.NextItem | None = None
-
-    def add(self, item: endpoints_pb2.NextItem) -> ServicesState | None:
-        """The state, with its last item. Raises `StreamError` for any other order."""
-        kind, header = item.WhichOneof("item"), self._header
-        if kind == "next" and header is None:
-            self._header = item
-        elif kind == "services" and header is not None:
-            self._services += item.services.items
-        elif kind == "end" and header and item.end.service_count == len(self._services):
-            saved_at = header.saved_at.ToDatetime(datetime.UTC)
-            return ServicesState(
-                header.next.instance_id,
-                header.next.rev,
-                tuple(self._services),
-                saved_at if header.HasField("saved_at") else None,
-            )
-        else:
-            raise API.ended()
-        return None
-
-
-def _request(instance_id: int, rev: int) -> endpoints_pb2.NextFilter:
-    return endpoints_pb2.NextFilter(instance_id=instance_id, rev=rev)
-
-
-API = base.Api(
-    subject="the service endpoints of this node",
+API = base.Api[ServicesState](
+    subject=SUBJECT,
     default_target=DEFAULT_TARGET,
     method=METHOD,
-    request=_request,
     response=endpoints_pb2.NextItem,
-    reader=lambda: _Assembly().add,
+    session=ServicesSession,
     is_followed=False,
 )
 
@@ -83,13 +46,99 @@ class ServicesClient(base.StreamClient[ServicesState]):
 
     API = API
 
+    def __init__(
+        self,
+        target: str = "",
+        *,
+        filter: endpoints_pb2.NextFilter | None = None,
+        accepts_delta: bool = True,
+        **options: Unpack[base.ClientOptions],
+    ) -> None:
+        """filter: what to receive, all that a proxy needs if None; its position is not used.
+        accepts_delta: whether the server may send differences, which the client applies.
+        options: as `base.StreamClient`."""
+        session = ServicesSession(filter, accepts_delta=accepts_delta)
+        super().__init__(target, session=session, **options)
+
 
 class AsyncServicesClient(aio.AsyncStreamClient[ServicesState]):
     """Receives each new state, whole, on the event loop that creates it."""
 
     API = API
 
+    def __init__(
+        self,
+        target: str = "",
+        *,
+        filter: endpoints_pb2.NextFilter | None = None,
+        accepts_delta: bool = True,
+        **options: Unpack[base.ClientOptions],
+    ) -> None:
+        """As `ServicesClient`."""
+        session = ServicesSession(filter, accepts_delta=accepts_delta)
+        super().__init__(target, session=session, **options)
+
 
 def run(handler: Callable[[ServicesState], object], arguments: Sequence[str] | None = None) -> None:
-    """Call `handler` with each new state until SIGINT or SIGTERM; see `base.run`."""
-    base.run(ServicesClient, handler, arguments)
+    """Call `handler` with each new state until SIGINT or SIGTERM, with the options of the command
+    line. arguments: the process' own if None."""
+    parser = base.parser_of(API)
+    _add_filter(parser)
+    base.run(_client, handler, parser, arguments)
+
+
+def _add_filter(parser: argparse.ArgumentParser) -> None:
+    """Options by the names of NextFilter's fields."""
+    choices = {"types": list(TYPES), "families": list(FAMILIES)}
+    for option, field, help_text in (
+        ("--namespace", "namespaces", "only services of it"),
+        ("--type", "types", "only services of it; ExternalName services only with it"),
+        ("--family", "families", "only addresses of it"),
+        ("--labels", "label_patterns", "receive labels with this key; * matches any part of a key"),
+        ("--annotations", "annotation_patterns", "the same for annotations"),
+    ):
+        parser.add_argument(
+            option,
+            dest=field,
+            action="append",
+            default=[],
+            choices=choices.get(field),
+            metavar=None if field in choices else "TEXT",
+            help=f"{help_text}; may be repeated",
+        )
+    parser.add_argument(
+        "--service-proxy-name",
+        default="",
+        metavar="NAME",
+        help="only services that this proxy is to serve; *: all",
+    )
+    for option, help_text in (
+        ("--all-endpoints", "also receive endpoints that this node does not use"),
+        ("--endpoint-details", "receive node, zone, pod, conditions and hints of endpoints"),
+    ):
+        parser.add_argument(option, action="store_true", help=help_text)
+    parser.add_argument("--node", default="", help="another node's view, of a server for it")
+
+
+def _client(
+    *,
+    target: str,
+    instance_id: int,
+    rev: int,
+    error_delay_seconds: float,
+    on_problem: Callable[[str], None],
+    types: Sequence[str],
+    families: Sequence[str],
+    **fields: Any,
+) -> ServicesClient:
+    found = endpoints_pb2.NextFilter(
+        types=[TYPES[one] for one in types], families=[FAMILIES[one] for one in families], **fields
+    )
+    return ServicesClient(
+        target,
+        filter=found,
+        instance_id=instance_id,
+        rev=rev,
+        error_delay_seconds=error_delay_seconds,
+        on_problem=on_problem,
+    )

@@ -11,7 +11,7 @@ import threading
 from podgate_client import diff, services
 from podgate_client.v1alpha1 import endpoints_pb2 as api
 
-TYPE_A, TYPE_AAAA, TYPE_SRV = 1, 28, 33
+TYPE_A, TYPE_CNAME, TYPE_AAAA, TYPE_SRV = 1, 5, 28, 33
 NO_ERROR, FORMAT_ERROR, SERVER_FAILURE, NO_SUCH_NAME, NOT_IMPLEMENTED, REFUSED = range(6)
 # Short, since a pod may end at any time, and another query stays on the node.
 TTL_SECONDS = 5
@@ -33,6 +33,8 @@ def address_record(text: str) -> Record:
 def records_of(service: api.ServiceEndpoints, zone: str) -> dict[str, list[Record]]:
     """All names of one service, by Kubernetes' specification of DNS."""
     name = f"{service.name}.{service.namespace}.svc.{zone}"
+    if service.external_name:
+        return {name: [(TYPE_CNAME, wire_name(service.external_name.rstrip(".")))]}
     records = {name: [address_record(address) for address in service.cluster_ips]}
     for port in service.ports:
         hosts = {} if service.is_headless else {name: port.port}
@@ -79,7 +81,7 @@ class Names:
         found = self._records.get((namespace, service), {}).get(name)
         if found is None:
             return NO_SUCH_NAME, []
-        return NO_ERROR, [one for one in found if one[0] == kind]
+        return NO_ERROR, [one for one in found if one[0] in (kind, TYPE_CNAME)]
 
     def respond(self, query: bytes, max_bytes: int) -> bytes:
         """The response to a query; empty: there is none."""
@@ -144,4 +146,4 @@ if __name__ == "__main__":
         socketserver.ThreadingTCPServer((options.address, 53), StreamHandler),
     ):
         threading.Thread(target=server.serve_forever, daemon=True).start()
-    services.run(NAMES.update, others)
+    services.run(NAMES.update, [*(f"--type={kind}" for kind in services.TYPES), *others])

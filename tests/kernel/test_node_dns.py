@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import pathlib
+import re
 import signal
 import socket
 import struct
@@ -54,7 +55,9 @@ class Dns:
         output, _ = await child.communicate()
         answer = output.decode().partition("\n\n")[2]
         found = [line for line in answer.splitlines() if line.startswith(("Address: ", name))]
-        return sorted(line.removeprefix("Address: ").rpartition("service = ")[2] for line in found)
+        return sorted(
+            re.split("Address: |(?:service|canonical name) = ", line)[-1] for line in found
+        )
 
     async def shows(self, name: str, kind: str, *expected: str) -> None:
         await polling.request_until(
@@ -96,6 +99,8 @@ def publish(api: ApiServer) -> None:
     api.put(web, path=SERVICES.path)
     headless: dict[str, Any] = {"clusterIP": "None", "clusterIPs": ["None"]}
     api.put(making.service_json("db", **headless), path=SERVICES.path)
+    external = {"clusterIP": "", "clusterIPs": None, "externalName": "db.example.org"}
+    api.put(making.service_json("ext", type="ExternalName", **external), path=SERVICES.path)
     put_pods(api, "198.19.0.1", "198.19.0.2")
     api.put(making.service_json("many", **headless), path=SERVICES.path)
     many = [making.endpoint_json(f"198.19.1.{i + 1}") for i in range(_MANY)]
@@ -191,6 +196,9 @@ async def test_names_of_services_and_pods_follow_the_agent(
     await dns.shows(f"db-0.{db}", "a", "198.19.0.1")
     targets = (f"0 100 8080 db-0.{db}", f"0 100 8080 198-19-0-2.{db}")
     await dns.shows(f"_http._tcp.{db}", "srv", *targets)
+
+    ext = "ext.default.svc.cluster.local"
+    await dns.shows(ext, "cname", "db.example.org")
 
     statuses = {
         question("nothing.default.svc.cluster.local"): _NO_SUCH_NAME,

@@ -8,6 +8,7 @@ from agent.api.services.encode_ports import PortEncoder, number
 from agent.api.services.filters import MessageForm
 from agent.api.services.slices import ParsedSlice
 from agent.api.services.topology import NodeTopology, TrafficPolicies
+from agent.client.services import TYPES
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 
 _IP_MODES = {"VIP": pb.IP_MODE_VIP, "Proxy": pb.IP_MODE_PROXY}
@@ -29,7 +30,7 @@ def encode_service(
         namespace=metadata.namespace,
         name=metadata.name,
         uid=metadata.uid,
-        type=filters.TYPES[spec.type],
+        type=TYPES[spec.type],
         labels=filters.chosen(metadata.labels, form.label_patterns),
         annotations=filters.chosen(metadata.annotations, form.annotation_patterns),
         publish_not_ready_addresses=spec.publish_not_ready_addresses,

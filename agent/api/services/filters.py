@@ -4,16 +4,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from agent.api.services import objects
+from agent.client.services import TYPES
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.errors import PodgateError
-
-TYPES = {
-    "ClusterIP": pb.SERVICE_TYPE_CLUSTER_IP,
-    "NodePort": pb.SERVICE_TYPE_NODE_PORT,
-    "LoadBalancer": pb.SERVICE_TYPE_LOAD_BALANCER,
-    "ExternalName": pb.SERVICE_TYPE_EXTERNAL_NAME,
-}
-"""By spec.type."""
 
 ANY = "*"
 """As a service-proxy-name."""

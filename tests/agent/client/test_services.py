@@ -20,10 +20,18 @@ from agent.client.base import StreamError
 from agent.client.services import ServicesClient, ServicesState
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.api.services.conftest import WAIT_SECONDS, Served
+from tests.agent.api.services.making import service
 
 ROOT = pathlib.Path(__file__).parents[3]
 HEADER = pb.NextItem(next=pb.NextFilter(instance_id=7, rev=3))
 WEB = pb.NextItem(services=pb.Services(items=[pb.ServiceEndpoints(name="web")]))
+
+
+def after(header: pb.NextItem) -> pb.NextFilter:
+    """The next request of a client that has the state with this header."""
+    return pb.NextFilter(
+        instance_id=header.next.instance_id, rev=header.next.rev, accepts_delta=True
+    )
 
 
 def end(count: int) -> pb.NextItem:
@@ -95,7 +103,7 @@ def test_each_call_continues_from_the_last_state(tmp_path: pathlib.Path) -> None
         with contextlib.closing(client_of(tmp_path / "s")) as client:
             client.next()
             client.next()
-        assert asked == [pb.NextFilter(), HEADER.next]
+        assert asked == [pb.NextFilter(), after(HEADER)]
 
 
 def test_first_call_continues_from_the_given_state(tmp_path: pathlib.Path) -> None:
@@ -200,6 +208,31 @@ async def test_program_runs_once_and_prints_how_to_continue(served: Served) -> N
     assert told == "2 api web\n"
 
 
+async def test_program_has_options_for_the_filter(served: Served) -> None:
+    await served.start()
+    served.publisher.store.set_service(None, service("np", type="NodePort"))
+    await served.publisher.wait_newer(served.publisher.instance_id, 1)
+    common = ("--target", served.target, "--once")
+    for options, told in (
+        (("--type", "NodePort"), "np"),
+        (("--type", "NodePort", "--type", "ClusterIP", "--family", "IPv4"), "np web"),
+        (("--namespace", "other"), ""),
+        (("--namespace", "other", "--namespace", "default"), "np web"),
+        (("--service-proxy-name", "own"), ""),
+        (
+            ("--labels", "*", "--annotations", "*", "--all-endpoints", "--endpoint-details"),
+            "np web",
+        ),
+    ):
+        program = start(*common, *options)
+        out, _ = await asyncio.to_thread(program.communicate, timeout=WAIT_SECONDS)
+        assert (out.split(maxsplit=1)[1:] or [""])[0].strip() == told
+    program = start(*common, "--type", "Any")
+    _, said = await asyncio.to_thread(program.communicate, timeout=WAIT_SECONDS)
+    assert program.returncode == 2
+    assert "invalid choice: 'Any'" in said
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_program_exits_on_a_signal(served: Served, number: signal.Signals) -> None:
     await served.start()
@@ -230,7 +263,7 @@ def test_client_needs_nothing_of_the_agent() -> None:
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert told.stdout == (
         "['agent'] ['agent.client', 'agent.client.aio', 'agent.client.base', "
-        "'agent.client.services', 'agent.client.v1alpha1', "
+        "'agent.client.service_states', 'agent.client.services', 'agent.client.v1alpha1', "
         "'agent.client.v1alpha1.endpoints_pb2']\n"
     ), told.stderr
 
