@@ -29,6 +29,12 @@ __all__ = [
 DEFAULT_TARGET = "unix:///run/podgate/localnet/localnet.sock"
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED
+REJECTED = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+"""The message names what to change in the request, or that the server is too old for it."""
 METHOD = "/podgate.localnet.v1alpha1.Endpoints/Next"
 
 API = base.Api[ServicesState](

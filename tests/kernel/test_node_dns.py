@@ -99,7 +99,11 @@ def publish(api: ApiServer) -> None:
     api.put(web, path=SERVICES.path)
     headless: dict[str, Any] = {"clusterIP": "None", "clusterIPs": ["None"]}
     api.put(making.service_json("db", **headless), path=SERVICES.path)
-    external = {"clusterIP": "", "clusterIPs": None, "externalName": "db.example.org"}
+    external: dict[str, Any] = {
+        "clusterIP": "",
+        "clusterIPs": None,
+        "externalName": "db.example.org",
+    }
     api.put(making.service_json("ext", type="ExternalName", **external), path=SERVICES.path)
     put_pods(api, "198.19.0.1", "198.19.0.2")
     api.put(making.service_json("many", **headless), path=SERVICES.path)

@@ -1,7 +1,6 @@
 """`podgate services`, and the options of `podgate run` for service endpoints."""
 
 import contextlib
-import dataclasses
 import ipaddress
 import pathlib
 
@@ -51,6 +50,50 @@ address = click.option(
 @click.command(short_help="Show this node's endpoints of each service.")
 @options.output
 @click.option("--namespace", "-n", default="", help="Only services of this namespace.")
+@click.option(
+    "--type",
+    "types",
+    type=click.Choice(["ClusterIP", "NodePort", "LoadBalancer", "ExternalName"]),
+    multiple=True,
+    help="Only services of this type, may be repeated; ExternalName services only with it.",
+)
+@click.option(
+    "--family",
+    "families",
+    type=click.Choice(["IPv4", "IPv6"]),
+    multiple=True,
+    help="Only addresses and endpoints of this family.",
+)
+@click.option(
+    "--service-proxy-name",
+    default="",
+    metavar="NAME",
+    help="Only services that this proxy is to serve, by their label; *: all. Default: those "
+    "without the label.",
+)
+@click.option(
+    "--labels",
+    "label_patterns",
+    multiple=True,
+    metavar="KEY",
+    help="Also show labels with this key, may be repeated; * matches any part of a key.",
+)
+@click.option(
+    "--annotations",
+    "annotation_patterns",
+    multiple=True,
+    metavar="KEY",
+    help="The same for annotations.",
+)
+@click.option(
+    "--all-endpoints", is_flag=True, help="Also show endpoints that this node does not use."
+)
+@click.option(
+    "--endpoint-details",
+    is_flag=True,
+    help="Also show each endpoint's pod and node; JSON and YAML also have its zone, conditions and "
+    "hints.",
+)
 @options.sort
 @click.option("--watch", is_flag=True, help="Print again after each change, until interrupted.")
 @click.option("--target", help="gRPC target. Default: socket in the run directory.")
@@ -58,6 +101,13 @@ address = click.option(
 def services(
     output: options.Format,
     namespace: str,
+    types: tuple[str, ...],
+    families: tuple[str, ...],
+    service_proxy_name: str,
+    label_patterns: tuple[str, ...],
+    annotation_patterns: tuple[str, ...],
+    all_endpoints: bool,
+    endpoint_details: bool,
     sort: str,
     watch: bool,
     target: str | None,
@@ -71,13 +121,26 @@ def services(
     from agent.cli.views import services as view
     from agent.client import base
     from agent.client import services as services_client
+    from agent.client.v1alpha1 import endpoints_pb2
     from agent.errors import AgentUnreachableError, PodgateError
 
+    requested = endpoints_pb2.NextFilter(
+        namespaces=[namespace] if namespace else [],
+        types=[services_client.TYPES[one] for one in types],
+        families=[services_client.FAMILIES[one] for one in families],
+        service_proxy_name=service_proxy_name,
+        label_patterns=label_patterns,
+        annotation_patterns=annotation_patterns,
+        all_endpoints=all_endpoints,
+        endpoint_details=endpoint_details,
+    )
+    columns = view.columns(requested)
+
     def show(state: services_client.ServicesState) -> None:
-        chosen = tuple(one for one in state.services if namespace in ("", one.namespace))
-        state = dataclasses.replace(state, services=chosen)
-        rows = screens.sort(view.rows(state.services), view.SERVICES, sort)
-        screens.write(view.document(state), output, lambda screen: view.show(screen, state, rows))
+        rows = screens.sort(view.rows(state.services), columns, sort)
+        screens.write(
+            view.document(state), output, lambda screen: view.show(screen, state, columns, rows)
+        )
 
     where = target or f"unix://{localnet_socket(run_directory).absolute()}"
     unreachable = (
@@ -85,7 +148,7 @@ def services(
         "running?"
     )
     follower = services_client.ServicesClient(
-        where, on_problem=lambda problem: click.echo(problem, err=True)
+        where, filter=requested, on_problem=lambda problem: click.echo(problem, err=True)
     )
     with contextlib.closing(follower):
         if watch:
@@ -102,4 +165,6 @@ def services(
                 ) from error
             if error.code in (services_client.UNAVAILABLE, services_client.DEADLINE_EXCEEDED):
                 raise AgentUnreachableError(unreachable) from error
+            if error.code in services_client.REJECTED:
+                raise PodgateError(str(error)) from error
             raise PodgateError(f"{error}; see the agent's log.") from error

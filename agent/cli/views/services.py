@@ -1,7 +1,7 @@
 """Output of `podgate services`."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from google.protobuf import json_format
@@ -15,7 +15,8 @@ _MAX_ENDPOINTS = 6
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServiceRow:
-    """One port of one service; internal, external: its endpoints for such connections."""
+    """One port of one service; internal, external: its endpoints for such connections; unused: the
+    others, if they were requested."""
 
     service: str
     type: str
@@ -23,9 +24,12 @@ class ServiceRow:
     addresses: list[str]
     internal: list[str]
     external: list[str]
+    unused: list[str]
+    labels: list[str]
+    annotations: list[str]
 
 
-SERVICES: tuple[Column[ServiceRow], ...] = (
+_COLUMNS: tuple[Column[ServiceRow], ...] = (
     Column("SERVICE", lambda row: row.service),
     Column("TYPE", lambda row: row.type),
     Column("PORT", lambda row: row.port),
@@ -33,6 +37,19 @@ SERVICES: tuple[Column[ServiceRow], ...] = (
     Column("INTERNAL", lambda row: row.internal or ["none"], is_below=True),
     Column("EXTERNAL", lambda row: row.external or ["none"], is_below=True),
 )
+_UNUSED: Column[ServiceRow] = Column("UNUSED", lambda row: row.unused or ["none"], is_below=True)
+_LABELS: Column[ServiceRow] = Column("LABELS", lambda row: row.labels, is_below=True)
+_ANNOTATIONS: Column[ServiceRow] = Column("ANNOTATIONS", lambda row: row.annotations, is_below=True)
+
+
+def columns(requested: pb.NextFilter) -> tuple[Column[ServiceRow], ...]:
+    """Those that have something with this filter."""
+    further = (
+        (_UNUSED, requested.all_endpoints),
+        (_LABELS, bool(requested.label_patterns)),
+        (_ANNOTATIONS, bool(requested.annotation_patterns)),
+    )
+    return (*_COLUMNS, *(column for column, is_shown in further if is_shown))
 
 
 def document(state: ServicesState) -> dict[str, Any]:
@@ -56,15 +73,23 @@ def rows(services: Iterable[pb.ServiceEndpoints]) -> list[ServiceRow]:
             addresses=_addresses(service),
             internal=_endpoints([each for each in port.endpoints if each.is_internal]),
             external=_endpoints([each for each in port.endpoints if each.is_external]),
+            unused=_endpoints([each for each in port.endpoints if not _is_used(each)]),
+            labels=_pairs(service.labels),
+            annotations=_pairs(service.annotations),
         )
         for service in services
         for port in service.ports or (pb.ServicePort(),)
     ]
 
 
-def show(screen: Screen, state: ServicesState, found: list[ServiceRow]) -> None:
+def show(
+    screen: Screen,
+    state: ServicesState,
+    shown: tuple[Column[ServiceRow], ...],
+    found: list[ServiceRow],
+) -> None:
     """Print one line per port of each service."""
-    screen.table(SERVICES, found)
+    screen.table(shown, found)
     screen.line(
         f"{len(state.services)} services, revision {state.rev}; * on this node, (x) terminating"
     )
@@ -83,7 +108,17 @@ def _type(service: pb.ServiceEndpoints) -> str:
 
 
 def _addresses(service: pb.ServiceEndpoints) -> list[str]:
-    return [*service.cluster_ips, *service.external_ips, *service.load_balancer_ips]
+    names = [one.hostname for one in service.load_balancer_ingress if one.hostname]
+    found = [*service.cluster_ips, *service.external_ips, *service.load_balancer_ips, *names]
+    return [service.external_name] if service.external_name else found
+
+
+def _pairs(found: Mapping[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in sorted(found.items())]
+
+
+def _is_used(endpoint: pb.Endpoint) -> bool:
+    return endpoint.is_internal or endpoint.is_external or endpoint.is_external_from_node
 
 
 def _port(port: pb.ServicePort) -> str:
@@ -105,4 +140,6 @@ def _endpoint(endpoint: pb.Endpoint) -> str:
     address = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
     port = f":{endpoint.port}" if endpoint.port else ""
     flags = f"{'*' if endpoint.is_local else ''}{' (x)' if endpoint.is_terminating else ''}"
-    return f"{address}{port}{flags}"
+    pod = f" {full_name(endpoint.pod.namespace, endpoint.pod.name)}" if endpoint.pod.name else ""
+    node = f" on {endpoint.node}" if endpoint.node else ""
+    return f"{address}{port}{flags}{pod}{node}"

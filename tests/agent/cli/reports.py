@@ -533,3 +533,43 @@ SERVICES = ServicesState(
     ),
     saved_at=before(minutes=9),
 )  # fmt: skip
+DETAILED_FILTER = endpoints_pb2.NextFilter(
+    label_patterns=["*"], annotation_patterns=["*"], all_endpoints=True, endpoint_details=True
+)
+DETAILED_SERVICES = ServicesState(
+    instance_id=7,
+    rev=4,
+    services=tuple(
+        json_format.ParseDict(service, endpoints_pb2.ServiceEndpoints())
+        for service in (
+            {
+                "namespace": "shop",
+                "name": "db",
+                "type": "SERVICE_TYPE_EXTERNAL_NAME",
+                "externalName": "db.example.org",
+                "annotations": {"example.org/owner": "storage"},
+            },
+            {
+                "namespace": "shop",
+                "name": "web",
+                "type": "SERVICE_TYPE_LOAD_BALANCER",
+                "clusterIps": ["198.18.64.20"],
+                "loadBalancerIngress": [{"hostname": "web.example.org"}],
+                "labels": {"app": "web", "team": "shop"},
+                "ports": [
+                    {
+                        "name": "http",
+                        "protocol": "PROTOCOL_TCP",
+                        "port": 80,
+                        "endpoints": [
+                            {"address": f"198.18.1.{n}", "port": 8080, "isInternal": n == 1,
+                             "isLocal": n == 1, "node": f"node{n}",
+                             "pod": {"namespace": "shop", "name": f"web-{n}", "uid": f"u{n}"}}
+                            for n in (1, 2)
+                        ],
+                    }
+                ],
+            },
+        )
+    ),
+)  # fmt: skip

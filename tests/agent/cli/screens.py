@@ -23,6 +23,7 @@ from agent.cli.views import (
     status,
     suggestions,
 )
+from agent.client.v1alpha1.endpoints_pb2 import NextFilter
 from agent.policy.review import FlowFilter, Review
 from tests.agent.cli import kernel_reports, reports
 
@@ -48,7 +49,16 @@ VIEWS: dict[str, Callable[[Screen], None]] = {
     "programs": lambda screen: programs.show(kernel_reports.PROGRAMS, screen),
     "rules": lambda screen: rules.show(screen, reports.RULES, rules.rows(reports.RULES.policies)),
     "services": lambda screen: services.show(
-        screen, reports.SERVICES, services.rows(reports.SERVICES.services)
+        screen,
+        reports.SERVICES,
+        services.columns(NextFilter()),
+        services.rows(reports.SERVICES.services),
+    ),
+    "services-details": lambda screen: services.show(
+        screen,
+        reports.DETAILED_SERVICES,
+        services.columns(reports.DETAILED_FILTER),
+        services.rows(reports.DETAILED_SERVICES.services),
     ),
     "status": lambda screen: status.show(screen, reports.STATUS),
     "status-of-pins": lambda screen: pinned_status.show(screen, reports.PINNED),

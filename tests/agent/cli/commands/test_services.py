@@ -119,3 +119,53 @@ async def test_localnet_address_must_be_on_the_loopback(address: str) -> None:
     result = await podgate("run", "--node-name", "n", "--localnet-address", address)
     assert result.exit_code == 2
     assert "is not an address and port of the loopback" in result.output
+
+
+async def test_services_are_filtered_by_the_agent(served: Served, run_directory: str) -> None:
+    await served.start()
+    content = service("db", type="ExternalName", clusterIP="", externalName="db.example")
+    served.publisher.store.set_service(None, content)
+    served.publisher.store.set_service(None, service("np", type="NodePort", labels={"app": "np"}))
+    await served.publisher.wait_newer(served.publisher.instance_id, 1)
+    for options, names in (
+        ((), ["default/np", "default/web"]),
+        (("--namespace", "other"), []),
+        (("-n", "default", "--type", "NodePort"), ["default/np"]),
+        (("--type", "ExternalName", "--type", "ClusterIP"), ["default/db", "default/web"]),
+        (("--family", "IPv6"), []),
+        (("--service-proxy-name", "own"), []),
+        (("--labels", "app", "--type", "NodePort"), ["default/np"]),
+    ):
+        result = await podgate("services", "--run-directory", run_directory, *options)
+        assert result.exit_code == 0
+        lines = result.output.splitlines()
+        assert [line.split()[0] for line in lines if line.startswith("default/")] == names
+        assert ("LABELS" in result.output and "app=np" in result.output) is ("--labels" in options)
+
+
+async def test_details_are_shown_on_request(served: Served, run_directory: str) -> None:
+    await served.start()
+    found = endpoint_slice(
+        endpoint_json("198.19.0.1", node="node1", uid="u1"),
+        endpoint_json("198.19.0.2", ready=False),
+    )
+    served.publisher.store.set_slice(None, found)
+    await served.publisher.wait_newer(served.publisher.instance_id, 0)
+    command = ("services", "--run-directory", run_directory, "--all-endpoints")
+    result = await podgate(*command, "--endpoint-details", "-o", "json")
+    first, second = json.loads(result.output)["services"][0]["ports"][0]["endpoints"]
+    assert first["pod"] == {"namespace": "default", "name": "p", "uid": "u1"}
+    assert first["conditions"] == {"ready": True, "serving": True}
+    assert (second["node"], second["conditions"]) == ("other", {"serving": True})
+    result = await podgate(*command, "--endpoint-details")
+    assert "198.19.0.1:8080* default/p on node1" in result.output
+    assert "198.19.0.2:8080 on other" in result.output
+
+
+async def test_invalid_filter_is_one_sentence(served: Served, run_directory: str) -> None:
+    await served.start()
+    patterns = (f"--labels=l{number}" for number in range(33))
+    result = await podgate("services", "--run-directory", run_directory, *patterns)
+    assert result.exit_code == 1
+    assert result.output.endswith("32 is the maximum; use * in them\n")
+    assert result.output.count("\n") == 1
