@@ -62,25 +62,31 @@ def services(slices: Iterable[objects.EndpointSlice], family: Family) -> list[ob
     return made
 
 
-def published(synced: Synced, family: Family) -> dict[str, set[str]]:
-    """Each port's endpoints that this node uses, for those that have any."""
-    return {
-        f"{name}:{port.name}": {_shown(one, family) for one in port.endpoints}
-        for name, service in synced.services.items()
+def published(synced: Synced) -> dict[str, set[str]]:
+    """Each port's endpoints with their conditions, for those that have any.
+
+    Checked on the way: those that proxies get by default are the ready ones, or else those that
+    still serve.
+    """
+    found = {
+        f"{name}:{port.name}": {_shown(one) for one in port.endpoints}
+        for name, service in synced.everything.items()
         for port in service.ports
         if port.endpoints
     }
-
-
-def used(expected: Mapping[str, str]) -> dict[str, set[str]]:
-    """Of kube-proxy's endpoints those that it uses: ready ones, or else those that still serve."""
-    found = {}
-    for port, text in expected.items():
-        words = set(text.split())
-        ready = {word for word in words if word[-1].isdigit()}
-        if chosen := ready or {word for word in words if word[-1] == "~"}:
-            found[port] = chosen
+    for name, service in synced.services.items():
+        for port in service.ports:
+            words = found.get(f"{name}:{port.name}", set())
+            ready = {word for word in words if word[-1].isdigit()}
+            used = ready or {word for word in words if word[-1] == "~"}
+            assert {_address(one) for one in port.endpoints} == {word.strip("*~") for word in used}
+            assert all(one.is_terminating is not bool(ready) for one in port.endpoints)
     return found
+
+
+def words(published: Mapping[str, str]) -> dict[str, set[str]]:
+    """As `published` has it."""
+    return {port: set(text.split()) for port, text in published.items()}
 
 
 def at_port(endpoints: str, port: int) -> str:
@@ -104,8 +110,14 @@ def _port(word: str, protocol: str) -> Json:
     return {"name": name, "protocol": protocol, "port": int(number) if number else None}
 
 
-def _shown(endpoint: pb.Endpoint, family: Family) -> str:
-    # Addresses of the tables, back from the family's.
+def _shown(endpoint: pb.Endpoint) -> str:
+    conditions = endpoint.conditions
+    assert conditions.ready is (conditions.serving and not conditions.terminating)
+    signs = "~" * conditions.terminating + "!" * (not conditions.serving)
+    return f"{'*' * endpoint.is_local}{_address(endpoint)}{signs}"
+
+
+def _address(endpoint: pb.Endpoint) -> str:
+    """Of the tables, back from that of a family."""
     numbers = endpoint.address.replace(":", ".").split(".")[-2:]
-    here, end = "*" * endpoint.is_local, "~" * endpoint.is_terminating
-    return f"{here}{'.'.join(numbers)}:{endpoint.port}{end}"
+    return f"{'.'.join(numbers)}:{endpoint.port}"

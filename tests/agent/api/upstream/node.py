@@ -6,9 +6,11 @@ import dataclasses
 import ipaddress
 from collections.abc import AsyncIterator
 
-from agent.api.services import objects
+from agent.api.services import filters, objects
+from agent.api.services.encoder import ServiceEncoder
 from agent.api.services.publisher import COALESCING_SECONDS, ServicePublisher
 from agent.api.services.store import ServiceStore
+from agent.api.services.view import ServicesSnapshot, ServiceView
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.proxy.frontends import FrontendChange, FrontendTable
 from tests.agent.api.services import making
@@ -27,6 +29,8 @@ class Synced:
     """Services that were added, changed or removed."""
     frontends: FrontendChange
     """What the proxies get of that."""
+    everything: dict[str, pb.ServiceEndpoints]
+    """As `services`, with all endpoints and their conditions, as a client may request them."""
 
 
 class ProxiedNode:
@@ -59,16 +63,30 @@ class ProxiedNode:
         await asyncio.sleep(2 * COALESCING_SECONDS)
         snapshot = self.publisher.snapshot
         assert snapshot is not None
-        items = [pb.NextItem.FromString(message) for message in snapshot.messages()]
-        found = [one for item in items for one in item.services.items]
-        before, now = self._services, {f"{one.namespace}/{one.name}": one for one in found}
+        before, now = self._services, _services(snapshot)
         changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
         self._services = now
         # A change makes a revision, and nothing else does.
         assert (snapshot.rev != self._rev) is bool(changed) or self._rev == 0
         self._rev = snapshot.rev
-        frontends = self._table.update(found, NODE_ADDRESSES)
-        return Synced(now, changed, frontends)
+        frontends = self._table.update(now.values(), NODE_ADDRESSES)
+        return Synced(now, changed, frontends, self._everything())
+
+    def _everything(self) -> dict[str, pb.ServiceEndpoints]:
+        store = self.publisher.store
+        selection = filters.read(pb.NextFilter(all_endpoints=True, endpoint_details=True))
+        encoder = ServiceEncoder(store, selection.form, is_for_all_nodes=False)
+        view = ServiceView(store, encoder, node=NODE, selection=selection, instance_id=1)
+        while view.dirty:
+            view.evaluate_next()
+        view.commit(1, None)
+        return _services(view.snapshot())
+
+
+def _services(snapshot: ServicesSnapshot) -> dict[str, pb.ServiceEndpoints]:
+    items = [pb.NextItem.FromString(message) for message in snapshot.messages()]
+    found = [one for item in items for one in item.services.items]
+    return {f"{one.namespace}/{one.name}": one for one in found}
 
 
 @contextlib.asynccontextmanager

@@ -1,6 +1,6 @@
 """kube-proxy's cases of the endpoints change tracker, on the published message and the frontends.
 
-kube-proxy's map has all endpoints; compared are those that it uses of them.
+kube-proxy's map has all endpoints, as a client gets them that requests all with details.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ import pytest
 
 from tests.agent.api.upstream import endpoint_slices
 from tests.agent.api.upstream import node as nodes
-from tests.agent.api.upstream.endpoint_slices import Published, published, used
+from tests.agent.api.upstream.endpoint_slices import Published, published, words
 from tests.agent.api.upstream.families import Family, both
 from tests.agent.api.upstream.inventory import UpstreamFile
 
@@ -85,16 +85,14 @@ async def test_get_local_endpoint_ips(case: Local, family: Family) -> None:
             node.set_service(None, service)
         for one in slices:
             node.set_slice(None, one)
-        assert _local_ready(await node.sync(), family) == case.expected
+        assert _local_ready(await node.sync()) == case.expected
 
 
-def _local_ready(synced: nodes.Synced, family: Family) -> dict[str, set[str]]:
+def _local_ready(synced: nodes.Synced) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for port, words in published(synced, family).items():
-        own = {
-            word.strip("*").split(":")[0] for word in words if word[0] == "*" and word[-1] != "~"
-        }
-        if own:
+    for port, endpoints in published(synced).items():
+        ready = {word for word in endpoints if word[0] == "*" and word[-1].isdigit()}
+        if own := {word.strip("*").split(":")[0] for word in ready}:
             found.setdefault(port.rpartition(":")[0], set()).update(own)
     return found
 
@@ -265,22 +263,22 @@ async def test_update_endpoints_map(case: Update, family: Family) -> None:
             node.set_service(None, service)
         for one in before.values():
             node.set_slice(None, one)
-        assert published(await node.sync(), family) == used(case.was)
+        assert published(await node.sync()) == words(case.was)
         for name in before | after:
             node.set_slice(before.get(name), after.get(name))
         synced = await node.sync()
-    assert published(synced, family) == used(case.expected)
+    assert published(synced) == words(case.expected)
     assert synced.changed == case.changed
-    local = {name: len(own) for name, own in _local_ready(synced, family).items()}
+    local = {name: len(own) for name, own in _local_ready(synced).items()}
     assert local == case.local
     # Where kube-proxy clears connection tracking, the proxies get a change (all ports are UDP), but
     # for one that stays in use while it terminates: kube-proxy keeps its flows, too.
-    is_same = _addresses(used(case.was)) == _addresses(used(case.expected))
+    is_same = _addresses(case.was) == _addresses(case.expected)
     assert bool(synced.frontends.changed) is not is_same
 
 
-def _addresses(found: dict[str, set[str]]) -> dict[str, set[str]]:
-    return {port: {word.strip("*~") for word in words} for port, words in found.items()}
+def _addresses(found: Published) -> dict[str, set[str]]:
+    return {port: {word.strip("*~!") for word in text.split()} for port, text in found.items()}
 
 
 BOTH_PORTS = "port-0/80 port-1/443"
@@ -383,18 +381,18 @@ async def test_endpoint_slice_update(case: SliceUpdate, family: Family) -> None:
             node.set_service(None, service)
         for one in before.values():
             node.set_slice(None, one)
-        initial = published(await node.sync(), family)
+        initial = published(await node.sync())
         if case.is_removed:
             node.set_slice(old or new, None)
         else:
             node.set_slice(old, new)
         synced = await node.sync()
-    found = published(synced, family)
+    found = published(synced)
     if case.expected is None:
         assert found == initial
         assert not synced.changed
         return
-    assert found == used(
+    assert found == words(
         {
             "ns1/svc1:port-0": endpoint_slices.at_port(case.expected, 80),
             "ns1/svc1:port-1": endpoint_slices.at_port(case.fewer or case.expected, 443),
@@ -446,5 +444,5 @@ async def test_checkout_changes(case: Checkout, family: Family) -> None:
             node.set_slice(old, version)
             old = version
             synced = await node.sync()
-            assert published(synced, family) == used(expected)
+            assert published(synced) == words(expected)
     assert bool(synced.changed) is (case.previous != case.current)

@@ -1,6 +1,6 @@
 """kube-proxy's cases of the cache of slices, on the published message.
 
-kube-proxy's map has all endpoints; compared are those that it uses of them.
+kube-proxy's map has all endpoints, as a client gets them that requests all with details.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import pytest
 from agent.api.services import objects
 from tests.agent.api.upstream import endpoint_slices
 from tests.agent.api.upstream import node as nodes
-from tests.agent.api.upstream.endpoint_slices import Published, at_port, published, used
+from tests.agent.api.upstream.endpoint_slices import Published, at_port, published, words
 from tests.agent.api.upstream.families import IPV4, Family, both
 from tests.agent.api.upstream.inventory import UpstreamFile
 
@@ -127,7 +127,7 @@ async def _check(case: Cached, family: Family) -> None:
         for one in slices:
             node.set_slice(current.get(one.metadata.name), one)
             current[one.metadata.name] = one
-        assert published(await node.sync(), family) == used(case.expected)
+        assert published(await node.sync()) == words(case.expected)
 
 
 @dataclasses.dataclass(frozen=True)
