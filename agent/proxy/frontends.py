@@ -135,6 +135,10 @@ def addresses_of(
         tuple(map(ipaddress.ip_address, texts))
         for texts in (service.cluster_ips, service.external_ips, service.load_balancer_ips)
     )
+    # kube-proxy runs once for each family: node ports of others are not the service's.
+    own_node_addresses = [
+        address for address in node_addresses if address.version in {one.version for one in cluster}
+    ]
     is_local = {
         is_external: policy == endpoints_pb2.TRAFFIC_POLICY_LOCAL
         for is_external, policy in (
@@ -157,7 +161,7 @@ def addresses_of(
         }
         addressed = [
             *((address, port.port, True) for address in (*balancers, *external)),
-            *((address, port.node_port, True) for address in node_addresses if port.node_port),
+            *((address, port.node_port, True) for address in own_node_addresses if port.node_port),
             *((address, port.port, False) for address in cluster),
         ]
         for address, number, is_external in addressed:

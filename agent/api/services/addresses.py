@@ -34,7 +34,11 @@ def parse(text: str) -> CanonicalAddress | None:
 
 def parse_network(text: str) -> str | None:
     """The network as canonical text; None if the text is not a network."""
+    found, slash, length = text.partition("/")
+    address = parse(found)
+    if address is None or (slash and not length.strip().isdecimal()):
+        return None
     try:
-        return str(ipaddress.ip_network(text.strip(), strict=False))
+        return str(ipaddress.ip_network(f"{address.text}{slash}{length.strip()}", strict=False))
     except ValueError:
         return None

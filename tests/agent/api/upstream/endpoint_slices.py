@@ -2,7 +2,8 @@
 
 An endpoint is "1.2", the last two numbers of its address. "*1.2": on this node. After it "!": not
 serving; "~": terminating, "~!": both. A slice is its endpoints and ports, "1.1 *1.2! : p11/11
-p12/12"; a port without a number, "p11/", has none. Slices are "namespace/service-number".
+p12/12"; a port without a number, "p11/", has none, and "p11/11/UDP" has a protocol. Slices are
+"namespace/service-number".
 
 What is published of a port is "1.2:80", with the same signs.
 """
@@ -106,8 +107,8 @@ def _endpoint(word: str, family: Family) -> Json:
 
 
 def _port(word: str, protocol: str) -> Json:
-    name, _, number = word.partition("/")
-    return {"name": name, "protocol": protocol, "port": int(number) if number else None}
+    name, number, *own = word.split("/")
+    return {"name": name, "protocol": (*own, protocol)[0], "port": int(number) if number else None}
 
 
 def _shown(endpoint: pb.Endpoint) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import ipaddress
+from typing import Any
 
 import pytest
 
@@ -29,3 +30,22 @@ IPV4 = Family("IPv4")
 IPV6 = Family("IPv6", "fd00:18:0:0")
 
 both = pytest.mark.parametrize("family", [IPV4, IPV6], ids=["IPv4", "IPv6"])
+
+
+def other(family: Family) -> Family:
+    return IPV4 if family is IPV6 else IPV6
+
+
+def placed(thing: Any, family: Family) -> Any:
+    """The same with addresses and networks of the family; after "~" of the other one."""
+    if isinstance(thing, dict):
+        return {key: placed(value, family) for key, value in thing.items()}
+    if isinstance(thing, list | tuple):
+        return type(thing)(placed(value, family) for value in thing)
+    if not isinstance(thing, str) or "198." not in thing:
+        return thing
+    space = " " * (len(thing) - len(thing.lstrip()))
+    text = thing.strip()
+    if text.startswith("~"):
+        family, text = other(family), text[1:]
+    return space + (family.network(text) if "/" in text else family.of(text))

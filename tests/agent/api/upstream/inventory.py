@@ -25,6 +25,7 @@ FILES = (
     "pkg/proxy/servicechangetracker_test.go",
     "pkg/proxy/endpointschangetracker_test.go",
     "pkg/proxy/endpointslicecache_test.go",
+    "pkg/proxy/nftables/proxier_test.go",
 )
 
 Names = dict[str, list[str]]

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import ipaddress
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from agent.api.services import filters, objects
 from agent.api.services.encoder import ServiceEncoder
@@ -13,6 +13,7 @@ from agent.api.services.store import ServiceStore
 from agent.api.services.view import ServicesSnapshot, ServiceView
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.proxy.frontends import FrontendChange, FrontendTable
+from bpf.abi import IPAddress
 from tests.agent.api.services import making
 from tests.agent.api.services.making import NODE
 
@@ -36,7 +37,8 @@ class Synced:
 class ProxiedNode:
     """A publisher with fake time (pytest's marker `looptime`), and the frontends of a proxy."""
 
-    def __init__(self) -> None:
+    def __init__(self, node_addresses: Sequence[IPAddress]) -> None:
+        self._node_addresses = node_addresses
         self.publisher = ServicePublisher(ServiceStore(NODE, readiness=making.no_readiness))
         self._table = FrontendTable()
         self._services: dict[str, pb.ServiceEndpoints] = {}
@@ -69,7 +71,7 @@ class ProxiedNode:
         # A change makes a revision, and nothing else does.
         assert (snapshot.rev != self._rev) is bool(changed) or self._rev == 0
         self._rev = snapshot.rev
-        frontends = self._table.update(now.values(), NODE_ADDRESSES)
+        frontends = self._table.update(now.values(), self._node_addresses)
         return Synced(now, changed, frontends, self._everything())
 
     def _everything(self) -> dict[str, pb.ServiceEndpoints]:
@@ -90,9 +92,11 @@ def _services(snapshot: ServicesSnapshot) -> dict[str, pb.ServiceEndpoints]:
 
 
 @contextlib.asynccontextmanager
-async def proxied() -> AsyncIterator[ProxiedNode]:
-    """A node without services."""
-    node = ProxiedNode()
+async def proxied(
+    node_addresses: Sequence[IPAddress] = NODE_ADDRESSES,
+) -> AsyncIterator[ProxiedNode]:
+    """A node without services. node_addresses: for node ports."""
+    node = ProxiedNode(node_addresses)
     running = asyncio.create_task(node.publisher.run())
     try:
         yield node

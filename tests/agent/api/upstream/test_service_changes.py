@@ -14,6 +14,7 @@ from agent.api.services import objects
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.api.services import making
 from tests.agent.api.services.making import Json
+from tests.agent.api.upstream import families
 from tests.agent.api.upstream import node as nodes
 from tests.agent.api.upstream.families import IPV4, IPV6, Family, both
 from tests.agent.api.upstream.inventory import UpstreamFile
@@ -196,21 +197,21 @@ async def test_service_to_service_map(case: Mapped, family: Family) -> None:
         if case.service is not None:
             node.set_service(None, _service("web", family, case.service))
         synced = await node.sync()
-    seen = _other(family) if case.is_other else family
-    assert _mapped(synced, seen) == _placed(
+    seen = families.other(family) if case.is_other else family
+    assert _mapped(synced, seen) == families.placed(
         dict.fromkeys(case.ports, (case.external, case.balancers, case.ranges, case.health_check)),
         family,
     )
     frontends = {key.address for key in synced.frontends.changed} - {*nodes.NODE_ADDRESSES}
     own = ((case.service or {}).get("clusterIP"), *case.external, *case.balancers)
     assert {str(one) for one in frontends if _is_of(one, seen)} == {
-        _placed(one, family) for one in own if case.ports
+        families.placed(one, family) for one in own if case.ports
     }
 
 
 def _service(name: str, family: Family, spec: Json) -> objects.ApiService:
     """clusterIP: also as the list that the API server writes."""
-    placed = _placed(spec, family)
+    placed = families.placed(spec, family)
     return making.service(name, **placed, clusterIPs=[placed["clusterIP"]])
 
 
@@ -238,25 +239,6 @@ def _mapped(synced: nodes.Synced, family: Family) -> dict[str, Any]:
 
 def _is_of(address: Any, family: Family) -> bool:
     return (":" in str(address)) is (family is IPV6)
-
-
-def _other(family: Family) -> Family:
-    return IPV4 if family is IPV6 else IPV6
-
-
-def _placed(thing: Any, family: Family) -> Any:
-    """The same with addresses and networks of the family; after "~" of the other one."""
-    if isinstance(thing, dict):
-        return {key: _placed(value, family) for key, value in thing.items()}
-    if isinstance(thing, list | tuple):
-        return type(thing)(_placed(value, family) for value in thing)
-    if not isinstance(thing, str) or "198." not in thing:
-        return thing
-    space = " " * (len(thing) - len(thing.lstrip()))
-    text = thing.strip()
-    if text.startswith("~"):
-        family, text = _other(family), text[1:]
-    return space + (family.network(text) if "/" in text else family.of(text))
 
 
 _HEADLESS_SERVICES = {
