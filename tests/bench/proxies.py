@@ -66,13 +66,15 @@ def _measure_deaths(network: labs.Lab) -> None:
     sys.stderr.write(f"bench: {_DEATHS} of {_DEATHS + 1} pods' listeners are closed in turn\n")
     pods = [network.add_pod(f"web-{number}", number + 1) for number in range(_DEATHS + 1)]
 
-    async def end_all_but_one(directory: pathlib.Path) -> list[float]:
-        async with dying.chain(directory, pins.Pins(labs.BPFFS), pods, cgroup) as chain:
+    async def end_all_but_one(directory: pathlib.Path, backend: str) -> list[float]:
+        installation = pins.Pins(labs.BPFFS)
+        async with dying.chain(directory, installation, pods, cgroup, backend=backend) as chain:
             return [await chain.end(pod) for pod in pods[:-1]]
 
-    with cgroups.cgroup() as cgroup, tempfile.TemporaryDirectory() as directory:
-        milliseconds = asyncio.run(end_all_but_one(pathlib.Path(directory)))
-    figures.emit("localapi", "listener_end_to_avoided_ms", milliseconds, "ms")
+    for backend, name in (("ebpf", ""), ("nft", "nft_")):
+        with cgroups.cgroup() as cgroup, tempfile.TemporaryDirectory() as directory:
+            milliseconds = asyncio.run(end_all_but_one(pathlib.Path(directory), backend))
+        figures.emit("localapi", f"{name}listener_end_to_avoided_ms", milliseconds, "ms")
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from agent.admin.report import AgentReport
 from agent.default_deny import table as default_deny_table
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import LabPod
+from agent.proxy import nftables
 from agent.settings import localnet_socket
 from bpf import pins
 from bpf.services import links as service_links
@@ -63,17 +64,26 @@ class Chain:
 
 @contextlib.asynccontextmanager
 async def chain(
-    directory: pathlib.Path, installation: pins.Pins, pods: Sequence[LabPod], cgroup: Cgroup
+    directory: pathlib.Path,
+    installation: pins.Pins,
+    pods: Sequence[LabPod],
+    cgroup: Cgroup,
+    *,
+    backend: str = "ebpf",
 ) -> AsyncIterator[Chain]:
-    """All of it, until the block ends. cgroup: whose sockets are translated."""
+    """All of it, until the block ends. cgroup: of the client; backend: ebpf or nft."""
     api = ApiServer()
     _publish(api, pods)
     operator = AgentProcess(directory, installation.bpffs)
     proxy = Process(
         directory,
-        *("--backend", "ebpf", "--cgroup", str(cgroup.directory)),
+        *("--backend", backend, "--run-directory", str(operator.run_directory)),
         *("--target", f"unix://{localnet_socket(operator.run_directory)}"),
-        *("--bpffs", str(installation.bpffs), "--run-directory", str(operator.run_directory)),
+        *(
+            ("--cgroup", str(cgroup.directory), "--bpffs", str(installation.bpffs))
+            if backend == "ebpf"
+            else ()
+        ),
     )
     cri = directory / "cri.sock"
     servers = Servers(())
@@ -98,6 +108,7 @@ async def chain(
     finally:
         proxy.stop()
         service_links.detach(installation)
+        await nftables.remove()
         operator.stop(signal.SIGKILL)
         servers.close()
         await default_deny_table.remove()
