@@ -13,8 +13,10 @@ def emit(
     unit: str,
     *,
     baseline: Sequence[float] | None = None,
+    digits: int = 3,
 ) -> None:
-    """Print the samples' median. `baseline`: samples of what it is compared with, same run.
+    """Print the samples' median. `baseline`: samples of what it is compared with, same run;
+    digits: behind the point.
 
     spread is [smallest, largest] of the samples; ratio is median over median.
     """
@@ -22,9 +24,9 @@ def emit(
     line: dict[str, object] = {
         "bench": bench,
         "figure": figure,
-        "value": round(value, 3),
+        "value": round(value, digits),
         "unit": unit,
-        "spread": [round(min(samples), 3), round(max(samples), 3)],
+        "spread": [round(min(samples), digits), round(max(samples), digits)],
     }
     if baseline is not None:
         line["baseline"] = round(statistics.median(baseline), 3)

@@ -2,7 +2,8 @@
 
 Whole states: 10,000 services of two ports and five endpoints, from the request of a client in
 another process to its last service read. Changes: 1,000 such services; one becomes another, and a
-follower in another process reports when it had the state with it. Revisions:
+follower in another process reports when it had the state with it. Differences: their bytes for
+10,000 services, by the bytes of the full states after the same changes. Revisions:
 tests/agent/api/services/churn.py in simulated time.
 """
 
@@ -22,6 +23,7 @@ from agent.api.services.objects import EndpointSlice
 from agent.api.services.publisher import COALESCING_SECONDS, ServicePublisher
 from agent.api.services.server import ServicesServer
 from agent.api.services.store import ServiceStore
+from agent.api.services.view import ServicesSnapshot
 from tests.agent.api.services import churn
 from tests.agent.api.services.making import NODE, endpoint_json, endpoint_slice, service
 from tests.bench import figures
@@ -30,6 +32,7 @@ _SERVICES = 10_000
 _FOLLOWED_SERVICES = 1_000
 _RUNS = 9
 _CHANGES = 300
+_REVISIONS = 60
 _PORTS = [{"name": "http", "port": 80}, {"name": "metrics", "port": 9090}]
 _SLICE_PORTS = [{"name": "http", "port": 8080}, {"name": "metrics", "port": 9091}]
 _HERE = "local-pod"
@@ -61,6 +64,7 @@ def run() -> None:
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     asyncio.run(_whole_states())
     asyncio.run(_changes())
+    asyncio.run(_differences())
     _revisions()
 
 
@@ -123,7 +127,7 @@ async def _client(code: str, *arguments: str) -> AsyncIterator[asyncio.StreamRea
 async def _whole_states() -> None:
     async with _served(_SERVICES, set()) as (publisher, target):
         assert publisher.snapshot is not None
-        size = sum(map(len, publisher.snapshot.messages()))
+        size = _bytes(publisher.snapshot)
         async with _client(_ASKER, target, str(_RUNS)) as told:
             lines = [(await told.readline()).split() for _ in range(_RUNS)]
         assert {int(count) for _, count in lines} == {_SERVICES}
@@ -154,6 +158,27 @@ async def _changes() -> None:
         figures.emit("localapi", f"{figure}_to_client_p99_ms", p99s, "ms")
         halves = [statistics.median(part) * 1000 for part in _thirds(times)]
         figures.emit("localapi", f"{figure}_to_client_p50_ms", halves, "ms")
+
+
+async def _differences() -> None:
+    """Revisions of 1 to 20 changed services each, as roll-outs make them."""
+    async with _served(_SERVICES, set()) as (publisher, _):
+        ratios = []
+        for number in range(_REVISIONS):
+            rev = publisher.views.default.rev
+            for changed in range(number % 20 + 1):
+                publisher.store.set_slice(None, _slice(number * 100 + changed, last=6))
+            position = (publisher.instance_id, rev)
+            delta = await publisher.wait_newer(*position, accepts_delta=True)
+            full = await publisher.wait_newer(*position)
+            assert (delta.is_delta, delta.rev) == (True, full.rev)
+            ratios.append(_bytes(delta) / _bytes(full))
+    means = [statistics.mean(part) for part in _thirds(ratios)]
+    figures.emit("localapi", "delta_bytes_ratio", means, "1", digits=6)
+
+
+def _bytes(snapshot: ServicesSnapshot) -> int:
+    return sum(map(len, snapshot.messages()))
 
 
 async def _arrival(told: asyncio.StreamReader) -> float:
