@@ -1,6 +1,7 @@
 """From the API server to the socket, with and without an API server."""
 
 import asyncio
+import contextlib
 import datetime
 import pathlib
 from collections.abc import AsyncIterator, Callable
@@ -251,6 +252,81 @@ async def test_client_keeps_services_that_a_killed_agent_has_not_saved(
                 items = await asking
         assert [one.name for item in items for one in item.services.items] == ["later", "web"]
         assert not items[0].HasField("saved_at")
+
+
+async def test_client_with_a_filter_keeps_what_a_killed_agent_has_not_saved(
+    listening: pathlib.Path,
+    kubeconfig: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agent.api.services.source._SAVE_SECONDS", 3600.0)
+    fields: dict[str, Any] = {"types": [pb.SERVICE_TYPE_EXTERNAL_NAME], "accepts_delta": True}
+    external: Json = {"type": "ExternalName", "clusterIP": "", "externalName": "db.example"}
+    server = ApiServer()
+    async with server.running(listening):
+        await put_all(server, kubeconfig, tmp_path)
+        async with opened(kubeconfig) as api, Node(api, tmp_path).running() as node:
+            await node.newest()
+            async with grpc.aio.insecure_channel(node.target) as channel:
+                first = (await request(channel, **fields))[0].next
+                # Not in the view of clients without a filter.
+                server.put(service_json("ext", **external), path=SERVICES.path)
+                items = await request(channel, first.instance_id, first.rev, **fields)
+            position = (items[0].next.instance_id, items[0].next.rev)
+            written = (tmp_path / "state" / "services.json").read_bytes()
+        # An agent that is not killed saves when it ends.
+        (tmp_path / "state" / "services.json").write_bytes(written)
+        assert b"db.example" not in written
+    async with opened(kubeconfig) as api, Node(api, tmp_path).running() as node:
+        await node.newest()
+        async with grpc.aio.insecure_channel(node.target) as channel:
+            asking = asyncio.create_task(request(channel, *position, **fields))
+            await asyncio.sleep(0.3)
+            assert not asking.done()
+            async with server.running(listening):
+                items = await asking
+    assert [one.name for item in items for one in item.services.items] == ["ext"]
+    assert not items[0].HasField("saved_at")
+
+
+async def test_saved_services_have_all_that_a_filter_can_request(
+    listening: pathlib.Path, kubeconfig: str, tmp_path: pathlib.Path
+) -> None:
+    content = service_json(labels={"app": "web"}, type="LoadBalancer", status=INGRESS)
+    content["metadata"]["annotations"] = {"example.org/owner": "shop"}
+    server = ApiServer()
+    put_node(server)
+    server.put(content, path=SERVICES.path)
+    put_web(server, {**HERE, "zone": "a"}, {**AWAY, "conditions": {"ready": False}})
+    fields: dict[str, Any] = {
+        "label_patterns": ["*"],
+        "annotation_patterns": ["*"],
+        "all_endpoints": True,
+        "endpoint_details": True,
+    }
+    found = []
+    for is_there in (True, False):
+        async with contextlib.AsyncExitStack() as stack:
+            if is_there:
+                await stack.enter_async_context(server.running(listening))
+            api = await stack.enter_async_context(opened(kubeconfig))
+            node = await stack.enter_async_context(Node(api, tmp_path).running())
+            await node.newest()
+            assert node.is_saved is not is_there
+            channel = grpc.aio.insecure_channel(node.target)
+            async with channel:
+                items = await request(channel, **fields)
+            found.append([one for item in items for one in item.services.items])
+    assert found[0] == found[1]
+    (service,) = found[0]
+    assert dict(service.annotations) == {"example.org/owner": "shop"}
+    assert service.load_balancer_ingress[0].hostname == "web.example"
+    assert service.ports[0].endpoints[0].pod.name == "p"
+    assert service.ports[0].endpoints[0].zone == "a"
+
+
+INGRESS: Json = {"loadBalancer": {"ingress": [{"hostname": "web.example"}]}}
 
 
 async def test_client_with_the_saved_services_gets_readiness_of_local_pods(
