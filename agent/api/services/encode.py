@@ -41,11 +41,11 @@ def encode_service(
         message.ports.extend(map(encode_ports.without_endpoints, encode_ports.usable(spec.ports)))
         return message
     texts = spec.cluster_ips or (spec.cluster_ip,)
-    ports = PortEncoder(found, node, form)
     if objects.HEADLESS in texts:
         message.is_headless = True
-        message.ports.extend(ports.headless(spec.ports))
+        message.ports.extend(PortEncoder(found, node, form).headless(spec.ports))
         return message
+    ports = PortEncoder([one for one in found if not one.is_for_dns], node, form)
     cluster_ips = _of(form.families, _addresses(texts))
     if not cluster_ips:
         return None

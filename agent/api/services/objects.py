@@ -10,6 +10,8 @@ from agent.kube.objects import ObjectMetadata
 
 SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"
+HEADLESS_LABEL = "service.kubernetes.io/headless"
+"""Of slices that are for DNS only; the controller sets it for headless services."""
 ZONE_LABEL = "topology.kubernetes.io/zone"
 
 HEADLESS = "None"

@@ -60,6 +60,9 @@ class ParsedSlice:
 
     ports: tuple[NamedPort, ...] = ()
     candidates: tuple[EndpointCandidate, ...] = ()
+    is_for_dns: bool = False
+    """It has the label of headless services, which proxies do not read (kube-proxy's
+    cmd/kube-proxy/app/server.go)."""
 
     def local_keys(self, node: str) -> frozenset[str]:
         """Uids and addresses of pods on this node, whose readiness it depends on."""
@@ -97,6 +100,7 @@ def parse(found: objects.EndpointSlice) -> ParsedSlice:
             for endpoint in found.endpoints or ()
             if (candidate := _candidate(endpoint)) and candidate.address.is_ipv6 is is_ipv6
         ),
+        is_for_dns=objects.HEADLESS_LABEL in found.metadata.labels,
     )
 
 

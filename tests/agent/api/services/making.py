@@ -130,7 +130,7 @@ def selected(
     store.set_zone(zone)
     store.set_service(None, one)
     for number, each in enumerate(found):
-        own = {objects.SERVICE_NAME_LABEL: one.metadata.name}
+        own = {**each.metadata.labels, objects.SERVICE_NAME_LABEL: one.metadata.name}
         metadata = msgspec.structs.replace(each.metadata, name=f"{number}", labels=own)
         store.set_slice(None, msgspec.structs.replace(each, metadata=metadata))
     selection = filters.read(pb.NextFilter(**request))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.api.services import slices
+from agent.api.services import objects, slices
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.api.services.making import (
     NODE,
@@ -12,8 +12,10 @@ from tests.agent.api.services.making import (
     encoded,
     endpoint_json,
     endpoint_slice,
+    read,
     selected,
     service,
+    slice_json,
     targets,
 )
 
@@ -241,6 +243,16 @@ def test_headless_services_have_ready_endpoints_for_dns() -> None:
     assert not found.cluster_ips
     assert targets(port) == ["198.19.0.1:8080", "198.19.0.2:8080", "fd00:18::2:8080"]
     assert port.endpoints[0].hostname == "db-0"
+
+
+def test_slice_labelled_headless_is_for_dns_only() -> None:
+    labelled = slice_json(endpoint_json("198.19.0.1"), name="web-2")
+    labelled["metadata"]["labels"]["service.kubernetes.io/headless"] = ""
+    of_headless: objects.EndpointSlice = read(labelled, objects.EndpointSlice)
+    (port,) = encoded(service(), endpoint_slice(endpoint_json("198.19.0.2")), of_headless).ports
+    assert targets(port) == ["198.19.0.2:8080"]
+    (port,) = encoded(service(**HEADLESS), of_headless).ports
+    assert targets(port) == ["198.19.0.1:8080"]
 
 
 def test_headless_service_without_ports_still_has_addresses() -> None:
