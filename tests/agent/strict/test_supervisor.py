@@ -185,6 +185,23 @@ async def test_bursts_are_one_update(node: Node, web: PodState) -> None:
 
 
 @with_a_relay
+async def test_targets_are_not_planned_again_each_second_without_a_change(
+    node: Node, web: PodState
+) -> None:
+    plans = []
+    node.answered.answers = lambda uid, address: plans.append(uid) or ()  # type: ignore[method-assign,func-returns-value]
+    await asyncio.sleep(60)
+    assert len(plans) <= 7
+    # A change without a mark.
+    node.store.pods["uid-new"] = strict_pod("new", OTHER)
+    await asyncio.sleep(15)
+    assert len(node.launcher.newest.targets()) == 2
+    node.add(strict_pod("third", "198.18.1.3"))
+    await asyncio.sleep(1)
+    assert len(node.launcher.newest.targets()) == 3
+
+
+@with_a_relay
 async def test_new_pod_reports_that_the_relay_is_not_updated_yet(node: Node, web: PodState) -> None:
     pod = node.add(strict_pod("new", OTHER))
     assert node.supervisor.problem_for(pod) == "the relay is not updated yet."
