@@ -88,13 +88,18 @@ class Procfs:
 
     def is_listening(self, pid: int, port: int) -> bool:
         """Whether the process holds a TCP socket that listens on this port."""
-        inodes = set()
+        return not self.listeners(pid, port).isdisjoint(self._descriptors(pid))
+
+    def listeners(self, pid: int | str, port: int) -> set[str]:
+        """The TCP sockets that listen on this port in the process's network namespace, as `sockets`
+        returns them. pid: "self" for this process. Reads the tables of all connections."""
+        found = set()
         for family in ("tcp", "tcp6"):
             for line in (self._read(f"{pid}/net/{family}") or "").splitlines()[1:]:
                 fields = line.split()
                 if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-                    inodes.add(f"socket:[{fields[9]}]")
-        return bool(inodes) and any(held in inodes for held in self._descriptors(pid))
+                    found.add(f"socket:[{fields[9]}]")
+        return found
 
     def _descriptors(self, pid: int) -> Iterator[str]:
         try:

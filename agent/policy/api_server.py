@@ -7,7 +7,7 @@ so it must hold CAP_SYS_ADMIN: podgate cannot block such a process anyway.
 """
 
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from agent.kubelet.search import is_containers
 from agent.linux.procfs import Procfs
@@ -20,27 +20,47 @@ STATIC_PODS = PodSelector(("kube-system",), LabelSelector({"component": "kube-ap
 (labels component and tier), also of RKE2 and kops."""
 
 
-def cgroup_of_process(endpoints: Collection[tuple[str, int]], procfs: Procfs) -> str | None:
-    """The cgroup of the host process that is this node's API server; None if there is none.
+class ApiServerProcess:
+    """The host process that is this node's API server."""
 
-    endpoints: the addresses and ports of all API servers. Reads /proc, if one of the addresses is
-    this node's: milliseconds.
-    """
-    ports = {port for address, port in endpoints if _is_local(address)}
-    if not ports:
+    def __init__(self, procfs: Procfs) -> None:
+        self._procfs = procfs
+        self._pid: int | None = None
+        """The one that was found last."""
+
+    def find_cgroup(self, endpoints: Collection[tuple[str, int]]) -> str | None:
+        """Its cgroup; None if there is none.
+
+        endpoints: the addresses and ports of all API servers. Reads /proc, if one of the addresses
+        is this node's: milliseconds, or less if the process is that of the last time.
+        """
+        procfs = self._procfs
+        ports = {port for address, port in endpoints if _is_local(address)}
+        listeners = {one for port in ports for one in procfs.listeners("self", port)}
+        if not listeners:
+            return None
+        for pid in self._candidates():
+            if self._serves(pid, listeners):
+                self._pid = pid
+                path = procfs.cgroup(pid)
+                # All processes without a cgroup of their own are in the root.
+                return None if path == "/" else path
         return None
-    own = procfs.namespace("self", "net")
-    for pid in procfs.pids():
-        if (
+
+    def _candidates(self) -> Iterator[int]:
+        if self._pid is not None:
+            yield self._pid
+        yield from self._procfs.pids()
+
+    def _serves(self, pid: int, listeners: Collection[str]) -> bool:
+        """Whether this host process has one of these sockets, and the rights of an API server."""
+        procfs = self._procfs
+        return (
             procfs.has_capability(pid, _CAP_SYS_ADMIN)
-            and procfs.namespace(pid, "net") == own
+            and procfs.namespace(pid, "net") == procfs.namespace("self", "net")
             and not any(map(is_containers, procfs.cgroups(pid).values()))
-            and any(procfs.is_listening(pid, port) for port in ports)
-        ):
-            path = procfs.cgroup(pid)
-            # All processes without a cgroup of their own are in the root.
-            return None if path == "/" else path
-    return None
+            and not procfs.sockets(pid).isdisjoint(listeners)
+        )
 
 
 def _is_local(address: str) -> bool:

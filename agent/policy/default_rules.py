@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 
 from agent.linux.procfs import Procfs
 from agent.pods.store import PodStore
-from agent.policy import api_server, api_types, host_agents
+from agent.policy import api_types, host_agents
 from agent.policy.api_callees import ApiCallees, CalleeSnapshot
-from agent.policy.api_server import STATIC_PODS
+from agent.policy.api_server import STATIC_PODS, ApiServerProcess
 from agent.policy.api_types import (
     CgroupField,
     FromField,
@@ -57,7 +57,7 @@ class DefaultRules:
         self._callees = callees
         self._store = store
         self._enabled = [group for group in DEFAULT_RULE_GROUPS if group not in disabled]
-        self._procfs = procfs or Procfs()
+        self._api_server = ApiServerProcess(procfs or Procfs())
         self._of_table = tuple(
             _policy(f"{agent.group}/{agent.name}", agent.group, agent.spec)
             for agent in host_agents.TABLE
@@ -120,7 +120,7 @@ class DefaultRules:
         now = time.monotonic()
         if now >= self._next_search:
             self._next_search = now + _SEARCH_SECONDS
-            found = api_server.cgroup_of_process(snapshot.endpoints, self._procfs)
+            found = self._api_server.find_cgroup(snapshot.endpoints)
             self._process = found or self._process
         if self._process:
             yield FromField(cgroup=CgroupField(self._process))

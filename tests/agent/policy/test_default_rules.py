@@ -20,6 +20,7 @@ from agent.pods.pod import Pod
 from agent.pods.store import PodStore
 from agent.policy import api_server, api_types, host_agents
 from agent.policy.api_callees import ApiCallees
+from agent.policy.api_server import ApiServerProcess
 from agent.policy.api_types import Policy, PolicyError
 from agent.policy.default_rules import DefaultRules
 from agent.policy.effective import PolicyBatch, join
@@ -311,11 +312,13 @@ class OneProcess(Procfs):
 
     def __init__(self, pid: int, cgroup: str, *, is_privileged: bool = True) -> None:
         super().__init__()
+        self.searches = 0
         self._pid = pid
         self._cgroup = cgroup
         self._is_privileged = is_privileged
 
     def pids(self) -> Iterator[int]:
+        self.searches += 1
         return iter((os.getpid(), self._pid))
 
     def cgroups(self, pid: int | str) -> dict[str, str]:
@@ -331,7 +334,10 @@ def test_host_process_is_the_api_server_by_address_port_and_capability(
     pid, port = listener
     unit = "/system.slice/kube-apiserver.service"
     endpoints = [("127.0.0.1", port)]
-    found = api_server.cgroup_of_process
+
+    def found(endpoints: list[tuple[str, int]], procfs: Procfs) -> str | None:
+        return ApiServerProcess(procfs).find_cgroup(endpoints)
+
     assert found(endpoints, OneProcess(pid, unit)) == unit
     assert found(endpoints, OneProcess(pid, unit, is_privileged=False)) is None
     assert found(endpoints, OneProcess(pid, "/kubepods/pod0/" + "a" * 64)) is None
@@ -340,6 +346,20 @@ def test_host_process_is_the_api_server_by_address_port_and_capability(
     assert found([("198.18.255.254", port)], OneProcess(pid, unit)) is None
     with socket.create_server(("127.0.0.1", 0)) as other:
         assert found([other.getsockname()], OneProcess(pid, unit)) == "/user.slice"
+
+
+def test_api_server_that_was_found_costs_no_search_of_all_processes(
+    listener: tuple[int, int],
+) -> None:
+    pid, port = listener
+    procfs = OneProcess(pid, "/system.slice/kube-apiserver.service")
+    process = ApiServerProcess(procfs)
+    first = process.find_cgroup([("127.0.0.1", port)])
+    searches = procfs.searches
+    assert process.find_cgroup([("127.0.0.1", port)]) == first == procfs.cgroups(pid)["0"]
+    assert procfs.searches == searches == 1
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert process.find_cgroup([other.getsockname()]) == "/user.slice"
 
 
 @pytest.mark.usefixtures("callees")
