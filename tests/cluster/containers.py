@@ -40,6 +40,12 @@ def kill_container(runtime: Containerd, pod: Json) -> None:
     _kill(runtime, status["containerID"].rpartition("/")[2])
 
 
+def pid_of(runtime: Containerd, pod: Json) -> int:
+    """The first process of a pod's first container."""
+    (status, *_) = pod["status"]["containerStatuses"]
+    return _pid(runtime, status["containerID"].rpartition("/")[2])
+
+
 def kill_sandbox(runtime: Containerd, pod: Json) -> None:
     """End the process that holds a pod's namespaces, as a reboot does."""
     _kill(runtime, sandbox(runtime, pod))
@@ -55,9 +61,13 @@ def sandbox(runtime: Containerd, pod: Json) -> str:
 
 
 def _kill(runtime: Containerd, container: str) -> None:
-    pid = int((_state(runtime) / container / "init.pid").read_text())
+    pid = _pid(runtime, container)
     os.kill(pid, signal.SIGKILL)
     polling.wait_until("the process has ended", lambda: not pathlib.Path(f"/proc/{pid}").exists())
+
+
+def _pid(runtime: Containerd, container: str) -> int:
+    return int((_state(runtime) / container / "init.pid").read_text())
 
 
 def _state(runtime: Containerd) -> pathlib.Path:

@@ -15,7 +15,7 @@ PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube
 # service's address is one of the node's, so pods reach it without a service proxy.
 PORT = 443
 SERVICE_ADDRESS = "198.18.200.1"
-_SERVICES = "198.18.200.0/24"
+SERVICE_NETWORKS = ("198.18.200.0/24", "fd00:18:200::/112")
 _ETCD = "http://127.0.0.1:2379"
 _PEERS = "http://127.0.0.1:2380"
 _NAMES = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost")
@@ -99,7 +99,7 @@ class ControlPlane:
             f"--advertise-address={address}",
             "--bind-address=0.0.0.0",
             f"--secure-port={PORT}",
-            f"--service-cluster-ip-range={_SERVICES}",
+            f"--service-cluster-ip-range={','.join(SERVICE_NETWORKS)}",
             f"--tls-cert-file={pki.certificate('server')}",
             f"--tls-private-key-file={pki.key('server')}",
             f"--client-ca-file={pki.authority}",

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests import polling
-from tests.cluster import containers
+from tests.cluster import containers, proxies
 from tests.cluster.api import Json
 from tests.cluster.conftest import Namespaces
 from tests.cluster.containers import FRAGILE, FRAGILE_VOLUMES
-from tests.cluster.daemons import Daemon
 from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import IMAGE, OneNode
 from tests.cluster.workloads import HTTP_PROBE, PORT, Workloads
@@ -20,25 +19,6 @@ from tests.cluster.workloads import HTTP_PROBE, PORT, Workloads
 pytestmark = pytest.mark.kernel
 _NAMES = ("a", "b", "c")
 _SERVICE_PORT = 80
-_OUTSIDE = "198.18.100.2"
-_NODE = "198.18.100.1"
-_PODS = "198.18.16.0/20"
-_ROLE = {
-    "metadata": {"name": "services"},
-    "rules": [
-        {"apiGroups": [""], "resources": ["services"], "verbs": ["list", "watch"]},
-        {
-            "apiGroups": ["discovery.k8s.io"],
-            "resources": ["endpointslices"],
-            "verbs": ["list", "watch"],
-        },
-    ],
-}
-_BINDING = {
-    "metadata": {"name": "services"},
-    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "services"},
-    "subjects": [{"kind": "ServiceAccount", "name": "podgate", "namespace": "podgate"}],
-}
 # A busy machine takes seconds to respond.
 _FETCH = (
     "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=10).read().decode())"
@@ -57,34 +37,15 @@ while True:
 
 @pytest.fixture(scope="module")
 def endpoints(bare_cluster: OneNode, podgate: Deployment) -> Iterator[None]:
-    """The agent publishes endpoints, with the rights that docs/deploy.md names."""
-    path = "/apis/rbac.authorization.k8s.io/v1"
-    bare_cluster.api.create(f"{path}/clusterroles", _ROLE)
-    bare_cluster.api.create(f"{path}/clusterrolebindings", _BINDING)
-    podgate.set_arguments(["--service-endpoints"])
-    yield
-    podgate.set_arguments([])
-    bare_cluster.api.delete(f"{path}/clusterrolebindings/services")
-    bare_cluster.api.delete(f"{path}/clusterroles/services")
+    with proxies.published_endpoints(bare_cluster, podgate):
+        yield
 
 
 @pytest.fixture(scope="module")
-def outside(bare_cluster: OneNode) -> Iterator[str]:
+def outside() -> Iterator[str]:
     """A network namespace beyond the node's uplink; its path."""
-    path = "/run/netns/outside"
-    _ip("netns", "add", "outside")
-    _ip("link", "add", "uplink", "type", "veth", "peer", "name", "eth0", "netns", "outside")
-    try:
-        _ip("address", "add", f"{_NODE}/24", "dev", "uplink")
-        _ip("link", "set", "uplink", "up")
-        _ip("-n", "outside", "address", "add", f"{_OUTSIDE}/24", "dev", "eth0")
-        _ip("-n", "outside", "link", "set", "eth0", "up")
-        # As on nodes: a service's address has a route, which a proxy changes the target of.
-        _ip("route", "add", "default", "via", _OUTSIDE)
-        yield path
-    finally:
-        _ip("link", "del", "uplink")
-        _ip("netns", "del", "outside")
+    with proxies.outside():
+        yield proxies.OUTSIDE_NETNS
 
 
 @pytest.fixture(params=["ebpf", "nft"])
@@ -95,25 +56,9 @@ def backend(
     outside: str,
     tmp_path: pathlib.Path,
 ) -> Iterator[str]:
-    """A running proxy, which translates for this cluster's processes only."""
-    proxy = [sys.executable, "-m", "agent", "proxy", f"--backend={request.param}"]
-    top = bare_cluster.kubelet.daemon.cgroup.parent
-    scope = [f"--cgroup={top}"] if request.param == "ebpf" else [f"--pod-network={_PODS}"]
-    started = tmp_path / "started"
-    daemon = Daemon(
-        [*proxy, *scope, f"--started-file={started}"], top / "proxy", tmp_path / "proxy.log"
-    )
-    daemon.start()
-    try:
-        polling.wait_until("the proxy has written its first state", started.exists)
-        yield request.param
-    finally:
-        daemon.stop()
-        subprocess.run([*proxy, "--cleanup"], check=True, timeout=60)
-
-
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True)
+    """A running proxy."""
+    with proxies.running(bare_cluster, request.param, tmp_path) as proxy:
+        yield proxy.backend
 
 
 def _serve(users: Workloads) -> Json:
@@ -164,7 +109,7 @@ def test_service_reaches_its_ready_pods_from_host_and_pods(
         "all pods respond to a pod", lambda: set(_NAMES) <= set(users.api.text(log).split())
     )
 
-    from_outside = f"http://{_NODE}:{spec['ports'][0]['nodePort']}/name"
+    from_outside = f"http://{proxies.UPLINK}:{spec['ports'][0]['nodePort']}/name"
     if backend == "nft":
         polling.wait_until(
             "all pods respond to the node port",

@@ -1,0 +1,1 @@
+"""What sig-network's e2e tests of services check (test/e2e/network of Kubernetes)."""
