@@ -94,5 +94,10 @@ async def request(
         METHOD,
         request_serializer=pb.NextFilter.SerializeToString,
         response_deserializer=pb.NextItem.FromString,
-    )(pb.NextFilter(instance_id=instance_id, rev=rev, **fields), timeout=WAIT_SECONDS)
+    )(
+        pb.NextFilter(instance_id=instance_id, rev=rev, **fields),
+        timeout=WAIT_SECONDS,
+        # The channel of a server that has started again may not be connected yet.
+        wait_for_ready=True,
+    )
     return [item async for item in call]
