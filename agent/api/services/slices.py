@@ -63,6 +63,9 @@ class ParsedSlice:
     is_for_dns: bool = False
     """It has the label of headless services, which proxies do not read (kube-proxy's
     cmd/kube-proxy/app/server.go)."""
+    follows_pods: bool = True
+    """Its endpoints are as ready as their pods. Where another controller or a user writes it, an
+    endpoint may have other reasons to be left out, or used."""
 
     def local_keys(self, node: str) -> frozenset[str]:
         """Uids and addresses of pods on this node, whose readiness it depends on."""
@@ -71,7 +74,7 @@ class ParsedSlice:
 
     def with_readiness(self, node: str, readiness: ReadinessSource) -> "ParsedSlice":
         """The same with the newer readiness of this node's pods."""
-        if not any(candidate.node == node for candidate in self.candidates):
+        if not self.follows_pods or all(candidate.node != node for candidate in self.candidates):
             return self
         candidates = (
             _newest(one, readiness) if one.node == node else one for one in self.candidates
@@ -89,6 +92,7 @@ def parse(found: objects.EndpointSlice) -> ParsedSlice:
     is_ipv6 = _FAMILIES.get(found.address_type)
     if is_ipv6 is None:
         return ParsedSlice()
+    labels = found.metadata.labels
     return ParsedSlice(
         ports=tuple(
             NamedPort(port.name, port.protocol or PROTOCOLS[0], port.port)
@@ -100,7 +104,9 @@ def parse(found: objects.EndpointSlice) -> ParsedSlice:
             for endpoint in found.endpoints or ()
             if (candidate := _candidate(endpoint)) and candidate.address.is_ipv6 is is_ipv6
         ),
-        is_for_dns=objects.HEADLESS_LABEL in found.metadata.labels,
+        is_for_dns=objects.HEADLESS_LABEL in labels,
+        follows_pods=labels.get(objects.MANAGER_LABEL, objects.PODS_CONTROLLER)
+        == objects.PODS_CONTROLLER,
     )
 
 

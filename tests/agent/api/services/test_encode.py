@@ -245,6 +245,29 @@ def test_headless_services_have_ready_endpoints_for_dns() -> None:
     assert port.endpoints[0].hostname == "db-0"
 
 
+@pytest.mark.parametrize(
+    ("manager", "expected"),
+    [
+        ("endpointslice-controller.k8s.io", []),
+        ("endpointslicemirroring-controller.k8s.io", ["198.19.0.1:8080"]),
+        ("staff", ["198.19.0.1:8080"]),
+    ],
+)
+def test_readiness_of_the_node_counts_in_slices_of_the_pods_controller_only(
+    manager: str, expected: list[str]
+) -> None:
+    label = {"endpointslice.kubernetes.io/managed-by": manager}
+    managed = slice_json(
+        endpoint_json("198.19.0.1", node=NODE), endpoint_json("198.19.0.2", node=NODE, ready=False)
+    )
+    managed["metadata"]["labels"] |= label
+    found: objects.EndpointSlice = read(managed, objects.EndpointSlice)
+    (port,) = encoded(service(), found, readiness=lambda uid, address: False).ports
+    assert targets(port) == expected
+    (port,) = encoded(service(), found, readiness=lambda uid, address: True).ports
+    assert ("198.19.0.2:8080" in targets(port)) == (expected == [])
+
+
 def test_slice_labelled_headless_is_for_dns_only() -> None:
     labelled = slice_json(endpoint_json("198.19.0.1"), name="web-2")
     labelled["metadata"]["labels"]["service.kubernetes.io/headless"] = ""
