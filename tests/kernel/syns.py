@@ -81,6 +81,19 @@ def _connect(target: Target) -> None:
         _begin(sock, target.address, target.tcp_port)
 
 
+def connect_and_reset(target: Target) -> None:
+    """Leaves nothing behind: a FIN without its ACK is sent again, also to the pod that has the
+    address next."""
+    with stream(target.family) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        _begin(sock, target.address, target.tcp_port)
+
+
+def send_datagram(target: Target) -> None:
+    with datagram(target.family) as sock:
+        sock.sendto(b"unconnected", (target.address, target.udp_port))
+
+
 def _mptcp(target: Target) -> None:
     with stream(target.family, IPPROTO_MPTCP) as sock:
         _begin(sock, target.address, target.tcp_port)
@@ -152,11 +165,6 @@ def _uring_send(target: Target) -> None:
     with uring.ring() as ring, datagram(target.family) as sock:
         address = uring.sockaddr(target.address, target.udp_port)
         assert ring.send_to(sock, b"by-a-ring", address) == 9
-
-
-def _datagram(target: Target) -> None:
-    with datagram(target.family) as sock:
-        sock.sendto(b"unconnected", (target.address, target.udp_port))
 
 
 def _connected_datagram(target: Target) -> None:
@@ -299,7 +307,7 @@ FIRST_PACKETS = (
     FirstPacket("raw-syn", _raw_syn),
     FirstPacket("raw-syn-with-data", _raw_syn_with_data, b"in-the-syn"),
     FirstPacket("raw-syn-spoofed", _spoofed_syn),
-    FirstPacket("udp", _datagram, b"unconnected"),
+    FirstPacket("udp", send_datagram, b"unconnected"),
     FirstPacket("udp-connected", _connected_datagram, b"connected"),
     FirstPacket("udp-corked", _corked_datagram, b"corked"),
     FirstPacket("udp-mapped", _mapped_datagram, b"mapped", versions=(4,)),

@@ -139,9 +139,7 @@ def test_translated_address_does_not_bypass_the_gate(
         f"{family} daddr {traffic.NODE[version]} {protocol} dport 30080 dnat to {to}:{port}\n}}\n"
         for hook in ("prerouting", "output")
     )
-    first_packet = next(
-        first_packet for first_packet in syns.FIRST_PACKETS if first_packet.name == protocol
-    )
+    begin = syns.connect_and_reset if protocol == "tcp" else syns.send_datagram
     ways = [
         Target(service, pod.interface, port, port),
         Target(traffic.NODE[version], pod.interface, 30080, 30080),
@@ -149,10 +147,10 @@ def test_translated_address_does_not_bypass_the_gate(
     with links.table(family, rules), links.route(service, "lo"):
         for way in ways:
             watched.set_mode(Mode.ENFORCE)
-            first_packet.begin(way)
+            begin(way)
             expect_closed(watched, Reason.NODE)
             watched.set_mode(Mode.OFF)
-            first_packet.begin(way)
+            begin(way)
             assert watched.arrived()
 
 
