@@ -50,6 +50,7 @@ class Event(enum.Enum):
     CERTIFICATE_NOT_READ = "Certificate of the webhook cannot be read; using the last one."
     CERTIFICATE_RENEWED = "Certificate of the webhook renewed."
     CHAIN_ORDER_UNKNOWN = "Program order on gated interfaces cannot be read."
+    CLIENT_AFFINITY_LOST = "Service table replaced; clients may get another endpoint."
     CNI_PLUGIN_INSTALLED = "podgate-cni is in the CNI configuration."
     CNI_PLUGIN_NOT_INSTALLED = (
         "podgate-cni is not in the CNI configuration; new pods start without it."
@@ -192,6 +193,9 @@ class Event(enum.Enum):
     NODE_MODES_CHANGED = "Default mode or ceiling of the node changed."
     NODE_REPORT_NOT_WRITTEN = "Report of this node cannot be written; retrying."
     OBJECT_INVALID = "API object cannot be decoded; using its previous version."
+    OUTSIDE_NOT_PROXIED = (
+        "nftables unavailable; services are proxied for processes on this node only, without SCTP."
+    )
     OVS_DATAPATH_FOUND = (
         "Open vSwitch datapath found; packets without a socket pass gates, since it "
         "strips their origin."

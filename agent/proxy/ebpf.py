@@ -3,13 +3,25 @@
 import asyncio
 import os
 import pathlib
+import socket
 
 from agent.proxy.backends import BackendError
 from agent.proxy.frontends import Frontend, FrontendChange
 from bpf import errors, pins
 from bpf.services import services
 from bpf.services.links import ServiceLinks
-from bpf.services.tables import ServiceEntry
+from bpf.services.tables import ServiceAddress, ServiceEntry
+
+_PROTOCOLS = (socket.IPPROTO_TCP, socket.IPPROTO_UDP)
+
+
+def is_translated(address: ServiceAddress, frontend: Frontend) -> bool:
+    """Whether a socket hook can translate connections to the frontend.
+
+    The kernel has no hook in connect() of SCTP. A socket that connects has no source address yet,
+    so its source ranges cannot be checked.
+    """
+    return address.protocol in _PROTOCOLS and not frontend.sources
 
 
 class EbpfBackend:
@@ -43,15 +55,10 @@ class EbpfBackend:
         self._services.close()
 
     def _change(self, change: FrontendChange) -> None:
-        changed, removed = {}, change.removed
-        for address, frontend in change.changed.items():
-            if frontend.sources:
-                # At the socket the client is unknown: the load balancer itself must check it.
-                removed = removed | {address}
-            else:
-                changed[address] = _service(frontend)
+        own = change.of(is_translated)
+        changed = {address: _service(frontend) for address, frontend in own.changed.items()}
         try:
-            self._services.change(changed, removed)
+            self._services.change(changed, own.removed)
             if not self._is_attached:
                 self._links.attach(self._cgroup)
                 self._is_attached = True

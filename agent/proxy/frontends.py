@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import ipaddress
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from agent.client.v1alpha1 import endpoints_pb2
 from bpf.abi import IPAddress, IPNetwork
@@ -18,6 +18,7 @@ from bpf.services.tables import ServiceAddress
 _PROTOCOLS = {
     endpoints_pb2.PROTOCOL_TCP: socket.IPPROTO_TCP,
     endpoints_pb2.PROTOCOL_UDP: socket.IPPROTO_UDP,
+    endpoints_pb2.PROTOCOL_SCTP: socket.IPPROTO_SCTP,
 }
 
 
@@ -42,7 +43,7 @@ class Frontend:
     """Without endpoints, traffic is dropped and not rejected: other nodes have endpoints, which
     this node must not use."""
     sources: tuple[IPNetwork, ...] = ()
-    """Networks that clients may come from; empty: all."""
+    """Networks of the address' family that clients may come from; empty: all."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,6 +60,15 @@ class FrontendChange:
             changed.pop(address, None)
         return FrontendChange(changed, (self.removed | later.removed) - changed.keys())
 
+    def of(self, is_wanted: Callable[[ServiceAddress, Frontend], bool]) -> "FrontendChange":
+        """The change for a backend that installs only some frontends."""
+        changed = {
+            address: frontend
+            for address, frontend in self.changed.items()
+            if is_wanted(address, frontend)
+        }
+        return FrontendChange(changed, self.removed | (self.changed.keys() - changed.keys()))
+
 
 class FrontendTable:
     """All addresses of all services, as of the last state."""
@@ -67,6 +77,8 @@ class FrontendTable:
         self._messages: dict[tuple[str, str], endpoints_pb2.ServiceEndpoints] = {}
         self._addresses: dict[tuple[str, str], dict[ServiceAddress, Frontend]] = {}
         self._node_addresses: tuple[IPAddress, ...] = ()
+        self.changed_services = 0
+        """Services that were new, different or gone in the last state."""
         # Services that claim an address; the first by name gets it.
         self._claims: dict[ServiceAddress, dict[tuple[str, str], Frontend]] = (
             collections.defaultdict(dict)
@@ -82,11 +94,15 @@ class FrontendTable:
         self._node_addresses = tuple(node_addresses)
         messages = {(service.namespace, service.name): service for service in services}
         touched: dict[ServiceAddress, Frontend | None] = {}
+        gone = self._messages.keys() - messages.keys()
+        self.changed_services = len(gone)
         for name, message in messages.items():
             before = self._messages.get(name)
-            if before is None or is_full or before != message:
+            is_changed = before is None or before != message
+            self.changed_services += is_changed
+            if is_changed or is_full:
                 self._replace(name, addresses_of(message, self._node_addresses), touched)
-        for name in self._messages.keys() - messages.keys():
+        for name in gone:
             self._replace(name, {}, touched)
             del self._addresses[name]
         self._messages = messages
@@ -127,10 +143,10 @@ class FrontendTable:
 def addresses_of(
     service: endpoints_pb2.ServiceEndpoints, node_addresses: Sequence[IPAddress]
 ) -> dict[ServiceAddress, Frontend]:
-    """Every address of one service. Headless services have none, and SCTP is not supported."""
+    """Every address of one service. Headless services have none."""
     if service.is_headless:
         return {}
-    ranges = tuple(ipaddress.ip_network(text) for text in service.load_balancer_source_ranges)
+    ranges = tuple(map(ipaddress.ip_network, service.load_balancer_source_ranges))
     cluster, external, balancers = (
         tuple(map(ipaddress.ip_address, texts))
         for texts in (service.cluster_ips, service.external_ips, service.load_balancer_ips)
@@ -173,10 +189,24 @@ def addresses_of(
                 is_external=is_external,
                 preserves_client_ip=is_external and is_local[True],
                 drops=port.has_endpoints_anywhere and is_local[is_external],
-                sources=ranges if address in balancers else (),
+                sources=_sources(address, ranges, node_addresses) if address in balancers else (),
                 **common,
             )
     return addresses
+
+
+def _sources(
+    balancer: IPAddress, ranges: Sequence[IPNetwork], node_addresses: Sequence[IPAddress]
+) -> tuple[IPNetwork, ...]:
+    """The networks of the address' family that may use it; without any, all may.
+
+    A node that has the load balancer's address itself connects from that address, so it is in the
+    ranges if the node is (kube-proxy, pkg/proxy/nftables, `allowFromNode`).
+    """
+    own = tuple(network for network in ranges if network.version == balancer.version)
+    if any(node in network for network in own for node in node_addresses):
+        own += (ipaddress.ip_network(balancer),)
+    return own
 
 
 class _Endpoints:

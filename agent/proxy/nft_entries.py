@@ -17,7 +17,14 @@ READY_COUNTS = 128
 chains for these numbers of endpoints are created with it. A service with more endpoints has the
 whole table rewritten."""
 
-_PROTOCOLS = {socket.IPPROTO_TCP: "tcp", socket.IPPROTO_UDP: "udp"}
+AFFINITY_PREFIX = "to-"
+"""Of the sets of clients with affinity, and of the chains to their endpoints."""
+
+_PROTOCOLS = {
+    socket.IPPROTO_TCP: "tcp",
+    socket.IPPROTO_UDP: "udp",
+    socket.IPPROTO_SCTP: "sctp",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,7 +127,7 @@ def _chain(container: str, count: int) -> NftChain:
     """Selects one of `count` endpoints."""
     ip = _ip(int(container[-1]))
     key = f"{ip} daddr . meta l4proto . th dport . numgen random mod {count}"
-    rule = f"meta l4proto {{ tcp, udp }} dnat {ip} to {key} map @{container}"
+    rule = f"meta l4proto {{ tcp, udp, sctp }} dnat {ip} to {key} map @{container}"
     return NftChain(f"{container}-{count}", (rule,), is_late=count > READY_COUNTS)
 
 
@@ -132,7 +139,7 @@ def _affinity(
     names = []
     for endpoint in endpoints:
         at = f"[{endpoint.address}]" if family == 6 else str(endpoint.address)
-        name = f"to-{_digest(frontend.port_id, endpoint, frontend.affinity_seconds)}"
+        name = f"{AFFINITY_PREFIX}{_digest(frontend.port_id, endpoint, frontend.affinity_seconds)}"
         yield AffinitySet(name, f"ipv{family}_addr", frontend.affinity_seconds)
         yield NftChain(
             name,
@@ -157,7 +164,7 @@ def _affinity(
 
 def _firewall(address: ServiceAddress, frontend: Frontend) -> Iterator[Entry]:
     family = address.address.version
-    own = [str(network) for network in frontend.sources if network.version == family]
+    own = [str(network) for network in frontend.sources]
     chain = NftChain(
         f"sources-{_digest(family, *own)}",
         (

@@ -16,9 +16,9 @@ import structlog
 from agent.client.services import ServicesClient, ServicesState
 from agent.linux.link_monitor import LinkMonitor
 from agent.logs import Event
-from agent.proxy import node_addresses as proxy_node_addresses
 from agent.proxy.backends import Backend, BackendError
 from agent.proxy.frontends import FrontendChange, FrontendTable
+from agent.proxy.node_addresses import NodeAddressSelection
 from bpf.abi import IPAddress
 
 log = structlog.get_logger(__name__)
@@ -98,7 +98,7 @@ async def _follow_addresses(state: _ProxyState) -> None:
         group.create_task(monitor.run(), name="links")
         while True:
             changed.clear()
-            addresses = await asyncio.to_thread(proxy_node_addresses.read)
+            addresses = await asyncio.to_thread(NodeAddressSelection().read)
             if addresses != state.addresses:
                 state.addresses = addresses
                 state.changed.set()

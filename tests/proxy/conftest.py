@@ -12,10 +12,12 @@ import pytest
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
 from agent.linux.iptables import IptablesVariant
-from agent.proxy import iptables, nftables, node_addresses
+from agent.proxy import iptables, nftables
 from agent.proxy.backends import Backend
+from agent.proxy.combined import CombinedBackend
 from agent.proxy.ebpf import EbpfBackend
 from agent.proxy.frontends import FrontendChange, FrontendTable
+from agent.proxy.node_addresses import NodeAddressSelection
 from bpf import pins
 from bpf.services import links as service_links
 from tests.kernel import cgroups, offers
@@ -37,10 +39,16 @@ class Proxy:
         self.serve_all(services)
 
     def serve_all(self, services: Sequence[pb.ServiceEndpoints]) -> None:
-        change = self._table.update(services, node_addresses.read())
+        change = self._table.update(services, NodeAddressSelection().read())
         self._pending = self._pending.then(change)
         asyncio.run(self.backend.apply(self._pending))
         self._pending = FrontendChange({}, set())
+
+    @contextlib.contextmanager
+    def outside(self) -> Iterator[None]:
+        """Sockets that are created here pass no hook of the backend, as those of other machines."""
+        with cgroups.cgroup() as elsewhere, within(elsewhere):
+            yield
 
 
 @pytest.fixture
@@ -83,15 +91,23 @@ def within(cgroup: cgroups.Cgroup) -> Iterator[None]:
 @pytest.fixture
 def ebpf(shared_pins: pins.Pins, own_cgroup: cgroups.Cgroup) -> Iterator[Proxy]:
     offers.need_netns_cookie()
-    backend = asyncio.run(EbpfBackend.open(shared_pins.bpffs, own_cgroup.directory))
+    backend = asyncio.run(open_combined(shared_pins, own_cgroup))
     proxy = Proxy(backend)
-    proxy.serve()
-    try:
-        yield proxy
-    finally:
+    with scene.routed():
         proxy.serve()
-        service_links.detach(shared_pins)
-        asyncio.run(backend.close())
+        try:
+            yield proxy
+        finally:
+            proxy.serve()
+            asyncio.run(nftables.remove())
+            service_links.detach(shared_pins)
+            asyncio.run(backend.close())
+
+
+async def open_combined(made: pins.Pins, cgroup: cgroups.Cgroup) -> CombinedBackend:
+    """As `podgate proxy --backend ebpf` does."""
+    sockets = await EbpfBackend.open(made.bpffs, cgroup.directory)
+    return await CombinedBackend.open(sockets, nftables.NftBackend())
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
-from agent.proxy import nftables
+from agent.proxy import nft_scripts
 from agent.proxy.backends import BackendError
 from bpf.services import services
 from tests.proxy import scene
@@ -80,7 +80,7 @@ def test_removed_table_is_complete_after_two_changes(
     """`nft flush ruleset`, as a restart of nftables.service does it, takes ours along."""
     web = service("web", endpoints(pods[0]))
     nft.serve(web)
-    subprocess.run(["nft", "delete", "table", "inet", nftables.TABLE], check=True)
+    subprocess.run(["nft", "delete", "table", "inet", nft_scripts.TABLE], check=True)
     with pytest.raises(BackendError):
         nft.serve(web, service("other", endpoints(pods[1]), number=1))
     nft.serve(web, service("third", endpoints(pods[2]), number=2))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.lab import lab as labs
-from agent.proxy import nftables
+from agent.proxy import nft_scripts
 from bpf import pins
 from bpf.services import links as service_links
 from tests.kernel import cgroups, offers, traffic
@@ -203,7 +203,7 @@ def test_cleanup_fails_beside_a_proxy_and_removes_all_after_it(
         reach_node_port()
     assert not service_links.directory(shared_pins).exists()
     listed = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True)
-    assert nftables.TABLE not in listed.stdout
+    assert nft_scripts.TABLE not in listed.stdout
     saved = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True)
     assert "PODGATE-" not in saved.stdout
 

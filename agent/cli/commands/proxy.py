@@ -44,7 +44,7 @@ _TARGET = "unix:///run/podgate/localnet/localnet.sock"
     "pod_networks",
     metavar="CIDR",
     multiple=True,
-    help="Pod CIDR (not for ebpf); traffic from other sources is external.",
+    help="Pod CIDR; traffic from other sources is external.",
 )
 @click.option(
     "--iptables",
@@ -132,17 +132,17 @@ async def _run(
     from agent.linux.iptables import IptablesVariant
     from agent.proxy import ebpf, iptables, nftables, process
     from agent.proxy.backends import Backend
+    from agent.proxy.combined import CombinedBackend
 
-    made: Backend
-    if backend == "nft":
-        made = nftables.NftBackend(pod_networks)
-    elif backend == "iptables":
+    made: Backend = nftables.NftBackend(pod_networks)
+    if backend == "iptables":
         variant = IptablesVariant[iptables_variant.upper() if iptables_variant else "DEFAULT"]
         made = await iptables.IptablesBackend.open(pod_networks, variant)
-    else:
+    elif backend == "ebpf":
         root = cgroup or cgroup2_mount()
         assert root is not None  # `preflight.check`
-        made = await ebpf.EbpfBackend.open(bpffs, root)
+        sockets = await ebpf.EbpfBackend.open(bpffs, root)
+        made = await CombinedBackend.open(sockets, nftables.NftBackend(pod_networks))
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(made.close)
         await process.run(
@@ -154,11 +154,11 @@ async def _clean_up(backend: str, bpffs: pathlib.Path) -> None:
     from agent.proxy import iptables, nftables
     from bpf.services import services
 
-    if backend == "nft":
-        await nftables.remove()
-    elif backend == "iptables":
+    if backend == "iptables":
         await iptables.remove()
-    else:
+        return
+    await nftables.remove()
+    if backend == "ebpf":
         services.remove(pins.Pins(bpffs))
 
 
