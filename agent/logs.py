@@ -131,6 +131,7 @@ class Event(enum.Enum):
     GRACE_PERIOD_STARTED = "Open sockets not fully known; gate passes possible replies for 5 s."
     HANDED_OVER = "Node handed over to another agent; standing by to take it back."
     HANDOVER_REJECTED = "The other agent does not hand the node over; retrying."
+    HEALTH_CHECK_NOT_SERVED = "Health check node port cannot be served; retrying."
     HOOK_NOT_ATTACHED = (
         "cgroup hook not attached; gates still drop, but processes get a timeout instead of EPERM."
     )
@@ -218,6 +219,7 @@ class Event(enum.Enum):
     POLICY_STATUS_NOT_WRITTEN = "Status of a policy cannot be written; retrying."
     PROBE_NOT_ANSWERED = "Probe with answered: true cannot be answered; the relay proxies it."
     PROBE_SPEC_DEFERRED = "Changed probe spec takes effect with the pod's next sandbox."
+    PROXY_HTTP_NOT_SERVED = "Metrics or health of the proxy cannot be served; retrying."
     PROGRAMS_LOADED = "eBPF programs loaded."
     RELAY_ENGAGED = "Relay engaged."
     RELAY_HANDOVER_FAILED = "Relay handover failed; keeping the current relay."

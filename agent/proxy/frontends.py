@@ -60,12 +60,12 @@ class FrontendChange:
             changed.pop(address, None)
         return FrontendChange(changed, (self.removed | later.removed) - changed.keys())
 
-    def of(self, is_wanted: Callable[[ServiceAddress, Frontend], bool]) -> "FrontendChange":
+    def of(self, is_selected: Callable[[ServiceAddress, Frontend], bool]) -> "FrontendChange":
         """The change for a backend that installs only some frontends."""
         changed = {
             address: frontend
             for address, frontend in self.changed.items()
-            if is_wanted(address, frontend)
+            if is_selected(address, frontend)
         }
         return FrontendChange(changed, self.removed | (self.changed.keys() - changed.keys()))
 

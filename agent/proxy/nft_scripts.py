@@ -18,6 +18,11 @@ from bpf.abi import IPNetwork
 
 TABLE = "podgate-proxy"
 
+FRAME_CHAINS = frozenset(
+    {"reject_traffic", "sources", "from_node", "check_endpoints", "check_endpoints_outside"}
+)
+"""Chains of every table that are no base chains."""
+
 # Clients with affinity to one endpoint; further ones get any endpoint.
 _MAX_CLIENTS = 65536
 
@@ -26,7 +31,9 @@ _MAX_CLIENTS = 65536
 class InstalledTable:
     """The names of a table's parts."""
 
+    base_chains: set[str]
     chains: set[str]
+    """All others."""
     maps: set[str]
     affinity_sets: set[str]
     other_sets: set[str]
@@ -36,8 +43,12 @@ class _Named(msgspec.Struct):
     name: str
 
 
+class _NamedChain(_Named):
+    hook: str = ""
+
+
 class _Listed(msgspec.Struct):
-    chain: _Named | None = None
+    chain: _NamedChain | None = None
     map: _Named | None = None
     set: _Named | None = None
 
@@ -52,7 +63,8 @@ def table_of(listing: str) -> InstalledTable:
     sets = {part.set.name for part in parts if part.set}
     affine = {name for name in sets if name.startswith(AFFINITY_PREFIX)}
     return InstalledTable(
-        chains={part.chain.name for part in parts if part.chain},
+        base_chains={part.chain.name for part in parts if part.chain and part.chain.hook},
+        chains={part.chain.name for part in parts if part.chain and not part.chain.hook},
         maps={part.map.name for part in parts if part.map},
         affinity_sets=affine,
         other_sets=sets - affine,
@@ -67,7 +79,8 @@ def full_ruleset(
     """A script that replaces the whole table.
 
     installed: keep the sets of clients with affinity, with the time that each client has left. A
-    set's name has a digest of its declaration, so one of the same name is the same set.
+    set's name has a digest of its declaration, so one of the same name is the same set. Chains that
+    are no longer used stay, without rules.
     """
     entries = list(entries)
     if installed is None:
@@ -79,20 +92,35 @@ def full_ruleset(
     return clearance + _frame(pod_networks) + addition_of(ready_chains()) + addition_of(entries)
 
 
+def unused_chains(installed: InstalledTable, entries: Iterable[Entry]) -> set[str]:
+    """Chains that `full_ruleset` leaves without rules."""
+    used = {entry.name for entry in (*ready_chains(), *entries) if isinstance(entry, NftChain)}
+    return installed.chains - used - FRAME_CHAINS
+
+
 def _clearance(installed: InstalledTable, kept: set[str]) -> str:
-    """A script that removes all of a table but the affinity sets that are kept.
+    """A script that removes all of a table but the affinity sets that are kept, and chains.
 
     Chains refer to sets and maps, and verdict maps to chains: all are empty before one is deleted.
     """
     unused = installed.affinity_sets - kept
     lines = [
-        *(f"flush chain inet {TABLE} {name}" for name in installed.chains),
+        *(f"flush chain inet {TABLE} {name}" for name in installed.base_chains | installed.chains),
         *(f"flush map inet {TABLE} {name}" for name in installed.maps),
-        *(f"delete chain inet {TABLE} {name}" for name in installed.chains),
+        *(f"delete chain inet {TABLE} {name}" for name in installed.base_chains),
         *(f"delete map inet {TABLE} {name}" for name in installed.maps),
         *(f"delete set inet {TABLE} {name}" for name in installed.other_sets | unused),
     ]
     return "".join(f"{line}\n" for line in lines)
+
+
+def deletion_of(chains: Iterable[str]) -> str:
+    """A script that deletes chains without rules.
+
+    A transaction of its own: before Linux 6.2 a chain counts as used for a moment after the map
+    element that refers to it was deleted (kube-proxy, pkg/proxy/nftables, `staleChains`).
+    """
+    return "".join(f"delete chain inet {TABLE} {name}\n" for name in sorted(chains))
 
 
 def addition_of(entries: Iterable[Entry]) -> str:
@@ -116,7 +144,7 @@ def addition_of(entries: Iterable[Entry]) -> str:
 
 
 def removal_of(entries: Iterable[Entry]) -> str:
-    """A script that removes entries, in the opposite order."""
+    """A script that removes entries, in the opposite order; chains stay, without rules."""
     chains, sets, elements = _sorted(entries)
     lines = [
         f"delete element inet {TABLE} {container} {{ "
@@ -124,9 +152,7 @@ def removal_of(entries: Iterable[Entry]) -> str:
         + " }"
         for container, own in elements.items()
     ]
-    for chain in reversed(chains):
-        lines.append(f"flush chain inet {TABLE} {chain.name}")
-        lines.append(f"delete chain inet {TABLE} {chain.name}")
+    lines += (f"flush chain inet {TABLE} {chain.name}" for chain in reversed(chains))
     lines += (f"delete set inet {TABLE} {affinity.name}" for affinity in sets)
     return "".join(f"{line}\n" for line in lines)
 

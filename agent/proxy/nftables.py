@@ -6,6 +6,7 @@ affinity have their own chains and sets, as in kube-proxy. Each change is one tr
 """
 
 import collections
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
@@ -33,6 +34,8 @@ class NftBackend:
         self._installed: dict[ServiceAddress, Frontend] = {}
         self._users: collections.Counter[Entry] = collections.Counter()
         self._is_complete = False
+        # Chains without rules that are still to be deleted.
+        self._stale_chains: set[str] = set()
 
     async def apply(self, change: FrontendChange) -> None:
         """There is no table before the first service."""
@@ -56,6 +59,7 @@ class NftBackend:
         self._installed |= change.changed
         for address in change.removed:
             self._installed.pop(address, None)
+        await self._delete_stale_chains()
         await conntrack.follow(change)
 
     async def close(self) -> None:
@@ -70,6 +74,7 @@ class NftBackend:
         is_late = any(isinstance(entry, NftChain) and entry.is_late for entry in added)
         if self._is_complete and not is_late:
             await nft.apply(nft_scripts.removal_of(removed) + nft_scripts.addition_of(added))
+            self._stale_chains |= {entry.name for entry in removed if isinstance(entry, NftChain)}
             return
         entries = (users.keys() - removed) | set(added)
         await self._replace(entries)
@@ -83,11 +88,22 @@ class NftBackend:
         try:
             table = await installed()
             await nft.apply(nft_scripts.full_ruleset(entries, self._pod_networks, table))
+            if table is not None:
+                self._stale_chains = nft_scripts.unused_chains(table, entries)
         except (nft.NftError, msgspec.MsgspecError) as error:
             # Better services without the affinity of today's clients than none. For example, the
             # table of another version has other declarations.
             await nft.apply(nft_scripts.full_ruleset(entries, self._pod_networks))
+            self._stale_chains.clear()
             log.warning(Event.CLIENT_AFFINITY_LOST, error=str(error))
+
+    async def _delete_stale_chains(self) -> None:
+        """A failure costs nothing: they are deleted after the next change."""
+        self._stale_chains -= {entry.name for entry in self._users if isinstance(entry, NftChain)}
+        if self._stale_chains:
+            with contextlib.suppress(nft.NftError, TimeoutError):
+                await nft.apply(nft_scripts.deletion_of(self._stale_chains))
+                self._stale_chains.clear()
 
 
 async def installed() -> InstalledTable | None:

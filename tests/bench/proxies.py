@@ -1,7 +1,8 @@
 """What services cost who connects, with ten thousand of them: figures of bench `localapi`.
 
-Connections to a pod by its service's cluster IP with ten thousand services, against connections to
-the pod itself without any proxy; the two take turns.
+Connections to a pod by its service's cluster IP with ten thousand services, by each backend and by
+rules as kube-proxy has them, against connections to the pod itself without any proxy; all of these
+take turns.
 """
 
 import asyncio
@@ -14,22 +15,27 @@ import tempfile
 import time
 from collections.abc import Iterator
 
+from agent.client.v1alpha1 import endpoints_pb2
 from agent.lab import lab as labs
 from agent.proxy import nftables
 from agent.proxy.backends import Backend
+from agent.proxy.combined import CombinedBackend
 from agent.proxy.ebpf import EbpfBackend
 from agent.proxy.frontends import FrontendTable
 from bpf import pins
 from bpf.services import links as service_links
-from tests.bench import figures
+from tests.bench import figures, kube_proxy_rules
 from tests.kernel import cgroups
 from tests.proxy import dying, scene
 from tests.proxy.conftest import within
 
+_PROXIES = ("ebpf", "nft", "kube_proxy")
 _SERVICES = 10_000
 _RUNS = 9
 _CONNECTS = 1500
 _PORT = 8080
+# The kernel frees what was removed later, on the same CPUs.
+_SETTLING_SECONDS = 3.0
 _DEATHS = 10
 # Ends with RST: no TIME-WAIT takes the ports of the next run.
 _NO_LINGER = struct.pack("ii", 1, 0)
@@ -42,24 +48,33 @@ def main() -> None:
         pod = network.add_pod("served", 1)
         with pod.listen(_PORT) as listener:
             listener.listen(4096)
-            for name in ("ebpf", "nft"):
-                _measure(name, pod, listener)
+            _measure(pod, listener)
         network.remove_pod(pod.name)
         _measure_deaths(network)
 
 
-def _measure(name: str, pod: labs.LabPod, listener: socket.socket) -> None:
+def _measure(pod: labs.LabPod, listener: socket.socket) -> None:
+    """All in turn, so that each ratio is of neighbours in time."""
     place = scene.cluster_ip(4, _SERVICES // 2)
+    plain: list[float] = []
+    translated: dict[str, list[float]] = {name: [] for name in _PROXIES}
     with cgroups.cgroup() as cgroup, within(cgroup):
-        plain, translated = [], []
         _rate(listener, pod.ipv4, _PORT)  # to warm up
         for _ in range(_RUNS):
             plain.append(_rate(listener, pod.ipv4, _PORT))
-            with _proxied(name, cgroup, pod):
-                translated.append(_rate(listener, place, scene.SERVICE_PORT))
-    ratios = [one / other for one, other in zip(translated, plain, strict=True)]
-    figures.emit("localapi", f"{name}_connects_per_s", translated, "1/s", baseline=plain)
-    figures.emit("localapi", f"{name}_connect_ratio", ratios, "")
+            for name, rates in translated.items():
+                with _proxied(name, cgroup, pod):
+                    rates.append(_rate(listener, place, scene.SERVICE_PORT))
+    for name, rates in translated.items():
+        figures.emit("localapi", f"{name}_connects_per_s", rates, "1/s", baseline=plain)
+        _emit_ratios(f"{name}_connect_ratio", rates, plain)
+    for name in ("ebpf", "nft"):
+        _emit_ratios(f"{name}_to_kube_proxy_ratio", translated[name], translated["kube_proxy"])
+
+
+def _emit_ratios(name: str, rates: list[float], others: list[float]) -> None:
+    ratios = [one / other for one, other in zip(rates, others, strict=True)]
+    figures.emit("localapi", name, ratios, "")
 
 
 def _measure_deaths(network: labs.Lab) -> None:
@@ -79,28 +94,41 @@ def _measure_deaths(network: labs.Lab) -> None:
 
 @contextlib.contextmanager
 def _proxied(name: str, cgroup: cgroups.Cgroup, pod: labs.LabPod) -> Iterator[None]:
-    backend: Backend
-    if name == "nft":
-        backend = nftables.NftBackend()
-    else:
-        backend = asyncio.run(EbpfBackend.open(labs.BPFFS, cgroup.directory))
-    change = FrontendTable().update(
-        [
-            scene.service(f"s{number}", scene.endpoints(pod), number=number)
-            for number in range(_SERVICES)
-        ],
-        (),
-    )
+    services = [
+        scene.service(f"s{number}", scene.endpoints(pod), number=number)
+        for number in range(_SERVICES)
+    ]
     began = time.monotonic()
-    asyncio.run(backend.apply(change))
-    sys.stderr.write(f"bench: {name} took {(time.monotonic() - began) * 1000:.0f} ms for all\n")
+    with contextlib.ExitStack() as stack:
+        if name == "kube_proxy":
+            kube_proxy_rules.install(services)
+            stack.callback(kube_proxy_rules.remove)
+        else:
+            stack.enter_context(_backed(name, cgroup, services))
+        sys.stderr.write(f"bench: {name} took {(time.monotonic() - began) * 1000:.0f} ms for all\n")
+        yield
+    time.sleep(_SETTLING_SECONDS)
+
+
+@contextlib.contextmanager
+def _backed(
+    name: str, cgroup: cgroups.Cgroup, services: list[endpoints_pb2.ServiceEndpoints]
+) -> Iterator[None]:
+    async def open_backend() -> Backend:
+        packets = nftables.NftBackend()
+        if name == "nft":
+            return packets
+        sockets = await EbpfBackend.open(labs.BPFFS, cgroup.directory)
+        return await CombinedBackend.open(sockets, packets)
+
+    backend = asyncio.run(open_backend())
+    asyncio.run(backend.apply(FrontendTable().update(services, ())))
     try:
         yield
     finally:
-        if isinstance(backend, EbpfBackend):
+        asyncio.run(nftables.remove())
+        if name == "ebpf":
             service_links.detach(pins.Pins(labs.BPFFS))
-        else:
-            asyncio.run(nftables.remove())
         asyncio.run(backend.close())
 
 

@@ -284,6 +284,47 @@ def test_controller_can_be_left_out_with_all_that_is_its() -> None:
     assert not [one for one in things if "controller" in one["metadata"]["name"]]
 
 
+def test_service_proxy_and_what_it_needs_of_the_agent_are_off_by_default() -> None:
+    assert not [one for one in rendering.objects() if "proxy" in one["metadata"]["name"]]
+    assert not _arguments({})["service_endpoints"]
+
+
+def test_service_proxy_has_the_options_of_the_values() -> None:
+    values = examples.VALUES["everything"]
+    spec = _found(rendering.objects(values), "DaemonSet", "podgate-proxy")["spec"]["template"][
+        "spec"
+    ]
+    (container,) = spec["containers"]
+    command, *arguments = container["args"]
+    parsed = dict(cli.main.commands[command].make_context(command, arguments).params)
+    wanted = {
+        "backend": "ebpf",
+        "pod_networks": ("198.18.0.0/16", "fd00:18::/32"),
+        "node_addresses": ("198.19.0.0/16",),
+        "service_proxy_name": "podgate",
+        "metrics_address": ("127.0.0.1", 10349),
+        "healthz_address": ("::", 10356),
+        "log_format": "text",
+    }
+    assert {name: parsed[name] for name in wanted} == wanted
+    (ready,) = (
+        one for one in _mounts(spec) if parsed["started_file"].is_relative_to(one["mountPath"])
+    )
+    assert container["readinessProbe"]["exec"]["command"][-1] == str(parsed["started_file"])
+    assert ready["name"] == "tmp"
+    assert _arguments(values)["service_endpoints"]
+
+
+def test_service_proxy_s_capabilities_are_those_that_podgate_checks() -> None:
+    things = rendering.objects({"proxy": {"enabled": True}})
+    spec = _found(things, "DaemonSet", "podgate-proxy")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    agent = _container(examples.VALUES["enforce-only"])["securityContext"]["capabilities"]
+    assert container["securityContext"]["capabilities"] == agent
+    mounted = sorted(one["name"] for one in _mounts(spec))
+    assert mounted == sorted(one["name"] for one in spec["volumes"])
+
+
 def test_webhook_s_service_is_that_which_the_controller_names() -> None:
     service = _found(rendering.objects(), "Service", admission.SERVICE_NAME)
     assert [one["port"] for one in service["spec"]["ports"]] == [admission.WEBHOOK_PORT]

@@ -83,7 +83,7 @@ def request(
 
     Raises `ConnectionRefusedError` if the port is unreachable by ICMP.
     """
-    # A port of its own: connection tracking has the flows of earlier requests.
+    # A port of its own: connection tracking has the flows of previous requests.
     source_port = next(_source_ports)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     kind = socket.SOCK_RAW

@@ -52,7 +52,7 @@ def test_service_that_gets_and_loses_source_ranges_is_in_one_part_at_a_time(
                 sock.connect((balancer, scene.SERVICE_PORT))
 
 
-def test_node_without_nft_proxies_for_its_own_processes_and_says_so(
+def test_node_without_nft_proxies_for_its_own_processes_and_reports_it(
     pods: list[labs.LabPod],
     servers: scene.Servers,
     shared_pins: pins.Pins,

@@ -30,14 +30,19 @@ pytestmark = pytest.mark.kernel
 BOTH = pytest.mark.parametrize("version", [4, 6])
 KUBELET = Rule(SourceKind.KUBELET, socket.IPPROTO_TCP)
 CONNECT4, CONNECT6 = 10, 11
+# No cgroup has it: ids of cgroups begin with 1, which is the root's.
+OTHER_CGROUP = 1 << 62
 
 
 @pytest.fixture
 def agent(shared_pins: pins.Pins) -> Iterator[loader.Loaded]:
-    """The agent's programs, which know this node."""
+    """The agent's programs, which know this node, and a kubelet that is another process: gates
+    admit every host process to declared ports until the kubelet is identified."""
     offers.need_netns_cookie()
     loaded = asyncio.run(loader.load(shared_pins))
-    NodeConfig(loaded).set_netns(netns_cookie())
+    config = NodeConfig(loaded)
+    config.set_netns(netns_cookie())
+    config.set_kubelet(OTHER_CGROUP)
     yield loaded
     loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
     loaded.close()

@@ -1,6 +1,9 @@
 """The process: fed by the API alone; what it leaves in the kernel, and who takes over."""
 
+import http.client
+import json
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -65,6 +68,35 @@ def process(
             clean_up(request.param, *where)
 
 
+@pytest.mark.parametrize("backend", ["ebpf", "nft", "iptables"])
+def test_service_proxy_name_selects_the_services_with_that_label(
+    backend: str,
+    pods: list[labs.LabPod],
+    servers: scene.Servers,
+    directory: pathlib.Path,
+    served: ServedEndpoints,
+    shared_pins: pins.Pins,
+    own_cgroup: cgroups.Cgroup,
+) -> None:
+    offers.need_netns_cookie()
+    served.put(0, pods[:1])
+    served.put(1, pods[1:2], labels={"service.kubernetes.io/service-proxy-name": "podgate"})
+    where = ("--run-directory", str(directory), "--bpffs", str(shared_pins.bpffs))
+    named = Process(
+        directory,
+        *("--backend", backend, "--target", served.target, "--service-proxy-name", "podgate"),
+        *("--cgroup", str(own_cgroup.directory), *where),
+    )
+    with scene.routed():
+        try:
+            named.start()
+            assert answers(cluster_ip(4, 1)) == {"two"}
+            assert not reaches(0)
+        finally:
+            named.stop(signal.SIGKILL)
+            clean_up(backend, *where)
+
+
 PORT = {"protocol": "TCP", "port": scene.SERVICE_PORT, "nodePort": scene.NODE_PORT}
 
 
@@ -74,6 +106,67 @@ def clean_up(backend: str, *where: str) -> None:
         check=True,
         timeout=60,
     )
+
+
+def get(path: str, port: int) -> tuple[int, str]:
+    """Status and body of a response of the process."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+def series(name: str) -> float:
+    """The value of a series without labels."""
+    (found,) = re.findall(rf"^{name} (\S+)$", get("/metrics", 10249)[1], re.MULTILINE)
+    return float(found)
+
+
+def test_metrics_and_health_are_at_kube_proxy_s_ports(
+    process: Process, served: ServedEndpoints, pods: list[labs.LabPod]
+) -> None:
+    before = series("podgate_proxy_revision")
+    count = series("kubeproxy_sync_proxy_rules_duration_seconds_count")
+    assert count >= 1
+    served.put(1, pods[:1])
+    wait_until(lambda: series("podgate_proxy_revision") > before, process.log)
+    assert series("kubeproxy_sync_proxy_rules_duration_seconds_count") > count
+    assert series("podgate_proxy_services") == 2
+    assert series("podgate_proxy_service_changes_total") >= 2
+    assert 'podgate_proxy_frontend_changes_total{change="changed"}' in get("/metrics", 10249)[1]
+    for path in ("/healthz", "/livez"):
+        status, body = get(path, 10256)
+        assert (status, json.loads(body)["healthy"]) == (200, True)
+    assert 'kubeproxy_proxy_livez_total{code="200"} 1.0' in get("/metrics", 10249)[1]
+
+
+def test_health_check_node_port_reports_whether_this_node_has_endpoints(
+    process: Process, served: ServedEndpoints, pods: list[labs.LabPod]
+) -> None:
+    port = 32000
+
+    def serve(*ready: labs.LabPod) -> None:
+        served.put(
+            2, ready, type="LoadBalancer", externalTrafficPolicy="Local", healthCheckNodePort=port
+        )
+
+    def endpoint_count() -> int:
+        try:
+            status, body = get("/", port)
+        except ConnectionRefusedError:
+            return -1
+        count = json.loads(body)["localEndpoints"]
+        assert status == (200 if count else 503)
+        assert isinstance(count, int)
+        return count
+
+    serve(*pods[:2])
+    wait_until(lambda: endpoint_count() == 2, process.log)
+    serve()
+    wait_until(lambda: endpoint_count() == 0, process.log)
 
 
 def answers(address: str, port: int = scene.SERVICE_PORT) -> set[str]:

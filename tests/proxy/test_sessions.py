@@ -74,4 +74,16 @@ def test_nft_sessions_of_removed_services_leave_nothing(
     installed = asyncio.run(nftables.installed())
     assert installed is not None
     assert installed.affinity_sets == set()
+    assert not any(name.startswith(("to-", "affinity-")) for name in installed.chains)
     assert request(cluster_ip(4, 1)) == "one"
+
+
+def test_nft_chains_of_a_removed_service_are_deleted(nft: Proxy, pods: list[labs.LabPod]) -> None:
+    nft.serve(service("shop", endpoints(pods[0]), number=1))
+    before = asyncio.run(nftables.installed())
+    nft.serve(
+        service("web", endpoints(*pods), affinity_seconds=600),
+        service("shop", endpoints(pods[0]), number=1),
+    )
+    nft.serve(service("shop", endpoints(pods[0]), number=1))
+    assert asyncio.run(nftables.installed()) == before

@@ -82,6 +82,11 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def parse_optional_address(text: str | None) -> tuple[str, int] | None:
+    """As `parse_address`; None if empty."""
+    return parse_address(text) if text else None
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PodFilter:
     """The pods that --namespace and --pod choose; all if both are empty."""

@@ -5,7 +5,7 @@ import contextlib
 import ipaddress
 import pathlib
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -14,6 +14,10 @@ from agent.logs import LogFormat, LogLevel
 from agent.settings import RUN_DIRECTORY
 from bpf import pins
 
+if TYPE_CHECKING:
+    from agent.proxy.settings import ProxySettings
+
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 
 _TARGET = "unix:///run/podgate/localnet/localnet.sock"
@@ -33,11 +37,18 @@ _TARGET = "unix:///run/podgate/localnet/localnet.sock"
     help="gRPC target of the service endpoints API.",
 )
 @click.option(
-    "--node-address",
-    "node_addresses",
-    metavar="ADDRESS",
+    "--service-proxy-name",
+    metavar="NAME",
+    default="",
+    help="Proxy the services with this label service.kubernetes.io/service-proxy-name. Default: "
+    "those without the label.",
+)
+@click.option(
+    "--node-addresses",
+    metavar="CIDR",
     multiple=True,
-    help="Address for node ports; repeatable. Default: all addresses of the node.",
+    help="Networks of the node's addresses that have node ports, or 'primary' for those of the "
+    "default routes; repeatable. Default: all addresses.",
 )
 @click.option(
     "--pod-network",
@@ -66,6 +77,22 @@ _TARGET = "unix:///run/podgate/localnet/localnet.sock"
     help="Directory of the proxy's lock.",
 )
 @click.option(
+    "--metrics-address",
+    metavar="HOST:PORT",
+    callback=options.parsed(options.parse_optional_address),
+    default="127.0.0.1:10249",
+    show_default=True,
+    help="Address of /metrics; empty: not served.",
+)
+@click.option(
+    "--healthz-address",
+    metavar="HOST:PORT",
+    callback=options.parsed(options.parse_optional_address),
+    default="0.0.0.0:10256",
+    show_default=True,
+    help="Address of /healthz and /livez; empty: not served.",
+)
+@click.option(
     "--started-file", type=options.PATH, help="File created once the first state is installed."
 )
 @options.log_format
@@ -74,12 +101,15 @@ _TARGET = "unix:///run/podgate/localnet/localnet.sock"
 def proxy(
     backend: str,
     target: str,
+    service_proxy_name: str,
     node_addresses: tuple[str, ...],
     pod_networks: tuple[str, ...],
     iptables_variant: str | None,
     cgroup: pathlib.Path | None,
     bpffs: pathlib.Path,
     run_directory: pathlib.Path,
+    metrics_address: tuple[str, int] | None,
+    healthz_address: tuple[str, int] | None,
     started_file: pathlib.Path | None,
     log_format: str,
     log_level: str,
@@ -92,8 +122,17 @@ def proxy(
     from agent import logs
     from agent.app import preflight
     from agent.linux import locks
+    from agent.proxy import node_addresses as proxy_node_addresses
+    from agent.proxy.settings import ProxySettings
 
-    addresses = [_parsed(ipaddress.ip_address, text, "--node-address") for text in node_addresses]
+    settings = ProxySettings(
+        target=target,
+        service_proxy_name=service_proxy_name,
+        node_addresses=_parsed(proxy_node_addresses.parse, node_addresses, "--node-addresses"),
+        metrics_address=metrics_address,
+        healthz_address=healthz_address,
+        started_file=started_file,
+    )
     networks = [_parsed(ipaddress.ip_network, text, "--pod-network") for text in pod_networks]
     logs.configure(LogFormat(log_format), LogLevel(log_level))
     preflight.check()
@@ -106,27 +145,23 @@ def proxy(
         asyncio.run(
             _run(
                 backend,
-                target=target,
-                node_addresses=addresses,
+                settings,
                 pod_networks=networks,
                 iptables_variant=iptables_variant,
                 cgroup=cgroup,
                 bpffs=bpffs,
-                started_file=started_file,
             )
         )
 
 
 async def _run(
     backend: str,
+    settings: "ProxySettings",
     *,
-    target: str,
-    node_addresses: list[ipaddress.IPv4Address | ipaddress.IPv6Address],
     pod_networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network],
     iptables_variant: str | None,
     cgroup: pathlib.Path | None,
     bpffs: pathlib.Path,
-    started_file: pathlib.Path | None,
 ) -> None:
     from agent.linux.cgroups import cgroup2_mount
     from agent.linux.iptables import IptablesVariant
@@ -145,9 +180,7 @@ async def _run(
         made = await CombinedBackend.open(sockets, nftables.NftBackend(pod_networks))
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(made.close)
-        await process.run(
-            made, target=target, node_addresses=node_addresses, started_file=started_file
-        )
+        await process.run(made, settings)
 
 
 async def _clean_up(backend: str, bpffs: pathlib.Path) -> None:
@@ -162,8 +195,8 @@ async def _clean_up(backend: str, bpffs: pathlib.Path) -> None:
         services.remove(pins.Pins(bpffs))
 
 
-def _parsed(parse: Callable[[str], _T], text: str, option: str) -> _T:
+def _parsed(parse: Callable[[_S], _T], given: _S, option: str) -> _T:
     try:
-        return parse(text)
+        return parse(given)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint=option) from error

@@ -25,10 +25,6 @@ from bpf.attachment import Attachment
 from bpf.verdicts import Mode
 
 
-def _parse_optional_address(text: str | None) -> tuple[str, int] | None:
-    return options.parse_address(text) if text else None
-
-
 def _parse_groups(text: str) -> frozenset[str]:
     names = frozenset(_parse_names(text))
     if unknown := names - set(DEFAULT_RULE_GROUPS):
@@ -108,7 +104,7 @@ def _parse_names(text: str) -> tuple[str, ...]:
 @click.option(
     "--metrics-address",
     metavar="HOST:PORT",
-    callback=options.parsed(_parse_optional_address),
+    callback=options.parsed(options.parse_optional_address),
     help="Also serve /metrics over TLS at this address, to clients whose token may get /metrics "
     "by the RBAC of the cluster. Default: not served to other machines.",
 )

@@ -21,6 +21,12 @@ app.kubernetes.io/component: controller
 {{ include "podgate.commonLabels" . }}
 {{- end }}
 
+{{- define "podgate.proxyLabels" -}}
+app.kubernetes.io/name: podgate-proxy
+app.kubernetes.io/component: proxy
+{{ include "podgate.commonLabels" . }}
+{{- end }}
+
 {{- define "podgate.image" -}}
 {{- with .Values.image -}}
 {{ .registry }}/{{ .repository }}:{{ default $.Chart.AppVersion .tag }}{{ if .digest }}@{{ .digest }}{{ end }}

@@ -259,7 +259,7 @@ _LOOP = "ipv6, multiple nodeport-addresses"
 )
 async def test_node_ports(family: Family, is_restricted: bool) -> None:
     """kube-proxy serves node ports at the node's primary address unless --nodeport-addresses has
-    more; podgate at all of the node unless --node-address names some."""
+    more; podgate at all of the node unless --node-addresses names some."""
     spec = balancer("30.41", "60.1", 3001) | {"type": "NodePort", "status": {}}
     scene = Scene({"svc1": spec}, {"svc1-1": "2.1 *0.1 : p80/80"})
     first, second = (ipaddress.ip_address(family.of(f"198.18.250.{last}")) for last in (1, 2))
