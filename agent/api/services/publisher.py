@@ -86,12 +86,17 @@ class ServicePublisher(Publisher):
         difference from this one, if it is known. view: of this node without a filter by default."""
         view = view or self.views.default
         await self.is_ready.wait()
+        if not view.rev:
+            await self._prepare(view)
+        await view.readers.wait_until(lambda: view.is_newer(instance_id, rev))
+        return view.changes_since(instance_id, rev) if accepts_delta else view.snapshot()
+
+    async def _prepare(self, view: ServiceView) -> None:
+        """Make the first revision of a view, one view at a time."""
         async with self._preparing:
             if not view.rev:
                 await _evaluate([view])
                 self._commit(view)
-        await view.readers.wait_until(lambda: view.is_newer(instance_id, rev))
-        return view.changes_since(instance_id, rev) if accepts_delta else view.snapshot()
 
     async def _publish(self) -> None:
         self.views.drop_unused()

@@ -194,6 +194,20 @@ async def test_new_view_does_not_delay_others(publisher: ServicePublisher) -> No
         assert (publisher.views.default.rev, view.rev) == (2, 0)
 
 
+async def test_views_are_read_while_another_has_its_first_evaluation(
+    publisher: ServicePublisher,
+) -> None:
+    for number in range(2000):
+        publisher.store.set_service(None, service(f"s{number}"))
+    with publisher.views.hold(USER, "", of("default")) as view:
+        first = asyncio.create_task(publisher.wait_newer(0, 0, view=view))
+        await asyncio.sleep(0)
+        other = asyncio.create_task(publisher.wait_newer(0, 0))
+        await asyncio.sleep(0)
+        assert (first.done(), other.done()) == (False, True)
+        await first
+
+
 async def test_cancelled_first_request_leaves_a_usable_view(publisher: ServicePublisher) -> None:
     for number in range(2000):
         publisher.store.set_service(None, service(f"s{number}"))
