@@ -152,6 +152,8 @@ class Event(enum.Enum):
         "Addresses that the kubelet may not connect to (--kubelet-host-probes) changed."
     )
     HOST_SOCKETS_UNREADABLE = "Host sockets cannot be listed; existing flows are not counted."
+    HUB_STARTED = "Hub started."
+    HUB_STOPPED = "Hub stopped."
     INJECTABLE_INTERFACES_CHANGED = "Injectable interfaces changed."
     HISTORY_NOT_SAVED = "History of source processes cannot be saved."
     HISTORY_UNREADABLE = "Saved history of source processes cannot be read; it starts again."
@@ -260,7 +262,15 @@ class Event(enum.Enum):
     SERVICES_NOT_APPLIED = "Services cannot be applied; using the previous rules."
     SERVICES_NOT_SAVED = "Services cannot be saved."
     SERVICES_NOT_SERVED = "Service endpoints API cannot be served; retrying."
+    SERVICES_SOURCE_INVALID = (
+        "Part of the services source is not usable; its last known version stays."
+    )
+    SERVICES_SOURCE_LOST = "Services source unavailable; using the last known services. Retrying."
+    SERVICES_SOURCE_READ = "Services read from their source."
     SERVICES_STREAM_INTERRUPTED = "Service stream interrupted; using the last known services."
+    SERVICES_TLS_UNUSABLE = (
+        "Certificate files of service endpoints cannot be used; using the previous ones."
+    )
     SOURCE_NAMES_NOT_SAVED = "Source names cannot be saved."
     SOURCE_NAMES_UNREADABLE = "Saved source names cannot be read; starting without them."
     STALE_CONNTRACK_NOT_REMOVED = (

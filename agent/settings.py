@@ -100,6 +100,42 @@ class HostProbeMode(enum.StrEnum):
     """They are rejected, so that these probes fail."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class TlsPaths:
+    """Files of mutual TLS, PEM: the authority of the other side, the own certificate and key."""
+
+    authorities: pathlib.Path
+    certificate: pathlib.Path
+    key: pathlib.Path
+
+
+class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of service endpoints."""
+
+    source: pathlib.Path | tuple[str, ...] | None = None
+    """A file or directory, or servers of other nodes as HOST:PORT. None: the API server, which has
+    the newest state but serves each node by itself."""
+
+    node: str = ""
+    """Name of the node in endpoints, on a node without a cluster."""
+
+    zone: str = ""
+    """Its zone, likewise. Empty: hints for zones are not followed."""
+
+    address: tuple[str, int] | None = None
+    """Loopback address that serves service endpoints in addition to their socket, for clients that
+    cannot mount it. None: the socket only."""
+
+    listen: tuple[str, int] | None = None
+    """Address that serves other nodes. None: only this node's processes are served."""
+
+    tls: TlsPaths | None = None
+    """Certificates for servers of other nodes and for `listen`."""
+
+    state: pathlib.Path | None = None
+    """File of the saved state. None: in the run directory, which a reboot empties."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one agent, set by the command line and never changed afterwards."""
 
@@ -202,13 +238,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cni_strict_start: bool = False
     """Whether pods wait for the agent after a reboot. Off: without an agent no pod would start."""
 
-    service_endpoints: bool = False
-    """Whether to watch all services of the cluster and publish this node's endpoints of each. Off:
-    each node that does is one more client of the API server."""
-
-    localnet_address: tuple[str, int] | None = None
-    """Loopback address that serves service endpoints in addition to their socket, for clients that
-    cannot mount it. None: the socket only."""
+    service_endpoints: ServiceSettings | None = None
+    """Whether to publish this node's endpoints of each service. None: each node that watches all
+    services of the cluster is one more client of the API server."""
 
     feature_gates: FeatureGates = FeatureGates()
     """PodInfo is on: its clients would otherwise query the API server about pods of this node."""

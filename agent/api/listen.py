@@ -45,6 +45,19 @@ def add_grpc_port(server: grpc.aio.Server, host: str, port: int) -> int:
         ) from error
 
 
+def add_grpc_tls_port(
+    server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials
+) -> int:
+    """The same with TLS, for other machines; host: empty for all addresses."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host or '[::]'}:{port}"
+    try:
+        return int(server.add_secure_port(address, credentials))
+    except RuntimeError as error:
+        raise ListenError(
+            f"{address} cannot be served ({error}); choose another --services-listen"
+        ) from error
+
+
 def _prepare(path: pathlib.Path, directory_mode: int) -> None:
     path.parent.mkdir(mode=directory_mode, parents=True, exist_ok=True)
     path.parent.chmod(directory_mode)

@@ -9,6 +9,7 @@ import structlog
 
 from agent import VERSION, tasks
 from agent.api.podinfo.service import PodInfoService
+from agent.api.services.metrics import ServiceCollector
 from agent.app import component_metrics, network_managers, watchdog
 from agent.app.answer_report import AnswerReport
 from agent.app.cluster_metrics import ClusterCollector
@@ -28,6 +29,7 @@ from agent.app.readiness import Readiness
 from agent.app.reconciler import Reconciler
 from agent.app.reports import Reports
 from agent.app.servers import Servers
+from agent.app.service_outputs import ManifestServices
 from agent.cni import installer
 from agent.cni.publisher import CniStatePublisher
 from agent.default_deny.controller import DefaultDenyController
@@ -136,6 +138,9 @@ class Agent:
             assert settings.manifests is not None  # `startup.run`
             manifests = ManifestDirectory(settings.manifests, self._store, self._modes)
             self._source = ManifestSource(manifests, settings.manifests)
+        self._services: ManifestServices | None = None
+        if settings.service_endpoints and api is None:
+            self._services = ManifestServices(settings, settings.service_endpoints, self._store)
         self._reader = PodNetworkReader()
         self._authority = AddressAuthority(self._store)
         labels = cluster.pods.labels if cluster else ObjectLabels()
@@ -265,6 +270,7 @@ class Agent:
             modes=self._modes,
             source=self._source,
             outputs=self._outputs,
+            services=self._services.endpoints if self._services else None,
             gate_worker=gate_worker,
             reconciler=self._reconciler,
             isolation=self._isolation,
@@ -332,6 +338,9 @@ class Agent:
             exporter.add(ClusterCollector(cluster, self._outputs))
         if settings.feature_gates.pod_info_api:
             exporter.add(pod_info)
+        publishes_services = self._services or self._outputs
+        if publishes_services and publishes_services.endpoints:
+            exporter.add(ServiceCollector(publishes_services.endpoints))
         self._servers = Servers(
             settings,
             listeners,
@@ -423,6 +432,8 @@ class Agent:
         yield from self._servers.tasks()
         if self._outputs:
             yield "outputs", self._outputs.run
+        if self._services:
+            yield "services", self._services.run
         if self._node_reporter:
             yield "node-report", self._node_reporter.run
         if self._kubelet_version:

@@ -7,12 +7,17 @@ import structlog
 
 from agent import labels, tasks
 from agent.admin.report import PodSourceStatus
+from agent.api.services import assembly, node_zones
+from agent.api.services.node_zones import WatchedZones
 from agent.api.services.source import ServiceEndpoints
+from agent.app import service_outputs
 from agent.cri.models import CriContainerState
 from agent.gates.metrics import GateMetrics
 from agent.kube.client import ApiClient
 from agent.kube.condition_writer import ConditionWriter
 from agent.kube.events import EventRecorder
+from agent.kube.objects import MetadataOnly
+from agent.kube.watcher import Watcher
 from agent.linux.procfs import boot_id
 from agent.logs import Event
 from agent.pods.conditions import Condition
@@ -55,13 +60,17 @@ class ClusterOutputs:
         )
         self.recorder = EventRecorder(api, node_name=settings.node_name)
         self.endpoints: ServiceEndpoints | None = None
-        if settings.service_endpoints:
-            self.endpoints = ServiceEndpoints(
-                api,
+        self._all_nodes: Watcher[MetadataOnly] | None = None
+        if chosen := settings.service_endpoints:
+            nodes = source.pods.nodes
+            if chosen.listen:
+                nodes = self._all_nodes = node_zones.watch_all(api)
+            self.endpoints = assembly.endpoints(
+                chosen,
                 node=settings.node_name,
-                nodes=source.pods.nodes,
                 run_directory=settings.run_directory,
-                address=settings.localnet_address,
+                api=api,
+                zones=WatchedZones(nodes),
             )
 
     async def run(self) -> None:
@@ -75,6 +84,8 @@ class ClusterOutputs:
             tasks.start(group, "first gates", self._follow_gates)
             if self.endpoints:
                 tasks.start(group, "service endpoints", self.endpoints.run)
+            if self._all_nodes:
+                tasks.start(group, "watch of all nodes", self._all_nodes.run)
             await self._source.sandboxes.listed.wait()
             self.writer.enqueue_all()
 
@@ -84,8 +95,8 @@ class ClusterOutputs:
         problems = self._source.watch_problems
         if self.writer.problem:
             problems["conditions"] = self.writer.problem
-        if self.endpoints:
-            problems |= {name: why for name, why in self.endpoints.problems.items() if why}
+        if self.endpoints and self.endpoints.is_from_api:
+            problems |= self.endpoints.source.problems
         return problems
 
     def status(self) -> PodSourceStatus:
@@ -94,7 +105,7 @@ class ClusterOutputs:
         api = [f"API server, {what}: {problem}" for what, problem in self.api_problems.items()]
         return PodSourceStatus(
             pods_from=found.pods_from,
-            problems=api + found.problems,
+            problems=api + service_outputs.problems(self.endpoints) + found.problems,
             pending_conditions=self.writer.pending,
         )
 

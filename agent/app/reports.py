@@ -16,11 +16,14 @@ from agent.admin.report import (
     GateStatus,
     HookStatus,
     PathStatus,
+    PodSourceStatus,
     PodStatus,
     RelayStatus,
     RulesReport,
     SourceProcessStatus,
 )
+from agent.api.services.source import ServiceEndpoints
+from agent.app import service_outputs
 from agent.app.answer_report import AnswerReport
 from agent.app.cluster_outputs import ClusterOutputs
 from agent.app.exporter import Exporter
@@ -64,6 +67,7 @@ class Reports:
         modes: PodModes,
         source: PodSource,
         outputs: ClusterOutputs | None,
+        services: ServiceEndpoints | None,
         gate_worker: GateWorker,
         reconciler: Reconciler,
         isolation: IsolationConditions,
@@ -85,13 +89,14 @@ class Reports:
         handover: Handover,
         remains: Callable[[], list[str]],
     ) -> None:
-        """node: its name, empty without a cluster."""
+        """services: of a node without a cluster; node: its name, empty without a cluster."""
         self.http_address = ""
         self._started = datetime.datetime.now(datetime.UTC)
         self._store = store
         self._modes = modes
         self._source = source
         self._outputs = outputs
+        self._services = services
         self._gate_worker = gate_worker
         self._reconciler = reconciler
         self._isolation = isolation
@@ -163,12 +168,17 @@ class Reports:
                 HookStatus(name=hook.name, problem=hook.problem)
                 for hook in self._gate_worker.hook_states
             ],
-            pod_source=(self._outputs or self._source).status(),
+            pod_source=self._pod_source(),
             node_drops=node_drops,
             raw_sockets=raw_sockets,
             relay=relay_status(self._relays, self._connections, self._store.relay_gates, counts),
             pods=[self._pod_status(state, counts) for state in states],
         )
+
+    def _pod_source(self) -> PodSourceStatus:
+        found = (self._outputs or self._source).status()
+        problems = service_outputs.problems(self._services) + found.problems
+        return msgspec.structs.replace(found, problems=problems)
 
     async def drops(self) -> Drops:
         seen = await asyncio.to_thread(self._source_processes.read)

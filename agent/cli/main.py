@@ -15,6 +15,7 @@ from agent.cli.commands import (
     doctor,
     drops,
     explain,
+    hub,
     maps,
     metrics,
     off,
@@ -100,6 +101,7 @@ def demo(output: str, verbose: bool) -> None:
 
 main.add_command(run.run)
 main.add_command(controller.controller)
+main.add_command(hub.hub)
 main.add_command(status.status)
 main.add_command(drops.drops)
 main.add_command(pods.pods)

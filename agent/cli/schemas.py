@@ -95,7 +95,7 @@ def _services() -> dict[str, Any]:
             "savedAt": _TIME,
             "services": {"type": "array", "items": services},
         },
-        "required": ["instanceId", "rev", "services"],
+        "required": ["services"],
     }
 
 

@@ -1,4 +1,4 @@
-"""inotify(7): notifications when entries of directories are created, removed or renamed."""
+"""inotify(7): notifications when entries of directories are created, removed, renamed, written."""
 
 import ctypes
 import os
@@ -9,6 +9,7 @@ from collections.abc import Collection
 # include/uapi/linux/inotify.h
 _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x40, 0x80, 0x100, 0x200
 _IN_ONLYDIR = 0x01000000
+_IN_CLOSE_WRITE = 0x8
 _MASK = _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_ONLYDIR
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -21,8 +22,10 @@ class DirectoryWatches:
     once.
     """
 
-    def __init__(self) -> None:
-        """Raises `OSError`, for instance if the user has no instance left."""
+    def __init__(self, *, reports_writes: bool = False) -> None:
+        """reports_writes: also when a file was written and closed. Raises `OSError`, for instance
+        if the user has no instance left."""
+        self._mask = _MASK | _IN_CLOSE_WRITE if reports_writes else _MASK
         self._lock = threading.Lock()
         self._descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._descriptor < 0:
@@ -49,7 +52,7 @@ class DirectoryWatches:
                 # Fails where the directory is gone, and its watch with it.
                 _libc.inotify_rm_watch(self._descriptor, self._watched.pop(path))
             for path in directories:
-                number = _libc.inotify_add_watch(self._descriptor, os.fsencode(path), _MASK)
+                number = _libc.inotify_add_watch(self._descriptor, os.fsencode(path), self._mask)
                 if number < 0:
                     self._watched.pop(path, None)
                 elif self._watched.get(path) != number:

@@ -17,6 +17,9 @@ from agent.errors import PodgateError
 SUFFIXES = (".yaml", ".yml", ".json")
 # etcd takes no object over 1.5 MiB, and what people write has some KiB.
 MAX_BYTES = 1 << 20
+# For services and slices of a cluster: 1,000 services have one to three MiB. YAML of this size
+# stops other threads for 0.2 s at a time, so larger sets are several files.
+MAX_LARGE_BYTES = 8 << 20
 # The deepest field of a v1.Pod is some 15 levels down.
 _MAX_DEPTH = 100
 # A pod with a hundred containers has some thousands. libyaml composes a document without letting
@@ -81,18 +84,19 @@ def read_one(path: pathlib.Path) -> object:
     return documents[0] if documents else None
 
 
-def read_all(path: pathlib.Path) -> list[object]:
+def read_all(path: pathlib.Path, *, is_large: bool = False) -> list[object]:
     """All documents of a file as plain objects, but for empty ones; JSON has one.
 
-    Raises `DocumentError`.
+    is_large: up to 8 MiB with any number of values, instead of 1 MiB. Raises `DocumentError`.
     """
+    limit = MAX_LARGE_BYTES if is_large else MAX_BYTES
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DocumentError(f"{path.name} is larger than 1 MiB")
+        if path.stat().st_size > limit:
+            raise DocumentError(f"{path.name} is larger than {limit >> 20} MiB")
         content = path.read_bytes()
         if path.suffix == ".json":
             return [msgspec.json.decode(content)]
-        _check_size(content, path.name)
+        _check_size(content, path.name, limit if is_large else _MAX_VALUES)
         return [one for one in yaml.load_all(content, Loader=_Loader) if one is not None]
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -110,7 +114,7 @@ def read_all(path: pathlib.Path) -> list[object]:
         raise DocumentError(f"{path.name} cannot be read: {error.strerror}") from error
 
 
-def _check_size(content: bytes, name: str) -> None:
+def _check_size(content: bytes, name: str, max_values: int) -> None:
     """Reject deep nesting, very many values, and aliases, before any recursive function runs.
 
     Nested aliases can expand to any number of values (the "billion laughs"), and manifests need
@@ -131,7 +135,7 @@ def _check_size(content: bytes, name: str) -> None:
             values += 1
         if depth > _MAX_DEPTH:
             raise DocumentError(f"{name} is nested more than {_MAX_DEPTH} deep")
-        if values > _MAX_VALUES:
+        if values > max_values:
             raise DocumentError(
-                f"{name} has a document of more than {_MAX_VALUES:,} values; split it"
+                f"{name} has a document of more than {max_values:,} values; split it"
             )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agent.api.services.source import SERVICES, SLICES
+from agent.api.services.api_objects import SERVICES, SLICES
 from agent.default_deny import table as default_deny_table
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod

@@ -7,6 +7,7 @@ import msgspec
 
 from agent import state_files
 from agent.api.services.local_readiness import ProbeReadiness
+from agent.api.services.object_source import API_SERVER
 from agent.api.services.objects import ApiService, EndpointSlice
 from agent.logs import Event
 
@@ -24,8 +25,12 @@ class SavedServices(msgspec.Struct, kw_only=True):
     saved_at: datetime.datetime
     instance_id: int = 0
     rev: int = 0
+    source: str = API_SERVER
+    """The name of the source, which the versions are of."""
     zone: str
     """Of the node."""
+    zones: dict[str, str] = {}
+    """Of all nodes that the process serves."""
     services: list[ApiService]
     services_version: str
     slices: list[EndpointSlice]

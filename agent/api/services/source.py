@@ -1,27 +1,35 @@
-"""Service endpoints as a part of the agent: watches, local readiness, publisher and socket."""
+"""Service endpoints as a part of a process: a source of objects, local readiness, the publisher and
+its servers, and the saved state."""
 
 import asyncio
+import dataclasses
 import datetime
 import pathlib
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
-from agent import backoff, tasks
+from agent import tasks
 from agent.api import server as servers
 from agent.api.services import saved
 from agent.api.services.local_readiness import LocalReadiness
-from agent.api.services.objects import ZONE_LABEL, ApiService, EndpointSlice
+from agent.api.services.node_zones import NodeZones
+from agent.api.services.nodes_server import NodesServer
+from agent.api.services.object_source import (
+    API_SERVER,
+    ObjectSource,
+    OnService,
+    OnSlice,
+    SourcePosition,
+)
+from agent.api.services.objects import ApiService, EndpointSlice
 from agent.api.services.publisher import ServicePublisher
 from agent.api.services.saved import SavedServices
 from agent.api.services.server import ServicesServer
 from agent.api.services.store import ServiceStore
 from agent.api.services.view import SavedRevision
-from agent.kube.client import ApiClient
-from agent.kube.objects import MetadataOnly
+from agent.api.tls import CurrentTls
 from agent.kube.pod_reports import PodReports
-from agent.kube.watcher import Query, Watcher
 from agent.logs import Event
 from agent.pods.conditions import Condition
 from agent.settings import localnet_socket
@@ -29,48 +37,60 @@ from agent.state_files import StateSaver
 
 log = structlog.get_logger(__name__)
 
-SERVICES = Query("services", "/api/v1/services", ApiService)
-SLICES = Query("endpointslices", "/apis/discovery.k8s.io/v1/endpointslices", EndpointSlice)
+SourceFactory = Callable[[OnService, OnSlice], ObjectSource]
+"""Makes the source that reports to these functions."""
 
 # Some endpoint of a big cluster changes all the time, and its file has megabytes.
 _SAVE_SECONDS = 10.0
-# A node gets its zone once, soon after it joins.
-_ZONE_SECONDS = 5.0
+# A node gets its zone once, soon after it joins; and whether a source has a saved state.
+_FOLLOW_SECONDS = 5.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodesEndpoint:
+    """Where other nodes are served. address: host and port."""
+
+    address: tuple[str, int]
+    tls: CurrentTls
 
 
 class ServiceEndpoints:
-    """Which endpoints of each service this node uses, from the API server to the socket."""
+    """Which endpoints of each service a node uses, from a source to the sockets."""
 
     def __init__(
         self,
-        api: ApiClient,
+        make_source: SourceFactory,
         *,
         node: str,
-        nodes: Watcher[MetadataOnly],
+        zones: NodeZones,
         run_directory: pathlib.Path,
         address: tuple[str, int] | None = None,
-        jitter: backoff.Jitter = random.random,
+        state: pathlib.Path | None = None,
+        others: NodesEndpoint | None = None,
     ) -> None:
-        """nodes: a watch of this node, run by the caller; address: of the loopback, to serve there
-        as well.
-        """
+        """zones: run by the caller; address: of the loopback, to serve there as well; state: the
+        file of the saved state, in the run directory by default; others: to serve other nodes."""
         self._node = node
-        self._nodes = nodes
+        self._zones = zones
         self.readiness = LocalReadiness(on_changed=lambda keys: self.store.pod_changed(keys))
         self.store = ServiceStore(node, readiness=self.readiness.is_ready)
-        self.publisher = ServicePublisher(self.store)
+        self.publisher = ServicePublisher(self.store, is_for_all_nodes=others is not None)
         self.server = ServicesServer(
             self.publisher,
             path=localnet_socket(run_directory),
             inner=run_directory / "admin" / "localnet.sock",
             address=address,
         )
-        self.services = Watcher(api, SERVICES, on_change=self._on_service_change, jitter=jitter)
-        self.slices = Watcher(api, SLICES, on_change=self._on_slice_change, jitter=jitter)
+        self.nodes_server = (
+            NodesServer(self.publisher, others.address, others.tls) if others else None
+        )
+        self.source = make_source(self._on_service_change, self._on_slice_change)
+        self.saved_at: datetime.datetime | None = None
+        """When the published state was saved; None once the source has confirmed it."""
         self._held: list[Callable[[], None]] | None = None
-        """Changes of saved objects that wait until all resources are listed: the new version of one
+        """Changes of saved objects that wait until the source has sent all: the new version of one
         and the old one of another would be a partial state."""
-        self._path = run_directory / "state" / "services.json"
+        self._path = state or run_directory / "state" / "services.json"
         self._saver = StateSaver(
             self._path,
             self._content,
@@ -79,25 +99,29 @@ class ServiceEndpoints:
         )
 
     async def run(self) -> None:
-        """Watch and serve until cancelled."""
+        """Follow the source and serve until cancelled."""
         await self._restore()
         async with asyncio.TaskGroup() as group:
-            for watcher in (self.services, self.slices):
-                tasks.start(group, f"watch of {watcher.query.name}", watcher.run)
+            tasks.start(group, "source of services", self.source.run)
             tasks.start(group, "saved services", self._saver.run)
             tasks.start(group, "revisions to save", self._save_revisions)
             tasks.start(group, "revisions of service endpoints", self.publisher.run)
-            tasks.start(group, "zone of the node", self._follow_zone)
+            tasks.start(group, "zones of nodes", self._follow)
             tasks.start(
                 group,
                 "socket of service endpoints",
                 lambda: servers.run_always(self.server.run, Event.SERVICES_NOT_SERVED),
             )
+            if (others := self.nodes_server) is not None:
+                tasks.start(
+                    group,
+                    "service endpoints of other nodes",
+                    lambda: servers.run_always(others.run, Event.SERVICES_NOT_SERVED),
+                )
 
     @property
-    def problems(self) -> dict[str, str]:
-        """The problem of each resource's watch; empty if there is none."""
-        return {one.query.name: one.problem for one in (self.services, self.slices)}
+    def is_from_api(self) -> bool:
+        return self.source.name == API_SERVER
 
     def set_pod(self, uid: str, pod: PodReports) -> None:
         """A pod of this node was added or changed; uid: the runtime's."""
@@ -112,20 +136,22 @@ class ServiceEndpoints:
         self.readiness.set_probes(uid, probes_passing)
 
     async def _restore(self) -> None:
-        """Publish what the previous agent saved, until the API server has sent all."""
+        """Publish what the previous process saved, until the source has sent all."""
         found = await asyncio.to_thread(saved.read, self._path)
         if found is None:
             return
-        self.services.seed(found.services, found.services_version)
-        self.slices.seed(found.slices, found.slices_version)
+        position = SourcePosition()
+        if found.source == self.source.name:
+            position = SourcePosition(found.services_version, found.slices_version)
+        self.source.seed(found.services, found.slices, position)
         for service in found.services:
             self.store.set_service(None, service)
         for each in found.slices:
             self.store.set_slice(None, each)
         self._held = []
         self.readiness.restore(found.probed)
-        self.store.set_zone(found.zone)
-        self.publisher.set_saved(SavedRevision(found.instance_id, found.rev, found.saved_at))
+        self._set_zones({self._node: found.zone, **found.zones})
+        self._set_saved(SavedRevision(found.instance_id, found.rev, found.saved_at))
         self.publisher.complete()
         log.info(Event.SAVED_SERVICES_RESTORED, services=len(found.services))
 
@@ -142,7 +168,7 @@ class ServiceEndpoints:
         change()
 
     async def _save_revisions(self) -> None:
-        """Have each revision of the API server's objects saved."""
+        """Have each revision of the source's objects saved."""
         rev = 0
         while True:
             rev = await self.publisher.wait_rev(rev)
@@ -150,33 +176,44 @@ class ServiceEndpoints:
                 self._saver.mark()
 
     def _content(self) -> SavedServices:
+        position = self.source.position()
         return SavedServices(
-            saved_at=datetime.datetime.now(datetime.UTC),
+            saved_at=self.source.as_of(),
             instance_id=self.publisher.instance_id,
             rev=self.publisher.rev,
-            zone=self._zone(),
-            services=list(self.services.objects.values()),
-            services_version=self.services.version,
-            slices=list(self.slices.objects.values()),
-            slices_version=self.slices.version,
+            zone=self._zones.zones().get(self._node, ""),
+            zones=dict(self._zones.zones()),
+            source=self.source.name,
+            services=list(self.source.services.values()),
+            services_version=position.services_version,
+            slices=list(self.source.slices.values()),
+            slices_version=position.slices_version,
             probed=self.readiness.probed,
         )
 
-    def _zone(self) -> str:
-        found = self._nodes.objects.get(("", self._node))
-        return found.metadata.labels.get(ZONE_LABEL, "") if found else ""
-
-    async def _follow_zone(self) -> None:
+    async def _follow(self) -> None:
         # A state is never partial, and never has the endpoints of another zone.
-        for watcher in (self._nodes, self.services, self.slices):
-            await watcher.synced.wait()
-        # Before a client gets a revision of this agent, so that the next agent can compare the two.
+        await self._zones.synced.wait()
+        await self.source.synced.wait()
+        # Before a client gets a revision of this process, so that the next one can compare the two.
         await self._saver.save()
         held, self._held = self._held or [], None
         for change in held:
             change()
-        self.publisher.set_saved(None)
         while True:
-            self.store.set_zone(self._zone())
+            at = self.source.saved_at
+            if at != self.saved_at:
+                self._set_saved(SavedRevision(0, 0, at) if at else None)
+            self._set_zones(self._zones.zones())
             self.publisher.complete()
-            await asyncio.sleep(_ZONE_SECONDS)
+            await asyncio.sleep(_FOLLOW_SECONDS)
+
+    def _set_zones(self, zones: Mapping[str, str]) -> None:
+        for node in self.store.zones.keys() - zones.keys():
+            self.store.set_zone("", node)
+        for node, zone in zones.items():
+            self.store.set_zone(zone, node)
+
+    def _set_saved(self, revision: SavedRevision | None) -> None:
+        self.saved_at = revision.saved_at if revision else None
+        self.publisher.set_saved(revision)

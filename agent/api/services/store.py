@@ -33,7 +33,8 @@ class ServiceStore:
         self._slices: dict[ServiceKey, dict[str, ParsedSlice]] = {}
         self._services_of_pod: dict[str, set[ServiceKey]] = {}
         """Services with an endpoint here, by uid or address of its pod."""
-        self._zones: dict[str, str] = {}
+        self.zones: dict[str, str] = {}
+        """By node, where known. Change them by `set_zone`."""
         self._listener: StoreListener | None = None
 
     def listen(self, listener: StoreListener) -> None:
@@ -51,7 +52,7 @@ class ServiceStore:
         return [one.with_readiness(self.node, self._readiness) for one in in_order]
 
     def topology_of(self, node: str) -> NodeTopology:
-        return NodeTopology(node, self._zones.get(node, ""))
+        return NodeTopology(node, self.zones.get(node, ""))
 
     def set_service(self, old: objects.ApiService | None, new: objects.ApiService | None) -> None:
         """A service was added, changed or deleted."""
@@ -78,12 +79,12 @@ class ServiceStore:
         """The zone of a node, of this one by default; empty: unknown. Every service depends on
         it."""
         node = self.node if node is None else node
-        if zone == self._zones.get(node, ""):
+        if zone == self.zones.get(node, ""):
             return
         if zone:
-            self._zones[node] = zone
+            self.zones[node] = zone
         else:
-            del self._zones[node]
+            del self.zones[node]
         if self._listener:
             self._listener.zone_changed(node)
 

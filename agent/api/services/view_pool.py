@@ -19,6 +19,8 @@ _IDLE_SECONDS = 60.0
 # In a cluster of 10,000 services the encoded ones are some 10 MB, and the first evaluation takes a
 # second of the agent's time; a view that differs in namespaces or types only costs less.
 _MAX_VIEWS = 32
+# A server for other nodes: one of each, most of which share their encoded services.
+_MAX_VIEWS_OF_NODES = 4096
 _MAX_VIEWS_PER_USER = 8
 _VIEWS_PER_SECOND = 0.05
 _VIEWS_BURST = 16
@@ -55,16 +57,17 @@ class ViewPool:
         instance_id: int,
         is_for_all_nodes: bool = False,
         views_per_user: int = _MAX_VIEWS_PER_USER,
-        views: int = _MAX_VIEWS,
+        views: int = 0,
         views_burst: int = _VIEWS_BURST,
     ) -> None:
         """instance_id: the publisher's; is_for_all_nodes: whether views of nodes other than the
-        store's are made; views: of all users; views_burst: that a user may have made in a row."""
+        store's are made; views: of all users, 0 for the default; views_burst: that a user may have
+        made in a row."""
         self._store = store
         self._instance_id = instance_id
         self._is_for_all_nodes = is_for_all_nodes
         self._views_per_user = views_per_user
-        self._max_views = views
+        self._max_views = views or (_MAX_VIEWS_OF_NODES if is_for_all_nodes else _MAX_VIEWS)
         self._rates = UserRates(per_second=_VIEWS_PER_SECOND, burst=views_burst)
         self._encoders: weakref.WeakValueDictionary[MessageForm, ServiceEncoder] = (
             weakref.WeakValueDictionary()

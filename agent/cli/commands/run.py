@@ -7,7 +7,7 @@ import pathlib
 
 import click
 
-from agent.cli.commands import cni, options, services
+from agent.cli.commands import cni, options, service_options
 from agent.logs import LogFormat, LogLevel
 from agent.settings import (
     DEFAULT_RULE_GROUPS,
@@ -16,6 +16,7 @@ from agent.settings import (
     KubeletSetting,
     RawSocketMode,
     RelayRanges,
+    ServiceSettings,
     Settings,
     parse_feature_gates,
     parse_kubelet,
@@ -182,8 +183,7 @@ def _parse_names(text: str) -> tuple[str, ...]:
 @cni.kept_conf_directory
 @cni.bin_directory
 @cni.strict_start
-@services.is_served
-@services.address
+@service_options.run_options
 @click.option(
     "--standby-seconds",
     type=click.FloatRange(min=0),
@@ -246,8 +246,7 @@ def run(
     cni_conf_dir: pathlib.Path | None,
     cni_bin_dir: pathlib.Path,
     cni_strict_start: bool,
-    service_endpoints: bool,
-    localnet_address: tuple[str, int] | None,
+    service_endpoints: ServiceSettings | None,
     standby_seconds: float,
     pod_directory: pathlib.Path | None,
     watchdog_seconds: float,
@@ -266,8 +265,6 @@ def run(
         raise click.UsageError(
             "use either --node-name NAME, for a node of a cluster, or --manifests DIRECTORY"
         )
-    if service_endpoints and node_name is None:
-        raise click.UsageError("--service-endpoints needs --node-name")
     if metrics_address and node_name is None:
         raise click.UsageError(
             "--metrics-address needs --node-name: its API server authorizes clients"
@@ -276,8 +273,6 @@ def run(
         raise click.UsageError("use --metrics-tls-cert and --metrics-tls-key together")
     if metrics_tls_cert and not metrics_address:
         raise click.UsageError("--metrics-tls-cert needs --metrics-address")
-    if localnet_address and not service_endpoints:
-        raise click.UsageError("--localnet-address needs --service-endpoints")
     settings = Settings(
         manifests=manifests,
         node_name=node_name,
@@ -310,7 +305,6 @@ def run(
         cni_bin_directory=cni_bin_dir,
         cni_strict_start=cni_strict_start,
         service_endpoints=service_endpoints,
-        localnet_address=localnet_address,
         standby_seconds=standby_seconds,
         pod_directory=pod_directory,
         watchdog_seconds=watchdog_seconds,

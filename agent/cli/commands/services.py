@@ -1,7 +1,6 @@
-"""`podgate services`, and the options of `podgate run` for service endpoints."""
+"""`podgate services`."""
 
 import contextlib
-import ipaddress
 import pathlib
 
 import click
@@ -11,40 +10,6 @@ from agent.settings import localnet_socket
 
 # The agent responds at once, or it has not listed all services yet.
 _ANSWER_SECONDS = 5.0
-
-
-def _loopback(
-    context: click.Context, parameter: click.Parameter, text: str | None
-) -> tuple[str, int] | None:
-    if text is None:
-        return None
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if _is_loopback(host) and port.isdecimal() and int(port) < 1 << 16:
-        return host, int(port)
-    raise click.BadParameter(
-        f"{text!r} is not an address and port of the loopback; an example is 127.0.0.1:9651"
-    )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-is_served = click.option(
-    "--service-endpoints",
-    is_flag=True,
-    help="Publish each service's endpoints to clients on this node (needs a cluster).",
-)
-address = click.option(
-    "--localnet-address",
-    metavar="HOST:PORT",
-    callback=_loopback,
-    help="Also serve service endpoints on this loopback port.",
-)
 
 
 @click.command(short_help="Show this node's endpoints of each service.")
@@ -94,6 +59,19 @@ address = click.option(
     help="Also show each endpoint's pod and node; JSON and YAML also have its zone, conditions and "
     "hints.",
 )
+@click.option(
+    "--all",
+    "is_everything",
+    is_flag=True,
+    help="Show everything that --services-from of 'podgate run' reads, of all services; JSON and "
+    "YAML then have no revision.",
+)
+@click.option(
+    "--node",
+    default="",
+    metavar="NAME",
+    help="Endpoints as this node uses them; only at a server for other nodes.",
+)
 @options.sort
 @click.option("--watch", is_flag=True, help="Print again after each change, until interrupted.")
 @click.option("--target", help="gRPC target. Default: socket in the run directory.")
@@ -108,6 +86,8 @@ def services(
     annotation_patterns: tuple[str, ...],
     all_endpoints: bool,
     endpoint_details: bool,
+    is_everything: bool,
+    node: str,
     sort: str,
     watch: bool,
     target: str | None,
@@ -117,6 +97,7 @@ def services(
 
     JSON and YAML have one document per state, in protobuf's JSON form, in the agent's order.
     """
+    from agent.api.services import decode
     from agent.cli import output as screens
     from agent.cli.views import services as view
     from agent.client import base
@@ -133,13 +114,20 @@ def services(
         annotation_patterns=annotation_patterns,
         all_endpoints=all_endpoints,
         endpoint_details=endpoint_details,
+        node=node,
     )
+    if is_everything:
+        if any((types, families, service_proxy_name, label_patterns, annotation_patterns)):
+            raise click.UsageError("--all has everything; leave out the other filters")
+        requested.MergeFrom(decode.complete_filter())
     columns = view.columns(requested)
 
     def show(state: services_client.ServicesState) -> None:
         rows = screens.sort(view.rows(state.services), columns, sort)
         screens.write(
-            view.document(state), output, lambda screen: view.show(screen, state, columns, rows)
+            view.document(state, has_position=not is_everything),
+            output,
+            lambda screen: view.show(screen, state, columns, rows),
         )
 
     where = target or f"unix://{localnet_socket(run_directory).absolute()}"

@@ -11,6 +11,7 @@ from agent.client.services import ServicesState
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 
 _MAX_ENDPOINTS = 6
+_MAPS = ("labels", "annotations")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,15 +53,25 @@ def columns(requested: pb.NextFilter) -> tuple[Column[ServiceRow], ...]:
     return (*_COLUMNS, *(column for column, is_shown in further if is_shown))
 
 
-def document(state: ServicesState) -> dict[str, Any]:
-    """instanceId, rev, savedAt and services, as in protobuf's JSON form."""
-    saved_at = {"savedAt": state.saved_at.isoformat()} if state.saved_at else {}
+def document(state: ServicesState, *, has_position: bool = True) -> dict[str, Any]:
+    """instanceId, rev, savedAt and services, as in protobuf's JSON form.
+
+    has_position: false leaves out all but the services, which are the same by way of a file.
+    """
+    header = {"instanceId": str(state.instance_id), "rev": str(state.rev)}
+    if state.saved_at:
+        header["savedAt"] = state.saved_at.isoformat()
     return {
-        "instanceId": str(state.instance_id),
-        "rev": str(state.rev),
-        **saved_at,
-        "services": [json_format.MessageToDict(service) for service in state.services],
+        **(header if has_position else {}),
+        "services": [_service(service) for service in state.services],
     }
+
+
+def _service(message: pb.ServiceEndpoints) -> dict[str, Any]:
+    """The same service is always the same text: protobuf's maps have no order."""
+    found: dict[str, Any] = json_format.MessageToDict(message)
+    maps = {name: dict(sorted(found[name].items())) for name in _MAPS if name in found}
+    return {**found, **maps}
 
 
 def rows(services: Iterable[pb.ServiceEndpoints]) -> list[ServiceRow]:
@@ -95,7 +106,7 @@ def show(
     )
     if state.saved_at:
         screen.line(
-            f"Saved {screen.age(state.saved_at)}; the API server has not confirmed it since.",
+            f"Saved {screen.age(state.saved_at)}; its source has not confirmed it since.",
             Signal.CAUTION,
         )
 

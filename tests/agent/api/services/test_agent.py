@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from agent import labels
-from agent.api.services.source import SERVICES, SLICES
+from agent.api.services.api_objects import SERVICES, SLICES
 from agent.app.cluster_outputs import ClusterOutputs
 from agent.gates.metrics import GateMetrics
 from agent.kube.client import ApiClient
@@ -21,7 +21,7 @@ from agent.pods.pod import Pod
 from agent.pods.pod_modes import PodModes
 from agent.pods.store import PodStore
 from agent.policy.api_source import ApiPolicies
-from agent.settings import Settings, localnet_socket
+from agent.settings import ServiceSettings, Settings, localnet_socket
 from agent.sources.cluster import ClusterSource
 from bpf.verdicts import Mode
 from tests import polling
@@ -45,7 +45,7 @@ class Agent:
             node_name=NODE,
             run_directory=directory,
             cri_socket=directory / "no-runtime.sock",
-            service_endpoints=True,
+            service_endpoints=ServiceSettings(),
         )
         policies = ApiPolicies(api, state=directory / "policies.json")
         self.source = ClusterSource(api, settings, store, events, policies, PodModes(Mode.AUDIT))

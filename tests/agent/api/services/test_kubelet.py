@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.api.services.source import SERVICES, SLICES
+from agent.api.services.api_objects import SERVICES, SLICES
 from agent.kube import api_pods
 from agent.kube.client import ApiClient
 from agent.kubelet import kubelet_pb2

@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from grpc_tools import protoc
 
 from agent.api.listen import ListenError
-from agent.api.services.server import SERVICE
+from agent.api.services.next_method import SERVICE
 from agent.client.services import METHOD, ServicesClient
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.api.services.conftest import WAIT_SECONDS, Served, request

@@ -13,7 +13,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from agent.api.services.source import SERVICES, SLICES, ServiceEndpoints
+from agent.api.services.api_objects import SERVICES, SLICES, ApiObjects
+from agent.api.services.node_zones import WatchedZones
+from agent.api.services.source import ServiceEndpoints
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod, MetadataOnly
@@ -48,7 +50,10 @@ class Node:
         query = Query("nodes", NODES, MetadataOnly, f"metadata.name={NODE}", is_metadata_only=True)
         self._nodes = Watcher(api, query, on_change=lambda old, new: None)
         self.endpoints = ServiceEndpoints(
-            api, node=NODE, nodes=self._nodes, run_directory=directory
+            lambda on_service, on_slice: ApiObjects(api, on_service=on_service, on_slice=on_slice),
+            node=NODE,
+            zones=WatchedZones(self._nodes),
+            run_directory=directory,
         )
         self._socket = localnet_socket(directory)
         self.target = f"unix:{self._socket}"
@@ -66,6 +71,11 @@ class Node:
             yield self
             for task in running:
                 task.cancel()
+
+    @property
+    def services_listed(self) -> asyncio.Event:
+        assert isinstance(self.endpoints.source, ApiObjects)
+        return self.endpoints.source.service_watch.synced
 
     @property
     def is_published(self) -> bool:
@@ -135,7 +145,7 @@ async def test_no_state_is_published_before_all_resources_are_listed(
     async with Node(api, tmp_path).running() as node:
         asking = asyncio.create_task(node.newest())
         async with asyncio.timeout(WAIT_SECONDS):
-            await node.endpoints.services.synced.wait()
+            await node.services_listed.wait()
         await asyncio.sleep(0.2)
         assert (asking.done(), node.endpoints.publisher.rev) == (False, 0)
         may_tell.set()
@@ -152,7 +162,7 @@ async def test_last_state_is_served_without_an_api_server(node: Node, server: Ap
     for stream in list(server.streams):
         await stream.cut()
     async with asyncio.timeout(WAIT_SECONDS):
-        await polling.until("a problem", lambda: node.endpoints.services.problem)
+        await polling.until("a problem", lambda: node.endpoints.source.problems)
     async with grpc.aio.insecure_channel(node.target) as channel:
         items = await request(channel)
     assert items[-1].end.service_count == 1
@@ -206,7 +216,7 @@ async def test_saved_services_are_replaced_by_one_complete_state(
     ):
         assert list(await node.newest()) == ["web"]
         async with asyncio.timeout(WAIT_SECONDS):
-            await node.endpoints.services.synced.wait()
+            await node.services_listed.wait()
         await asyncio.sleep(0.2)
         assert node.endpoints.publisher.rev == node.rev
         may_tell.set()

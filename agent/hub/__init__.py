@@ -1,0 +1,1 @@
+"""`podgate hub`: one reader of the API server that serves services to many nodes."""
