@@ -67,6 +67,17 @@ VALUES: dict[str, dict[str, Any]] = {
             "dashboards": {"enabled": True},
         },
     },
+    "services": {
+        "imagePullSecrets": [{"name": "mirror"}],
+        "services": {"enabled": True, "hubs": "198.18.0.1:9653,198.18.0.2:9653", "tlsSecret": "x"},
+        "hub": {
+            "enabled": True,
+            "replicas": 3,
+            "extraArgs": ["--log-format=text"],
+            "nodeSelector": {"node-role.kubernetes.io/control-plane": ""},
+            "tolerations": [{"operator": "Exists"}],
+        },
+    },
     "least": {
         "metrics": {"port": 0},
         "controller": {"enabled": False},

@@ -208,6 +208,50 @@ def test_cni_directories_are_mounted_where_the_agent_writes() -> None:
     assert parsed["cni_strict_start"]
 
 
+def test_agents_and_hubs_of_services_use_the_same_port_and_certificates() -> None:
+    values = examples.VALUES["services"]
+    chosen = service_options_of(_container(values)["args"], "run")
+    assert chosen["services_from"] == ("198.18.0.1:9653", "198.18.0.2:9653")
+    mounts = {one["mountPath"] for one in _mounts(_agent(values))}
+    assert {str(chosen["services_tls_ca"].parent), str(chosen["services_state"].parent)} <= mounts
+    deployment = _found(rendering.objects(values), "Deployment", "podgate-hub")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    hub = service_options_of(container["args"], "hub")
+    assert hub["services_listen"] == ("", 9653)
+    assert str(hub["services_tls_ca"].parent) in {one["mountPath"] for one in _mounts_of(container)}
+    assert {"services": 9653, "http": hub["http_address"][1]} == {
+        one["name"]: one["containerPort"] for one in container["ports"]
+    }
+
+
+def service_options_of(arguments: list[str], name: str) -> dict[str, Any]:
+    """As podgate itself parses them."""
+    command, *options = arguments
+    assert command == name
+    return dict(cli.main.commands[name].make_context(name, options).params)
+
+
+def _mounts_of(container: Json) -> list[Json]:
+    found: list[Json] = container["volumeMounts"]
+    return found
+
+
+def test_hubs_may_read_what_they_request() -> None:
+    things = rendering.objects(examples.VALUES["services"])
+    rules = _found(things, "ClusterRole", "podgate-hub")["rules"]
+    allowed = {
+        (group, resource)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    assert allowed == {
+        ("", "nodes"),
+        ("", "services"),
+        ("discovery.k8s.io", "endpointslices"),
+    }
+
+
 def test_agents_run_where_the_image_and_a_kernel_are() -> None:
     spec = _agent({})
     assert spec["nodeSelector"] == {"kubernetes.io/os": "linux"}

@@ -27,6 +27,12 @@ app.kubernetes.io/component: proxy
 {{ include "podgate.commonLabels" . }}
 {{- end }}
 
+{{- define "podgate.hubLabels" -}}
+app.kubernetes.io/name: podgate-hub
+app.kubernetes.io/component: hub
+{{ include "podgate.commonLabels" . }}
+{{- end }}
+
 {{- define "podgate.image" -}}
 {{- with .Values.image -}}
 {{ .registry }}/{{ .repository }}:{{ default $.Chart.AppVersion .tag }}{{ if .digest }}@{{ .digest }}{{ end }}
