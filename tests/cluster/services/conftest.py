@@ -73,7 +73,9 @@ def own(dual_stack: OneNode, proxy: RunningProxy) -> Iterator[Workloads]:
         for pod in made.pods():
             if "deletionTimestamp" in pod["metadata"]:
                 # A second deletion with a shorter grace period does not shorten the first one.
-                containers.kill_container(dual_stack.runtime, pod)
+                # It may have ended meanwhile.
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    containers.kill_container(dual_stack.runtime, pod)
 
 
 @pytest.fixture

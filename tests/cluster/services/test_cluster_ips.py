@@ -3,7 +3,7 @@
 import pytest
 
 from tests import polling
-from tests.cluster import proxies
+from tests.cluster import containers, proxies
 from tests.cluster.one_node import OneNode
 from tests.cluster.proxies import RunningProxy
 from tests.cluster.services import rig
@@ -172,13 +172,16 @@ def test_service_without_endpoints_rejects(services: Services, pod: Client, host
 
 
 def test_failed_pod_is_no_endpoint_even_if_unready_ones_are(
-    own: Workloads, own_services: Services, pod: Client
+    own: Workloads, own_services: Services, pod: Client, dual_stack: OneNode
 ) -> None:
-    """service.go: should be rejected for evicted pods (no endpoints exist). The kubelet ends this
-    pod by its deadline, since the test's disk has no quota to exceed."""
+    """service.go: should be rejected for evicted pods (no endpoints exist). This pod fails when its
+    server is killed, since the test's disk has no quota to exceed."""
     service = own_services.create(publishNotReadyAddresses=True)
-    rig.run_server(own, "ended", labels={"serves": "web"}, activeDeadlineSeconds=5)
+    rig.run_server(own, "ended", labels={"serves": "web"}, restartPolicy="Never")
+    # The controller does not see the end of a pod that was never ready.
+    own.until_ready("ended")
     pod.until(["ended"], both(service)[0])
+    containers.kill_container(dual_stack.runtime, own.pod("ended"))
     polling.wait_until("it has failed", lambda: own.pod("ended")["status"]["phase"] == "Failed")
     rig.until_empty(own_services, service)
     for address in both(service):
