@@ -1,5 +1,6 @@
 """What a test does to a pod's containers on the node, behind the kubelet's back."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -38,6 +39,13 @@ def kill_container(runtime: Containerd, pod: Json) -> None:
     """End the process of a pod's first container."""
     (status, *_) = pod["status"]["containerStatuses"]
     _kill(runtime, status["containerID"].rpartition("/")[2])
+
+
+def kill_containers(runtime: Containerd, pod: Json) -> None:
+    """End the processes of all containers of a pod that still run."""
+    for status in pod["status"].get("containerStatuses", []):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            _kill(runtime, status.get("containerID", "").rpartition("/")[2])
 
 
 def pid_of(runtime: Containerd, pod: Json) -> int:

@@ -73,9 +73,7 @@ def own(dual_stack: OneNode, proxy: RunningProxy) -> Iterator[Workloads]:
         for pod in made.pods():
             if "deletionTimestamp" in pod["metadata"]:
                 # A second deletion with a shorter grace period does not shorten the first one.
-                # It may have ended meanwhile.
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    containers.kill_container(dual_stack.runtime, pod)
+                containers.kill_containers(dual_stack.runtime, pod)
 
 
 @pytest.fixture
