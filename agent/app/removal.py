@@ -9,7 +9,7 @@ from agent.cni import state as cni_state
 from agent.cni.installer import CniInstaller
 from agent.default_deny import table as default_deny_table
 from agent.linux import locks
-from agent.proxy import iptables, nftables
+from agent.proxy import iptables, ipvs, nftables
 from agent.strict import veth_pair
 from bpf import cleanup, pins
 
@@ -52,6 +52,7 @@ def remove(
         pinned = installation.remove_everything()
         asyncio.run(nftables.remove())
         asyncio.run(iptables.remove())
+        asyncio.run(ipvs.remove())
         network_managers.remove_exclusion()
         if plugin is not None and run_directory.is_dir():
             shutil.rmtree(run_directory)

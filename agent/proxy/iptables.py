@@ -190,7 +190,7 @@ def chains_of(
         rejection = f"{match} " + ("-j DROP" if frontend.drops else f"-g {_REJECT}")
         hairpins |= dict.fromkeys(str(local.address) for local in frontend.local)
         if frontend.sources:
-            own = (f"-s {net} -j RETURN" for net in frontend.sources if net.version == version)
+            own = (f"-s {network} -j RETURN" for network in frontend.sources)
             sources.append(f"{match} -j {_named(chains, 'mangle', (*own, '-j DROP'))}")
         # From the node and its pods.
         if frontend.endpoints:

@@ -9,6 +9,7 @@ import socket
 import pytest
 
 from agent.gates.worker import netns_cookie
+from agent.linux import ipvs
 from bpf import errors, listeners, raw_socket_policy, syscalls, tcx
 from probes import sock_diag
 from tests.kernel import foreign
@@ -27,6 +28,16 @@ def need_netns_cookie() -> None:
     """Ends the test where namespaces have no number; hooks and listener events are off there."""
     if netns_cookie() is None:
         pytest.skip(NOT_OFFERED + "SO_NETNS_COOKIE (Linux 5.14)")
+
+
+def need_ipvs() -> None:
+    """Ends the test where the kernel has no IPVS: Debian's has it as a module."""
+    try:
+        ipvs.opened().close()
+    except ipvs.IpvsError as error:
+        if "this kernel has no IPVS" not in str(error):
+            raise
+        pytest.skip(NOT_OFFERED + "IPVS (module ip_vs)")
 
 
 def lists_raw_sockets() -> bool:

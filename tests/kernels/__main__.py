@@ -76,7 +76,7 @@ def _test_files() -> list[str]:
     """Files with kernel tests, as `make test-kernel` takes them; those of a container runtime are
     left out, because its responses are the same on every kernel.
     """
-    apart = ("runtime", "cluster", "image", "proxy")
+    apart = ("runtime", "cluster", "image")
     collect = [sys.executable, "-m", "pytest", "-m", "kernel", "--collect-only", "-q"]
     collected = subprocess.run(
         [*collect, *(f"--ignore=tests/{name}" for name in apart)],

@@ -12,7 +12,7 @@ import pytest
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
 from agent.linux.iptables import IptablesVariant
-from agent.proxy import iptables, nftables
+from agent.proxy import iptables, ipvs, nftables
 from agent.proxy.backends import Backend
 from agent.proxy.combined import CombinedBackend
 from agent.proxy.ebpf import EbpfBackend
@@ -21,18 +21,24 @@ from agent.proxy.node_addresses import NodeAddressSelection
 from bpf import pins
 from bpf.services import links as service_links
 from tests.kernel import cgroups, offers
-from tests.proxy import scene
+from tests.proxy import limits, scene
 
 _numbers = itertools.count()
 
 
 class Proxy:
-    """A backend and the table that it is fed from."""
+    """A backend and the table that it is fed from. name: as in the table of docs/proxy.md."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, name: str = "") -> None:
         self.backend = backend
+        self.name = name
         self._table = FrontendTable()
         self._pending = FrontendChange({}, set())
+
+    def need(self, ability: str) -> None:
+        """Ends the test if this backend cannot do it, by docs/proxy.md."""
+        if reason := limits.limit(self.name, ability):
+            pytest.xfail(f"docs/proxy.md, {ability}: {reason}")
 
     def serve(self, *services: pb.ServiceEndpoints) -> None:
         """These are all the services from now on."""
@@ -141,10 +147,23 @@ def _iptables(variant: IptablesVariant) -> Iterator[Proxy]:
             asyncio.run(iptables.remove())
 
 
-@pytest.fixture(params=["ebpf", "nft", "iptables_nft", "iptables_legacy"])
+@pytest.fixture
+def ipvs_table(isolated: None) -> Iterator[Proxy]:
+    offers.need_ipvs()
+    with scene.routed():
+        proxy = Proxy(asyncio.run(ipvs.IpvsBackend.open()))
+        try:
+            yield proxy
+            proxy.serve()
+        finally:
+            asyncio.run(ipvs.remove())
+
+
+@pytest.fixture(params=["ebpf", "nft", "iptables_nft", "iptables_legacy", "ipvs_table"])
 def proxy(pods: list[labs.LabPod], request: pytest.FixtureRequest) -> Proxy:
     made = request.getfixturevalue(request.param)
     assert isinstance(made, Proxy)
+    made.name = request.param.partition("_")[0]
     return made
 
 

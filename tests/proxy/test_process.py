@@ -39,7 +39,7 @@ def served(directory: pathlib.Path) -> Iterator[ServedEndpoints]:
     made.close()
 
 
-@pytest.fixture(params=["ebpf", "nft", "iptables"])
+@pytest.fixture(params=["ebpf", "nft", "iptables", "ipvs"])
 def process(
     request: pytest.FixtureRequest,
     pods: list[labs.LabPod],
@@ -51,6 +51,8 @@ def process(
 ) -> Iterator[Process]:
     """Running, with service 0 at the first two pods."""
     offers.need_netns_cookie()
+    if request.param == "ipvs":
+        offers.need_ipvs()
     served.put(0, pods[:2], type="NodePort", ports=[PORT])
     where = ("--run-directory", str(directory), "--bpffs", str(shared_pins.bpffs))
     made = Process(

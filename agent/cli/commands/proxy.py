@@ -26,7 +26,7 @@ _TARGET = "unix:///run/podgate/localnet/localnet.sock"
 @click.command(short_help="Run a service proxy (kube-proxy replacement).")
 @click.option(
     "--backend",
-    type=click.Choice(["ebpf", "nft", "iptables"]),
+    type=click.Choice(["ebpf", "nft", "iptables", "ipvs"]),
     required=True,
     help="Kernel mechanism.",
 )
@@ -165,7 +165,7 @@ async def _run(
 ) -> None:
     from agent.linux.cgroups import cgroup2_mount
     from agent.linux.iptables import IptablesVariant
-    from agent.proxy import ebpf, iptables, nftables, process
+    from agent.proxy import ebpf, iptables, ipvs, nftables, process
     from agent.proxy.backends import Backend
     from agent.proxy.combined import CombinedBackend
 
@@ -173,6 +173,8 @@ async def _run(
     if backend == "iptables":
         variant = IptablesVariant[iptables_variant.upper() if iptables_variant else "DEFAULT"]
         made = await iptables.IptablesBackend.open(pod_networks, variant)
+    elif backend == "ipvs":
+        made = await ipvs.IpvsBackend.open(pod_networks)
     elif backend == "ebpf":
         root = cgroup or cgroup2_mount()
         assert root is not None  # `preflight.check`
@@ -184,11 +186,14 @@ async def _run(
 
 
 async def _clean_up(backend: str, bpffs: pathlib.Path) -> None:
-    from agent.proxy import iptables, nftables
+    from agent.proxy import iptables, ipvs, nftables
     from bpf.services import services
 
     if backend == "iptables":
         await iptables.remove()
+        return
+    if backend == "ipvs":
+        await ipvs.remove()
         return
     await nftables.remove()
     if backend == "ebpf":
