@@ -99,8 +99,13 @@ def test_only_load_balancer_addresses_have_sources() -> None:
     assert ranged == {place("198.18.97.2", 80)}
 
 
-def test_headless_services_and_sctp_have_no_frontends() -> None:
-    assert first(service(is_headless=True), service("x", protocol=pb.PROTOCOL_SCTP)) == {}
+def test_headless_services_have_no_frontends() -> None:
+    assert first(service(is_headless=True)) == {}
+
+
+def test_sctp_has_frontends() -> None:
+    found = first(service(protocol=pb.PROTOCOL_SCTP))
+    assert {address.protocol for address in found} == {socket.IPPROTO_SCTP}
 
 
 def test_affinity_timeout_without_client_ip_is_ignored() -> None:
