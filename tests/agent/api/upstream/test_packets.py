@@ -39,15 +39,6 @@ UPSTREAM.none(
     "TestClusterIPGeneral/packet to unallocated cluster ip",
 )
 UPSTREAM.none(
-    "the proxies have no SCTP",
-    "TestClusterIPGeneral/clusterIP with TCP, UDP, and SCTP on same port (SCTP)",
-)
-UPSTREAM.none(
-    "a load balancer's own address is not added to its source ranges",
-    "TestLoadBalancer/same node to LB1, SNATted to LB1 (implicitly allowed)",
-    "TestLoadBalancer/same node to LB2, SNATted to LB2 (implicitly allowed)",
-)
-UPSTREAM.none(
     "the cases of servicechangetracker_test.go again",
     "TestBuildServiceMapAddRemove",
     "TestBuildServiceMapServiceHeadless",
@@ -195,6 +186,7 @@ CLUSTER_IP = {
     "clusterIP with TCP, UDP, and SCTP on same port (TCP)#01": (
         "pod > 30.42:53/UDP = 0.1:53 2.1:53"
     ),
+    "clusterIP with TCP, UDP, and SCTP on same port (SCTP)": "pod > 30.42:53/SCTP = 0.1:53 2.1:53",
     "TCP-only port does not match UDP traffic": "pod > 30.42:80/UDP = REJECT",
     "svc1 does not accept svc2's ports": "pod > 30.41:443 = REJECT",
 }
@@ -230,7 +222,10 @@ RANGES = {
     "pod to LB2 (blocked by LoadBalancerSourceRanges)": "pod > 60.2:80 = DROP",
     "node to LB1 (allowed by LoadBalancerSourceRanges)": "node > 60.1:80 = 0.1:80",
     "node to LB2 (allowed by LoadBalancerSourceRanges)": "node > 60.2:80 = 0.1:80",
+    "same node to LB1, SNATted to LB1 (implicitly allowed)": "LB1 > 60.1:80 = 0.1:80",
+    "same node to LB2, SNATted to LB2 (implicitly allowed)": "LB2 > 60.2:80 = 0.1:80",
 }
+SOURCES |= {"LB1": "198.18.60.1", "LB2": "198.18.60.2"}
 
 
 @both
