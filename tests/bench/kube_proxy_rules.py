@@ -5,11 +5,10 @@ from service address to a chain of the service, and in that chain a random choic
 endpoints. Without --cluster-cidr, and with node ports on the primary address: its defaults.
 """
 
-import asyncio
+import subprocess
 from collections.abc import Iterable
 
 from agent.client.v1alpha1 import endpoints_pb2 as pb
-from agent.linux import nft
 
 _FAMILIES = (("ip", "ipv4_addr", "198.18.96.0/19"), ("ip6", "ipv6_addr", "fd00:18:96::/112"))
 _TABLE = "kube-proxy"
@@ -18,14 +17,17 @@ _TABLE = "kube-proxy"
 def install(services: Iterable[pb.ServiceEndpoints]) -> None:
     """Write both tables in one transaction."""
     services = list(services)
-    script = "".join(_table(services, *family) for family in _FAMILIES)
-    asyncio.run(nft.apply(script))
+    _apply("".join(_table(services, *family) for family in _FAMILIES))
 
 
 def remove() -> None:
     """Delete both tables."""
-    script = "".join(f"delete table {ip} {_TABLE}\n" for ip, *_ in _FAMILIES)
-    asyncio.run(nft.apply(script))
+    _apply("".join(f"delete table {ip} {_TABLE}\n" for ip, *_ in _FAMILIES))
+
+
+def _apply(script: str) -> None:
+    # A chain for each service takes nft seconds, and a minute beside other load.
+    subprocess.run(["nft", "-f", "-"], input=script, text=True, check=True, timeout=300)
 
 
 def _table(services: list[pb.ServiceEndpoints], ip: str, kind: str, network: str) -> str:
