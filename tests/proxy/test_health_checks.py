@@ -74,6 +74,7 @@ async def get(version: int, port: int = PORT, path: str = "/") -> Reply:
 
 def test_response_is_kube_proxy_s() -> None:
     """Field by field and byte by byte what kube-proxy 1.36.2 sent."""
+
     async def steps(checks: HealthChecks) -> None:
         web = service("web", endpoint("198.18.1.1"), endpoint("198.18.1.2"))
         assert await checks.update([web], None)
