@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import structlog
 
 from agent import VERSION, tasks
+from agent.api.podinfo.disabled import DisabledPodInfo
 from agent.api.podinfo.service import PodInfoService
 from agent.api.services.metrics import ServiceCollector
 from agent.app import component_metrics, network_managers, watchdog
@@ -297,15 +298,19 @@ class Agent:
             self._reports.unready_reason,
             is_take_over=turn.is_take_over,
         )
-        pod_info = PodInfoService(
-            settings.run_directory,
-            pods=self._store.desired_pods,
-            conditions_of=self._store.conditions.of,
-            changes=(self._store.desired, self._store.in_force, self._store.conditions.changes),
-            source=cluster.pods if cluster else None,
-            synced=self._store.synced,
-            unready_because=self._reports.unsynced_reason,
-        )
+        pod_info: PodInfoService | DisabledPodInfo = DisabledPodInfo(settings.run_directory)
+        if settings.feature_gates.pod_info_api:
+            pod_info = PodInfoService(
+                settings.run_directory,
+                uids=lambda: self._store.pods,
+                pod_of=self._store.pod,
+                conditions_of=self._store.conditions.of,
+                changes=(self._store.desired, self._store.in_force, self._store.conditions.changes),
+                source=cluster.pods if cluster else None,
+                synced=self._store.synced,
+                unready_because=self._reports.unsynced_reason,
+            )
+            exporter.add(pod_info)
         self._node_reporter: NodeReporter | None = None
         self._kubelet_version: KubeletVersion | None = None
         if api and cluster and settings.node_name:
@@ -336,8 +341,6 @@ class Agent:
         )
         if cluster and self._outputs:
             exporter.add(ClusterCollector(cluster, self._outputs))
-        if settings.feature_gates.pod_info_api:
-            exporter.add(pod_info)
         publishes_services = self._services or self._outputs
         if publishes_services and publishes_services.endpoints:
             exporter.add(ServiceCollector(publishes_services.endpoints))

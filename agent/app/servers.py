@@ -13,6 +13,7 @@ from types import ModuleType
 import structlog
 
 from agent import VERSION
+from agent.api.podinfo.disabled import DisabledPodInfo
 from agent.api.podinfo.service import PodInfoService
 from agent.app.listeners import Listeners
 from agent.app.reports import Reports
@@ -36,7 +37,7 @@ class Servers:
         listeners: Listeners,
         *,
         reports: Reports,
-        pod_info: PodInfoService,
+        pod_info: PodInfoService | DisabledPodInfo,
         synced: asyncio.Event,
         api: ApiClient | None,
         attachment: Attachment,
@@ -55,8 +56,7 @@ class Servers:
         yield "http", self._serve
         if self._listeners.metrics:
             yield "metrics", self._serve_metrics
-        if self._settings.feature_gates.pod_info_api:
-            yield "podinfo", self._serve_pod_info
+        yield "podinfo", self._serve_pod_info
 
     async def _wait_for_first_gates(self) -> None:
         with contextlib.suppress(TimeoutError):

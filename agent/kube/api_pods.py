@@ -15,7 +15,7 @@ import structlog
 from agent import backoff, tasks
 from agent.kube import pod_reading, saved_pods
 from agent.kube.client import ApiClient
-from agent.kube.objects import ApiPod, MetadataOnly
+from agent.kube.objects import ApiPod, MetadataOnly, WholePod
 from agent.kube.pod_reports import API, KUBELET, PodReports
 from agent.kube.saved_pods import SavedObjects, SavedPods
 from agent.kube.watcher import Query, Watcher
@@ -49,9 +49,10 @@ class ApiPods:
         events: PodEvents,
         state: pathlib.Path | None = None,
         jitter: backoff.Jitter = random.random,
+        keeps_whole: bool = False,
     ) -> None:
         """modes: gets the labels of node and namespaces; events: for warnings to pods' authors;
-        state: the file to save to."""
+        state: the file to save to; keeps_whole: whether `ApiPod.whole` is wanted."""
         self.current: dict[str, Pod] = {}
         """Every pod that an origin has; none before the labels of node and namespaces are read."""
         self.changes = Changes()
@@ -60,7 +61,13 @@ class ApiPods:
         """Those of node and namespaces."""
         self.pods = Watcher(
             api,
-            Query("pods", "/api/v1/pods", ApiPod, f"spec.nodeName={node_name}"),
+            Query(
+                "pods",
+                "/api/v1/pods",
+                ApiPod,
+                f"spec.nodeName={node_name}",
+                on_read=_keep_whole if keeps_whole else None,
+            ),
             on_change=self._on_pod_change,
             jitter=jitter,
         )
@@ -318,6 +325,10 @@ class ApiPods:
             ),
             nodes=SavedObjects(self.nodes.version, list(self.nodes.objects.values())),
         )
+
+
+def _keep_whole(pod: ApiPod, content: bytes) -> None:
+    pod.keep_whole(WholePod(content, is_json=True))
 
 
 def _labels(found: MetadataOnly | None) -> Labels:

@@ -1,9 +1,10 @@
 """API objects, with only the fields that podgate reads.
 
 Other fields are skipped while decoding, so environment values, managed fields and last-applied
-configurations are never in memory, nor written to a file.
+configurations are in no report and no file. `ApiPod.whole` has them, in memory only.
 """
 
+import dataclasses
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -13,6 +14,10 @@ from probes.spec import networks
 
 MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
 """On the API's copy of a static pod: the uid that the kubelet and the runtime use for it."""
+
+
+# Of 250 pods; a usual pod has 3 to 40 KiB, of which half are managed fields.
+_MAX_WHOLE_BYTES: Final = 256 << 10
 
 
 class StatusCause(msgspec.Struct, frozen=True):
@@ -156,7 +161,16 @@ class ApiPodStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", om
     container_statuses: tuple[ContainerStatus, ...] = ()
 
 
-class ApiPod(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+@dataclasses.dataclass(frozen=True, slots=True)
+class WholePod:
+    """A v1.Pod with all fields, as received: for clients of the pods API, which only root is."""
+
+    content: bytes
+    is_json: bool
+    """Otherwise protobuf."""
+
+
+class ApiPod(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """v1.Pod."""
 
     metadata: ObjectMetadata
@@ -167,6 +181,17 @@ class ApiPod(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def uid(self) -> str:
         """The uid that the kubelet and the runtime use; for a static pod it is not the API's."""
         return self.metadata.annotations.get(MIRROR_ANNOTATION) or self.metadata.uid
+
+    @property
+    def whole(self) -> WholePod | None:
+        """All fields; None if they were not kept. Neither compared nor saved."""
+        found: WholePod | None = self.__dict__.get("whole")
+        return found
+
+    def keep_whole(self, whole: WholePod | None) -> None:
+        """Keep all fields, if they are of a usual size. Call it before others get the object."""
+        if whole and len(whole.content) <= _MAX_WHOLE_BYTES:
+            self.__dict__["whole"] = whole
 
     @property
     def is_mirror(self) -> bool:

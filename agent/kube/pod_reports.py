@@ -100,7 +100,10 @@ def without_unverified(pod: ApiPod, previous: PodReports, started: datetime.date
         for condition in pod.status.conditions
     )
     status = msgspec.structs.replace(pod.status, conditions=conditions)
-    return msgspec.structs.replace(pod, status=status)
+    verified = msgspec.structs.replace(pod, status=status)
+    # Whoever reads the whole pod gets the conditions of its reports.
+    verified.keep_whole(pod.whole)
+    return verified
 
 
 def _verified(

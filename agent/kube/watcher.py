@@ -69,6 +69,8 @@ class Query(msgspec.Struct, Generic[ObjectT], frozen=True):
     is_metadata_only: bool = False
     may_be_absent: bool = False
     """Whether the server may lack this resource, such as a custom one."""
+    on_read: Callable[[ObjectT, bytes], None] | None = None
+    """Gets each decoded object and its JSON, before `on_change` gets the object."""
 
 
 class Watcher(Generic[ObjectT]):
@@ -279,7 +281,7 @@ class Watcher(Generic[ObjectT]):
     def _read(self, raw: msgspec.Raw) -> ObjectT | None:
         """The object; its previous version if it cannot be decoded, or None."""
         try:
-            return responses.decode(raw, self.query.kind)
+            found = responses.decode(raw, self.query.kind)
         except msgspec.DecodeError as error:
             partial = responses.decode_partial(raw)
             log.warning(
@@ -289,6 +291,9 @@ class Watcher(Generic[ObjectT]):
                 error=str(error),
             )
             return self.objects.get((partial.namespace, partial.name)) if partial else None
+        if self.query.on_read:
+            self.query.on_read(found, bytes(raw))
+        return found
 
     def _apply(self, event: responses.WatchEvent) -> None:
         if event.type == "BOOKMARK":

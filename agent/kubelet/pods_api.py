@@ -17,7 +17,7 @@ import structlog
 from agent import backoff
 from agent.kube import pod_reports
 from agent.kube.api_pods import ApiPods
-from agent.kube.objects import ApiPod
+from agent.kube.objects import ApiPod, WholePod
 from agent.kube.pod_reports import KUBELET
 from agent.kubelet import kubelet_pb2, pods_api_reading
 from agent.logs import Event
@@ -56,9 +56,11 @@ class KubeletPods:
         socket: pathlib.Path = SOCKET,
         jitter: backoff.Jitter = random.random,
         settle_seconds: float = _SETTLE_SECONDS,
+        keeps_whole: bool = False,
     ) -> None:
         """settle_seconds: how long after the end of the list a pod may still be missing in it, and
-        its status be one that the kubelet has not verified."""
+        its status be one that the kubelet has not verified; keeps_whole: whether `ApiPod.whole` is
+        wanted."""
         self.problem = ""
         """Why the kubelet's pods API is not connected; empty while it is."""
         self.is_connected = False
@@ -67,6 +69,7 @@ class KubeletPods:
         self._source = source
         self._socket = socket
         self._settle_seconds = settle_seconds
+        self._keeps_whole = keeps_whole
         self._unverified: dict[str, ApiPod] = {}
         """Pods of the open stream as the kubelet sent them, until they count as they are."""
         self._is_settled = False
@@ -130,6 +133,8 @@ class KubeletPods:
         except pods_api_reading.PodDecodeError as error:
             log.warning(Event.KUBELET_POD_INVALID, error=str(error))
             return
+        if self._keeps_whole:
+            pod.keep_whole(WholePod(event.pod, is_json=False))
         if event.type == kubelet_pb2.DELETED:
             self._unverified.pop(pod.uid, None)
             self._source.remove_pod(KUBELET, pod.uid)

@@ -58,7 +58,7 @@ def _pod(pod: Any) -> _Json:
         "status": _without_zeros(
             phase=status.phase,
             podIPs=[{"ip": one.ip} for one in status.podIPs],
-            conditions=[_condition(one) for one in status.conditions],
+            conditions=[condition(one) for one in status.conditions],
             initContainerStatuses=[_status(one) for one in status.initContainerStatuses],
             containerStatuses=[_status(one) for one in status.containerStatuses],
         ),
@@ -130,7 +130,8 @@ def _port(port: Any) -> int | str:
     return str(port.strVal) if port.type else int(port.intVal)
 
 
-def _condition(condition: Any) -> _Json:
+def condition(condition: Any) -> _Json:
+    """A v1.PodCondition as the API's JSON."""
     return _without_zeros(
         type=condition.type,
         status=condition.status,

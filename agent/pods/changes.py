@@ -66,6 +66,10 @@ class Changes:
         self._subscriptions.append(subscription)
         return subscription
 
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Forget a subscription."""
+        self._subscriptions.remove(subscription)
+
     def mark(self, uid: str) -> None:
         """Record that this pod changed, for every subscriber."""
         for subscription in self._subscriptions:

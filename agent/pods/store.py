@@ -69,6 +69,11 @@ class PodStore:
     def get(self, uid: str) -> PodState | None:
         return self.pods.get(uid)
 
+    def pod(self, uid: str) -> Pod | None:
+        """What is desired of a pod."""
+        state = self.pods.get(uid)
+        return state.pod if state else None
+
     def set_pod(self, pod: Pod) -> None:
         """Add or change a pod. One that was removed and still has its gates continues with them."""
         state = self.pods.get(pod.uid) or self.removed.pop(pod.uid, None) or PodState(pod)

@@ -58,11 +58,12 @@ class ClusterSource:
             modes=modes,
             events=events,
             state=settings.run_directory / "state" / "pods.json",
+            keeps_whole=settings.feature_gates.pod_info_api,
         )
         self.sandboxes = Sandboxes(
             self._open_runtime, sandbox_netns.locate, is_awaited=self._awaits_sandbox
         )
-        self.kubelet_pods = KubeletPods(self.pods)
+        self.kubelet_pods = KubeletPods(self.pods, keeps_whole=settings.feature_gates.pod_info_api)
         self._watchers: tuple[Watcher[Any], ...] = (
             *(self.pods.pods, self.pods.namespaces, self.pods.nodes),
             policies.watcher,

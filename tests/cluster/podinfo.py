@@ -3,21 +3,26 @@
 import contextlib
 import datetime
 import http.client
+import pathlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 
+from agent.api.podinfo import sockets
 from agent.client import podinfo
 from agent.client.v1alpha1 import podinfo_pb2
-from agent.kubelet import kubelet_pb2, pods_api, pods_api_reading
+from agent.kubelet import kubelet_pb2, pods_api_reading
+from agent.kubelet.pods_api import SOCKET
 from tests.cluster.api import Api, ApiError
 from tests.cluster.one_node import NAME
 from tests.image.node import RUN_DIRECTORY
 
 Key = tuple[str, str]
 """A pod's uid and the type of a condition."""
+OWN_SOCKET = sockets.pods_api(pathlib.Path(RUN_DIRECTORY))
+"""podgate's pods API."""
 _LATE_SECONDS = 60.0
 _RETRY_SECONDS = 0.1
 _END = "end-of-the-comparison"
@@ -31,6 +36,31 @@ def client() -> Iterator[podinfo.PodInfoClient]:
         yield made
     finally:
         made.close()
+
+
+@contextlib.contextmanager
+def pods_api(socket: pathlib.Path) -> Iterator[Callable[[str], bytes]]:
+    """GetPod of a pods API: the v1.Pod of a uid."""
+    options = (("grpc.default_authority", "localhost"),)
+    with grpc.insecure_channel(f"unix:{socket}", options=options) as channel:
+        call = channel.unary_unary(
+            "/v1alpha1.Pods/GetPod",
+            request_serializer=kubelet_pb2.GetPodRequest.SerializeToString,
+            response_deserializer=kubelet_pb2.GetPodResponse.FromString,
+        )
+
+        def get(uid: str) -> bytes:
+            response = call(kubelet_pb2.GetPodRequest(podUID=uid), timeout=_LATE_SECONDS)
+            return bytes(response.pod)
+
+        yield get
+
+
+def without_conditions(content: bytes) -> bytes:
+    """A v1.Pod without its conditions, of which podgate's may be ahead of the kubelet's."""
+    pod = kubelet_pb2.Pod.FromString(content)
+    del pod.status.conditions[:]
+    return bytes(pod.SerializeToString(deterministic=True))
 
 
 def has_what_the_api_has(state: podinfo.PodInfoState, api: Api) -> bool:
@@ -84,7 +114,7 @@ class Comparison:
         with (
             client() as follower,
             grpc.insecure_channel(
-                f"unix:{pods_api.SOCKET}", options=(("grpc.default_authority", "localhost"),)
+                f"unix:{SOCKET}", options=(("grpc.default_authority", "localhost"),)
             ) as kubelet,
         ):
             threads = [

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent.kubelet import pods_api
 from tests import polling
 from tests.cluster import podinfo
 from tests.cluster.deployment import Deployment
@@ -37,6 +38,18 @@ def _is_followed(podgate: Deployment) -> bool:
     return 'podgate_component_up{component="kubelet_pods_api"} 1.0\n' in podgate.metrics()
 
 
+def test_whole_pods_are_the_kubelets_own(podgate: Deployment, closed: Workloads) -> None:
+    closed.run("a", PROBED, gates=BOTH)
+    uid = closed.until_isolated("a")[0]["metadata"]["uid"]
+    with podinfo.pods_api(podinfo.OWN_SOCKET) as own, podinfo.pods_api(pods_api.SOCKET) as kubelet:
+        polling.wait_until(
+            "both have the same pod",
+            lambda: (
+                podinfo.without_conditions(own(uid)) == podinfo.without_conditions(kubelet(uid))
+            ),
+        )
+
+
 @pytest.mark.usefixtures("without_pods_api")
 def test_pods_are_gated_probed_and_reported_without_it(
     node: OneNode, podgate: Deployment, closed: Workloads
@@ -56,5 +69,10 @@ def test_pods_are_gated_probed_and_reported_without_it(
             "PodInfo has what the API server has",
             lambda: podinfo.has_what_the_api_has(client.list(_TIMEOUT_SECONDS), node.api),
         )
+    # Whole pods, by the API server: with its images and the node's address.
+    with podinfo.pods_api(podinfo.OWN_SOCKET) as own:
+        whole = own(pods[0]["metadata"]["uid"])
+    for text in (pods[0]["spec"]["containers"][0]["image"], pods[0]["status"]["hostIP"]):
+        assert text.encode() in whole
     assert closed.restarts() == {}
     assert closed.unhealthy() == []

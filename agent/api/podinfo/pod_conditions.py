@@ -1,6 +1,7 @@
 """Encodes one pod and its conditions for PodInfo."""
 
 import contextlib
+import dataclasses
 import datetime
 from collections.abc import Mapping
 
@@ -8,7 +9,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from agent.api.podinfo import merge
 from agent.api.podinfo.merge import PodRecord, ReportedCondition
-from agent.api.podinfo.publisher import EncodedPod
 from agent.client.v1alpha1 import podinfo_pb2
 
 _STATUSES = {
@@ -17,6 +17,16 @@ _STATUSES = {
     "Unknown": podinfo_pb2.CONDITION_STATUS_UNKNOWN,
 }
 _FirstSeen = Mapping[ReportedCondition, datetime.datetime | None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EncodedPod:
+    """One pod, encoded. order: sort key in the list; content: the bytes of a response that has
+    nothing but this pod; uids: all uids by which clients may request it."""
+
+    order: tuple[str, str, str]
+    content: bytes
+    uids: tuple[str, ...]
 
 
 class ConditionsEncoder:

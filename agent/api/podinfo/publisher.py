@@ -1,12 +1,19 @@
-"""Publishes this node's pods, encoded once and shared by all readers."""
+"""Publishes the conditions of this node's pods, encoded once and shared by all readers.
+
+A change costs as much as the pods that changed: only these are read and encoded again, and a list
+is joined when the first client requests it.
+"""
 
 import asyncio
 import dataclasses
 import datetime
+import functools
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
+from agent.api.podinfo import pod_conditions
 from agent.api.podinfo.merge import PodRecord
+from agent.api.podinfo.pod_conditions import ConditionsEncoder, EncodedPod
+from agent.api.podinfo.records import PodRecords
 from agent.api.publisher import SnapshotPublisher
 
 # One pass over a node's pods changes many of them: readers get that as one list.
@@ -15,23 +22,7 @@ _SETTLE_SECONDS = 0.005
 _PODS_AT_ONCE = 16
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EncodedPod:
-    """One pod, encoded. order: sort key in the list; content: the bytes of a response that has
-    nothing but this pod; uids: all uids by which clients may request it."""
-
-    order: tuple[str, str, str]
-    content: bytes
-    uids: tuple[str, ...]
-
-
-class Encoder(Protocol):
-    """Encodes one pod; may keep state of it between calls."""
-
-    def encode(self, record: PodRecord, now: datetime.datetime) -> EncodedPod: ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class PodsSnapshot:
     """All pods at one revision. Protobuf messages can be joined as bytes: a response is its header
     and any of these pods."""
@@ -39,21 +30,28 @@ class PodsSnapshot:
     rev: int
     header: bytes
     pods: tuple[EncodedPod, ...]
-    by_uid: Mapping[str, EncodedPod]
-    response: bytes
-    """The response with all pods."""
+
+    @functools.cached_property
+    def response(self) -> bytes:
+        """The response with all pods, by namespace and name."""
+        pods = sorted(self.pods, key=lambda pod: pod.order)
+        return b"".join((self.header, *(pod.content for pod in pods)))
 
     def response_of(self, uid: str) -> bytes | None:
         """The response with one pod; None if there is no pod of that uid."""
-        pod = self.by_uid.get(uid)
+        pod = self._by_uid.get(uid)
         return None if pod is None else self.header + pod.content
+
+    @functools.cached_property
+    def _by_uid(self) -> Mapping[str, EncodedPod]:
+        return {uid: pod for pod in self.pods for uid in pod.uids}
 
 
 @dataclasses.dataclass(slots=True)
 class _PublishedPod:
     """One pod as it was encoded last."""
 
-    encoder: Encoder
+    encoder: ConditionsEncoder
     record: PodRecord | None = None
     encoded: EncodedPod | None = None
 
@@ -63,59 +61,61 @@ class PodsPublisher(SnapshotPublisher[PodsSnapshot]):
 
     def __init__(
         self,
-        records: Callable[[], Mapping[str, PodRecord]],
+        records: PodRecords,
         *,
-        encoder: Callable[[], Encoder],
-        header: Callable[[int, int], bytes],
         synced: asyncio.Event,
         unready_because: Callable[[], str | None],
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
         settle_seconds: float = _SETTLE_SECONDS,
     ) -> None:
-        """records: all pods of the node by the runtime's uid; encoder: makes one for each pod;
-        header: a response without pods, of this instance and revision; synced: set once the records
-        are complete; unready_because: why they are not yet, in one sentence. Pods of a source that
-        fails later stay published."""
+        """synced: set once the records are complete; unready_because: why they are not yet, in one
+        sentence. Pods of a source that fails later stay published."""
         super().__init__(settle_seconds=settle_seconds)
         self._records = records
-        self._new_encoder = encoder
-        self._header = header
         self._synced = synced
         self._unready_because = unready_because
         self._now = now
+        self._changed: dict[str, None] = {}
         self._published: dict[str, _PublishedPod] = {}
 
     def unready_because(self) -> str:
         """Why there is no snapshot yet, in one sentence."""
         return self._unready_because() or "the first list is being encoded"
 
+    def hint_pod(self, uid: str) -> None:
+        """This pod may have come, changed or gone."""
+        self._changed[uid] = None
+        self.hint()
+
     async def run(self) -> None:
         """Publish until cancelled."""
         await self._synced.wait()
+        self._changed.update(dict.fromkeys(self._records.uids()))
         self.complete()
         await super().run()
 
     async def _refresh(self) -> bool:
-        records = self._records()
+        changed, self._changed = self._changed, {}
         is_changed = False
-        for uid in self._published.keys() - records.keys():
-            del self._published[uid]
-            is_changed = True
-        for number, (uid, record) in enumerate(records.items(), start=1):
+        for number, uid in enumerate(changed, start=1):
             if number % _PODS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            pod = self._published.setdefault(uid, _PublishedPod(self._new_encoder()))
-            if pod.record == record:
-                continue
-            pod.record = record
-            before, pod.encoded = pod.encoded, pod.encoder.encode(record, self._now())
-            is_changed = is_changed or pod.encoded != before
+            is_changed = self._refresh_pod(uid) or is_changed
         return is_changed
 
+    def _refresh_pod(self, uid: str) -> bool:
+        """Whether what clients get of the pod has changed."""
+        record = self._records.of(uid)
+        if record is None:
+            return self._published.pop(uid, None) is not None
+        pod = self._published.setdefault(uid, _PublishedPod(ConditionsEncoder()))
+        if pod.record == record:
+            return False
+        pod.record = record
+        before, pod.encoded = pod.encoded, pod.encoder.encode(record, self._now())
+        return pod.encoded != before
+
     def _build(self) -> PodsSnapshot:
-        header = self._header(self.instance_id, self.rev)
-        encoded = (pod.encoded for pod in self._published.values() if pod.encoded)
-        pods = tuple(sorted(encoded, key=lambda pod: pod.order))
-        by_uid = {uid: pod for pod in pods for uid in pod.uids}
-        response = b"".join((header, *(pod.content for pod in pods)))
-        return PodsSnapshot(self.rev, header, pods, by_uid, response)
+        header = pod_conditions.header(self.instance_id, self.rev)
+        encoded = (pod.encoded for pod in self._published.values())
+        return PodsSnapshot(self.rev, header, tuple(pod for pod in encoded if pod))

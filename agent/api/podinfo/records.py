@@ -15,26 +15,29 @@ class PodRecords:
     def __init__(
         self,
         *,
-        pods: Callable[[], Iterable[Pod]],
+        uids: Callable[[], Iterable[str]],
+        pod_of: Callable[[str], Pod | None],
         conditions_of: Callable[[str], list[Condition]],
         source: ApiPods | None,
     ) -> None:
-        """pods: the agent's; source: in a cluster."""
-        self._pods = pods
+        """uids, pod_of: the agent's pods; source: in a cluster."""
+        self._uids = uids
+        self._pod_of = pod_of
         self._conditions_of = conditions_of
         self._source = source
 
-    def all(self) -> dict[str, PodRecord]:
-        """By the runtime's uid."""
-        # A manifest without a namespace never became a pod.
-        pods = {pod.uid: pod for pod in self._pods() if pod.namespace}
+    def uids(self) -> list[str]:
+        """The runtime's uids of all pods."""
         source = self._source
-        uids = dict.fromkeys((*pods, *(source.uids if source else ())))
-        return {
-            uid: PodRecord(
-                pod=pods.get(uid),
-                reports=source.reports(uid) if source else PodReports(),
-                own=tuple(self._conditions_of(uid)),
-            )
-            for uid in uids
-        }
+        return list(dict.fromkeys((*self._uids(), *(source.uids if source else ()))))
+
+    def of(self, uid: str) -> PodRecord | None:
+        """The pod with this uid; None if there is none."""
+        pod = self._pod_of(uid)
+        if pod and not pod.namespace:
+            # A manifest without a namespace never became a pod.
+            pod = None
+        reports = self._source.reports(uid) if self._source else PodReports()
+        if pod is None and reports.newest is None:
+            return None
+        return PodRecord(pod, reports, tuple(self._conditions_of(uid)))

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import grpc
 import structlog
 
+from agent.api import call_status
 from agent.api.podinfo.publisher import PodsPublisher, PodsSnapshot
 from agent.api.rate_limits import UserRates, UserSlots
 from agent.api.server import LocalServer, RequestContext, decode
@@ -52,8 +53,9 @@ class PodInfoServer:
         self._rates = UserRates(per_second=calls_per_second, burst=burst)
         self._watches = UserSlots(_MAX_WATCHES_PER_USER)
         self.requests = collections.Counter[str]()
-        """By method, failed ones included."""
-        self.errors = collections.Counter[str]()
+        """By method, failed ones and open watches included."""
+        self.errors = collections.Counter[tuple[str, str]]()
+        """By method and status; a client that disconnects is no error."""
 
     @property
     def watches(self) -> int:
@@ -82,17 +84,18 @@ class PodInfoServer:
             GET: grpc.unary_unary_rpc_method_handler(self._get),
         }
         async with self._local.serve(methods, is_ready=self._publisher.is_ready):
-            log.info(Event.PODINFO_LISTENING, socket=str(self._local.path))
+            await self._publisher.is_ready.wait()
+            log.info(Event.PODINFO_SERVING, socket=str(self._local.path))
             await asyncio.Event().wait()
 
     async def _list(self, request: bytes, context: RequestContext) -> AsyncIterator[bytes]:
-        async with self._counted(LIST):
+        async with self._counted(LIST, context):
             await decode(podinfo_pb2.ListPodConditionsRequest, request, context)
             await self._admit(context)
             yield (await require_snapshot(self._publisher, context)).response
 
     async def _get(self, request: bytes, context: RequestContext) -> bytes:
-        async with self._counted(GET):
+        async with self._counted(GET, context):
             decoded = await decode(podinfo_pb2.GetPodConditionsRequest, request, context)
             await self._admit(context)
             snapshot = await require_snapshot(self._publisher, context)
@@ -102,7 +105,7 @@ class PodInfoServer:
             return response
 
     async def _watch(self, request: bytes, context: RequestContext) -> AsyncIterator[bytes]:
-        async with self._counted(WATCH):
+        async with self._counted(WATCH, context):
             decoded = await decode(podinfo_pb2.WatchPodConditionsRequest, request, context)
             user = await self._admit(context)
             if not self._watches.has_room(user):
@@ -116,17 +119,15 @@ class PodInfoServer:
                     yield snapshot.response
                     instance_id, rev = self._publisher.instance_id, snapshot.rev
 
-    @contextlib.asynccontextmanager
-    async def _counted(self, method: str) -> AsyncIterator[None]:
+    def _counted(
+        self, method: str, context: RequestContext
+    ) -> contextlib.AbstractAsyncContextManager[None]:
+        def count(status: str) -> None:
+            if status not in (call_status.OK, call_status.CANCELED):
+                self.errors[method, status] += 1
+
         self.requests[method] += 1
-        try:
-            yield
-        except (asyncio.CancelledError, GeneratorExit):
-            # The client has disconnected.
-            raise
-        except BaseException:
-            self.errors[method] += 1
-            raise
+        return call_status.counted(context, count)
 
     async def _admit(self, context: RequestContext) -> int:
         """The calling user, if it has not called too often."""

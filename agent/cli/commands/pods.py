@@ -78,9 +78,7 @@ def _failure(error: "base.StreamError", path: pathlib.Path) -> PodgateError:
     from agent.client import podinfo as clients
 
     if error.code is clients.UNAVAILABLE and not path.exists():
-        return AgentUnreachableError(
-            f"{path} does not exist; run 'podgate run' with its feature gate PodInfoAPI."
-        )
+        return AgentUnreachableError(f"{path} does not exist; is 'podgate run' running?")
     if error.code in (clients.UNAVAILABLE, clients.DEADLINE_EXCEEDED):
         return AgentUnreachableError(f"no agent responds at {path}; is 'podgate run' running?")
     return PodgateError(str(error))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from agent.kube.api_pods import ApiPods
 from agent.kube.client import ApiClient
-from agent.kube.objects import ApiPod
+from agent.kube.objects import ApiPod, WholePod
 from agent.kubelet import kubelet_pb2, pods_api_reading
 from agent.kubelet.pods_api import KubeletPods
 from agent.pods.events import PodEvents
@@ -180,7 +180,11 @@ class Following:
         )
         # Back after a twentieth of the usual time: this is no fake clock.
         self.kubelet = KubeletPods(
-            self.source, socket=socket, jitter=lambda: -0.45, settle_seconds=settle_seconds
+            self.source,
+            socket=socket,
+            jitter=lambda: -0.45,
+            settle_seconds=settle_seconds,
+            keeps_whole=True,
         )
 
     @property
@@ -226,6 +230,9 @@ async def test_pods_come_change_and_go(
         kubelet.changes.put_nowait((DELETED, encoded(pod("b"))))
         await until(lambda: seen.names == {"a"})
         assert seen.pods["uid-a"].labels == {"x": "y"}
+        of_kubelet = seen.source.reports("uid-a").of_kubelet
+        assert of_kubelet
+        assert of_kubelet.whole == WholePod(encoded(changed), is_json=False)
         assert seen.kubelet.problem == ""
 
 

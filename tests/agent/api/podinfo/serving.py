@@ -11,12 +11,12 @@ from typing import Any
 import grpc
 
 from agent import labels
-from agent.api.podinfo import pod_conditions
 from agent.api.podinfo.merge import PodRecord
-from agent.api.podinfo.pod_conditions import ConditionsEncoder
 from agent.api.podinfo.publisher import PodsPublisher
+from agent.api.podinfo.records import PodRecords
 from agent.api.podinfo.server import SERVICE, PodInfoServer
 from agent.client.v1alpha1 import podinfo_pb2
+from agent.pods.changes import Changes
 from agent.pods.conditions import FALSE, TRUE, Conditions
 from agent.pods.pod import Pod
 from tests import polling
@@ -78,8 +78,29 @@ class _Conditions(Conditions):
     def set(self, pod: Pod, kind: str, status: str, reason: str, message: str) -> bool:
         is_changed = super().set(pod, kind, status, reason, message)
         if is_changed:
-            self._node.publisher.hint()
+            self._node.change(pod.uid)
         return is_changed
+
+
+class _Records(PodRecords):
+    """A node's, and how many were read."""
+
+    def __init__(self, node: "Node") -> None:
+        self.read = 0
+        self._node = node
+        super().__init__(
+            uids=lambda: node.pods,
+            pod_of=node.pods.get,
+            conditions_of=lambda uid: node.conditions.of(uid),
+            source=None,
+        )
+
+    def uids(self) -> list[str]:
+        return list(dict.fromkeys((*super().uids(), *self._node.more)))
+
+    def of(self, uid: str) -> PodRecord | None:
+        self.read += 1
+        return self._node.more.get(uid) or super().of(uid)
 
 
 class Node:
@@ -93,6 +114,8 @@ class Node:
         """What API server and kubelet know, by the runtime's uid."""
         self.synced = asyncio.Event()
         self.unready_because = None
+        self.changed = Changes()
+        self.records = _Records(self)
         self.conditions = _Conditions(self)
         self.publisher = self._new_publisher()
         self.server = self._new_server()
@@ -118,7 +141,7 @@ class Node:
         self.conditions.set(
             pod, labels.ISOLATION_READY, TRUE, "Enforced", "Its gates are attached."
         )
-        self.publisher.hint()
+        self.change(pod.uid)
         return pod
 
     def set(self, pod: Pod, passes: bool, message: str = "") -> None:
@@ -130,20 +153,16 @@ class Node:
     def remove(self, pod: Pod) -> None:
         del self.pods[pod.uid]
         self.conditions.forget(pod.uid)
-        self.publisher.hint()
+        self.change(pod.uid)
 
-    def everything(self) -> dict[str, PodRecord]:
-        own = {
-            uid: PodRecord(pod=pod, own=tuple(self.conditions.of(uid)))
-            for uid, pod in self.pods.items()
-        }
-        return own | self.more
+    def change(self, uid: str) -> None:
+        """Have a pod read again, as the agent does by a subscription."""
+        self.publisher.hint_pod(uid)
+        self.changed.mark(uid)
 
     def _new_publisher(self) -> PodsPublisher:
         return PodsPublisher(
-            self.everything,
-            encoder=ConditionsEncoder,
-            header=pod_conditions.header,
+            self.records,
             synced=self.synced,
             unready_because=lambda: self.unready_because,
         )

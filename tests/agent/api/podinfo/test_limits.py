@@ -15,7 +15,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from agent.api import peer_credentials
-from agent.api.podinfo.server import GET, LIST, SERVICE
+from agent.api.podinfo import metrics
+from agent.api.podinfo.server import GET, LIST, SERVICE, WATCH
 from agent.client.v1alpha1 import podinfo_pb2
 from tests import polling
 from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, code_of
@@ -43,6 +44,29 @@ except client.base.StreamError as error:
 """
 
 
+class _Failed:
+    """Exported errors of a node's PodInfo server by method, all of one status."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def __getitem__(self, method: str) -> float:
+        name = {GET: "get", LIST: "list", WATCH: "watch"}[method]
+        samples = [
+            (sample.name, sample.labels, sample.value)
+            for metric in metrics.collect_podinfo(self._node.server)
+            for sample in metric.samples
+        ]
+        by_status = {"method": method, "status_code": "ResourceExhausted"}
+        total = sum(
+            value
+            for found, labels, value in samples
+            if (found, labels) == ("podgate_podinfo_errors_total", by_status)
+        )
+        assert (f"pod_info_endpoint_errors_{name}", {}, total) in samples
+        return total
+
+
 async def test_user_above_the_rate_is_rejected(node: Node) -> None:
     pod = node.add("web")
     async with node.serving(calls_per_second=0.001, burst=3) as calls:
@@ -63,7 +87,9 @@ async def test_user_above_the_rate_is_rejected(node: Node) -> None:
         assert node.server.users == [os.getuid()]
         assert node.server.requests[GET] == 5
         # A call is an error once its answer is out: the client may be first.
-        await polling.until("two errors", lambda: node.server.errors[GET] == 2)
+        failed = _Failed(node)
+        await polling.until("two errors", lambda: failed[GET] == 2)
+        assert failed[LIST] == failed[WATCH] == 1
         assert node.server.requests[LIST] == 1
         assert node.server.rejected == {"connections": 0, "rate": 4}
 

@@ -7,21 +7,25 @@ from collections.abc import AsyncIterator
 
 import grpc
 import pytest
+import structlog
 
 from agent import labels
-from agent.api.podinfo.service import PodInfoService, socket
+from agent.api.podinfo import sockets
+from agent.api.podinfo.service import PodInfoService
 from agent.client.v1alpha1 import podinfo_pb2
 from agent.kube.api_pods import ApiPods
 from agent.kube.client import ApiClient
 from agent.kube.pod_reports import KUBELET
+from agent.kubelet import kubelet_pb2
+from agent.logs import Event
 from agent.pods.conditions import TRUE, Conditions
 from agent.pods.events import PodEvents
 from agent.pods.pod_modes import PodModes
 from bpf.verdicts import Mode
 from tests import polling
-from tests.agent.api.podinfo.serving import Calls, Node
+from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Calls, Node
 from tests.agent.api.podinfo.test_merge import pod as object_of
-from tests.agent.kube.apiserver import ApiServer, pod
+from tests.agent.kube.apiserver import ApiServer, pod, recorded
 from tests.agent.kube.conftest import api, kubeconfig, listening, opened, server
 
 __all__ = ["api", "kubeconfig", "listening", "server"]
@@ -40,12 +44,14 @@ class Agent:
             modes=PodModes(Mode.AUDIT),
             events=PodEvents(),
             state=run_directory / "state" / "pods.json",
+            keeps_whole=True,
         )
         self.conditions = Conditions()
         self.synced = asyncio.Event()
         self.pod_info = PodInfoService(
             run_directory,
-            pods=lambda: self.source.current.values(),
+            uids=lambda: self.source.current,
+            pod_of=self.source.current.get,
             conditions_of=self.conditions.of,
             changes=(self.conditions.changes,),
             source=self.source,
@@ -66,7 +72,7 @@ async def running(agent: Agent, node: Node) -> AsyncIterator[Calls]:
         asyncio.create_task(run()) for run in (agent.source.run, agent.pod_info.run, agent.sync)
     ]
     try:
-        await polling.until("the socket", socket(node.directory).exists)
+        await polling.until("the socket", sockets.podinfo(node.directory).exists)
         async with node.channel() as channel:
             yield Calls(channel)
     finally:
@@ -149,3 +155,42 @@ async def test_conditions_of_the_kubelet_are_published_at_once(
         assert condition.source == podinfo_pb2.CONDITION_SOURCE_KUBELET
         assert condition.status == podinfo_pb2.CONDITION_STATUS_FALSE
         watch.cancel()
+
+
+async def test_log_says_when_pods_can_be_served_and_not_before(
+    node: Node, api: ApiClient, server: ApiServer
+) -> None:
+    server.put(thing("web", "True"))
+    agent = Agent(api, node.directory)
+    held = asyncio.Event()
+    agent.sync = held.wait  # type: ignore[method-assign,assignment]
+
+    def is_logged() -> bool:
+        return any(line["event"] == Event.PODINFO_SERVING.value for line in logged)
+
+    with structlog.testing.capture_logs() as logged:
+        async with running(agent, node) as calls:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await calls.listed()
+            assert not is_logged()
+            agent.synced.set()
+            await polling.until("the line", is_logged)
+            assert await calls.listed()
+
+
+async def test_pods_api_serves_whole_pods_of_the_api_server(
+    node: Node, api: ApiClient, server: ApiServer
+) -> None:
+    """Through all of it: from the watch's JSON to protobuf on the socket."""
+    server.put(recorded("pod-with-gate"))
+    agent = Agent(api, node.directory)
+    async with running(agent, node):
+        await agent.pod_info.is_ready.wait()
+        path = sockets.pods_api(node.directory)
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            call = channel.unary_unary("/v1alpha1.Pods/ListPods")
+            content = await call(b"", timeout=PATIENCE_SECONDS)
+        (pod,) = kubelet_pb2.ListPodsResponse.FromString(content).pods
+        # Image, hostIP and qosClass.
+        for value in (b"docker.io/rig/app:1", b"198.18.100.1", b"BestEffort"):
+            assert value in pod

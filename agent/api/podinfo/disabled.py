@@ -1,0 +1,75 @@
+"""PodInfo without its feature gate: both sockets exist, and each call ends with UNIMPLEMENTED.
+
+KEP-4188 wants an error code then, not a missing socket: a client cannot distinguish that from an
+agent that is not running. The kubelet has served so since 1.37.
+"""
+
+import asyncio
+import pathlib
+from collections.abc import AsyncIterator
+from typing import Final
+
+import grpc
+
+from agent import tasks
+from agent.api import server
+from agent.api.podinfo import pods_api, sockets
+from agent.api.podinfo import server as podinfo
+from agent.api.server import LocalServer, RequestContext
+from agent.logs import Event
+
+MESSAGE: Final = (
+    "the feature gate PodInfoAPI is off on this node; start 'podgate run' with --feature-gates "
+    "PodInfoAPI=true"
+)
+_MAX_CALLS: Final = 256
+
+
+class DisabledPodInfo:
+    """Answers all methods of PodInfo and of the pods API with an error."""
+
+    def __init__(self, run_directory: pathlib.Path) -> None:
+        self._pods_api_path = sockets.pods_api(run_directory)
+        self._local = LocalServer(
+            podinfo.SERVICE,
+            path=sockets.podinfo(run_directory),
+            inner=sockets.inner(run_directory),
+            max_calls=_MAX_CALLS,
+        )
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        failed = Event.PODINFO_NOT_SERVED
+        async with asyncio.TaskGroup() as group:
+            tasks.start(group, "podinfo socket", lambda: server.run_always(self._serve, failed))
+            tasks.start(
+                group, "pods-api socket", lambda: server.run_always(self._serve_pods_api, failed)
+            )
+
+    async def _serve(self) -> None:
+        methods = {
+            podinfo.LIST: grpc.unary_stream_rpc_method_handler(_refuse_stream),
+            podinfo.WATCH: grpc.unary_stream_rpc_method_handler(_refuse_stream),
+            podinfo.GET: grpc.unary_unary_rpc_method_handler(_refuse),
+        }
+        # Never set: health reports NOT_SERVING.
+        is_ready = asyncio.Event()
+        async with self._local.serve(methods, is_ready=is_ready):
+            await asyncio.Event().wait()
+
+    async def _serve_pods_api(self) -> None:
+        methods = {
+            pods_api.LIST: grpc.unary_unary_rpc_method_handler(_refuse),
+            pods_api.GET: grpc.unary_unary_rpc_method_handler(_refuse),
+            pods_api.WATCH: grpc.unary_stream_rpc_method_handler(_refuse_stream),
+        }
+        async with server.serve_root(pods_api.SERVICE, methods, self._pods_api_path):
+            await asyncio.Event().wait()
+
+
+async def _refuse(request: bytes, context: RequestContext) -> bytes:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, MESSAGE)
+
+
+async def _refuse_stream(request: bytes, context: RequestContext) -> AsyncIterator[bytes]:
+    yield await _refuse(request, context)
