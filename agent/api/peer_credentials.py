@@ -4,7 +4,8 @@ grpcio does not report which process is at the other end of a unix socket. The p
 connection, reads its user from the kernel (SO_PEERCRED), and forwards it to gRPC's own socket,
 which only root reaches. The forwarding end is bound to a name that the kernel chooses (unix(7):
 autobind); gRPC reports that name as the peer, so each call has its user. The proxy also limits
-connections: no user can exhaust the agent's file descriptors or lock out other users.
+connections: no user can exhaust the agent's file descriptors or lock out other users. And it paces
+users (`agent/api/paced_user.py`): what one sends too fast is not read, so a flood costs little.
 """
 
 import asyncio
@@ -19,6 +20,9 @@ from collections.abc import AsyncIterator
 import structlog
 
 from agent.api import listen
+from agent.api.paced_user import Pace, PacedUser
+from agent.api.proxied_connection import ProxiedConnection
+from agent.backoff import Bucket
 from agent.logs import Event
 
 log = structlog.get_logger(__name__)
@@ -29,6 +33,14 @@ _ACCEPTS_AT_ONCE = 64
 # After a restart all clients reconnect at the same moment; the kernel rejects those beyond this.
 _BACKLOG = 4096
 _CONNECT_SECONDS = 5.0
+# One that is closed at once costs 20 us. Beyond this nothing is accepted for a moment, from no
+# user: the kernel does not report who waits to be accepted.
+_REJECTIONS_PER_SECOND = 1000.0
+_REJECTIONS_BURST = 1000
+# Also while no file descriptor is left.
+_ACCEPT_AGAIN_SECONDS = 0.1
+# A user who is dropped from the table starts again.
+_MAX_USERS = 1024
 
 # The accepted socket, the forwarding one, and gRPC's end of it.
 _DESCRIPTORS_PER_CONNECTION = 3
@@ -39,48 +51,67 @@ _RESERVED_DESCRIPTORS = 512
 class PeerCredentialProxy:
     """Forwards connections from one socket to another, and has the user of each."""
 
-    def __init__(self, path: pathlib.Path, inner: pathlib.Path, *, connections: int = 3000) -> None:
+    def __init__(
+        self,
+        path: pathlib.Path,
+        inner: pathlib.Path,
+        *,
+        connections: int = 3000,
+        pace: Pace | None = None,
+    ) -> None:
         """path: the public socket; inner: gRPC's; connections: the maximum, half of it for one
         user. Further connections are closed at once."""
         self._path = path
         self._inner = inner
         self.connections = connections
         self.per_user = max(1, connections // 2)
-        self._open: collections.Counter[int] = collections.Counter()
-        self._users: dict[str, int] = {}
-        self._accepted: set[_ProxySide] = set()
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._pace = pace or Pace()
+        self._users: collections.OrderedDict[int, PacedUser] = collections.OrderedDict()
+        self._names: dict[str, int] = {}
+        self._proxying: set[asyncio.Task[None]] = set()
+        self._rejections = Bucket(per_second=_REJECTIONS_PER_SECOND, burst=_REJECTIONS_BURST)
+        self._accepting_again: asyncio.TimerHandle | None = None
+        self._past_pauses = 0
+        """Of users that are no longer in the table."""
         self.rejected = 0
         """Connections that were closed at once."""
 
     def user_of(self, peer: str) -> int:
         """The user id of a call's peer, as gRPC names it; -1 if it does not come by the proxy."""
-        return self._users.get(peer.removeprefix("unix-abstract:"), -1)
+        return self._names.get(peer.removeprefix("unix-abstract:"), -1)
 
     @property
     def open(self) -> int:
-        return self._open.total()
+        """Connections, those included that are being opened."""
+        return sum(user.connections for user in self._users.values())
+
+    @property
+    def pauses(self) -> int:
+        """How often a user was not read for a while."""
+        return self._past_pauses + sum(user.pauses for user in self._users.values())
 
     @contextlib.asynccontextmanager
     async def serve(self) -> AsyncIterator[None]:
         """Accept connections while inside. Raises `ListenError`."""
         self.limit()
         listener = listen.unix_socket(self._path, directory_mode=0o755, mode=0o666)
-        # Without `start_serving` it does not suspend: a cancelled start still closes the socket.
-        server = await asyncio.get_running_loop().create_unix_server(
-            lambda: _ProxySide(self), sock=listener, backlog=_ACCEPTS_AT_ONCE, start_serving=False
-        )
         try:
-            await server.start_serving()
+            listener.setblocking(False)
             listener.listen(_BACKLOG)
+            self._start_accepting(listener)
             yield
         finally:
-            server.close()
+            asyncio.get_running_loop().remove_reader(listener)
+            if self._accepting_again:
+                self._accepting_again.cancel()
+            listener.close()
             self._path.unlink(missing_ok=True)
-            for task in self._connecting:
+            proxying = list(self._proxying)
+            for task in proxying:
                 task.cancel()
-            for side in list(self._accepted):
-                side.transport.abort()
+            await asyncio.gather(*proxying, return_exceptions=True)
+            for user in self._users.values():
+                user.end()
 
     def limit(self) -> None:
         """Raise the limit of open files, else lower the maximum of connections to fit."""
@@ -95,97 +126,86 @@ class PeerCredentialProxy:
         self.connections = min(self.connections, fitting)
         self.per_user = max(1, self.connections // 2)
 
-    def accept(self, side: "_ProxySide") -> None:
-        """A client has connected."""
-        outer = side.transport.get_extra_info("socket")
-        credentials = outer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        _, user, _ = _CREDENTIALS.unpack(credentials)
-        if self.open >= self.connections or self._open[user] >= self.per_user:
-            self.rejected += 1
-            side.transport.abort()
-            return
-        self._open[user] += 1
-        self._accepted.add(side)
-        side.user = user
-        task = asyncio.get_running_loop().create_task(self._proxy(side, user))
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+    def _start_accepting(self, listener: socket.socket) -> None:
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
-    async def _proxy(self, outer: "_ProxySide", user: int) -> None:
+    def _pause_accepting(self, listener: socket.socket, seconds: float) -> None:
         loop = asyncio.get_running_loop()
-        # Not earlier: asyncio starts to read after `connection_made`, paused or not.
-        outer.transport.pause_reading()
-        inner = _ProxySide(None)
+        loop.remove_reader(listener)
+        self._accepting_again = loop.call_later(seconds, self._start_accepting, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                accepted, _ = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:
+                self._pause_accepting(listener, _ACCEPT_AGAIN_SECONDS)
+                return
+            if self._admit(accepted):
+                continue
+            accepted.close()
+            self.rejected += 1
+            self._rejections.take()
+            if self._rejections.seconds_until_next() > 0:
+                self._pause_accepting(listener, _ACCEPT_AGAIN_SECONDS)
+                return
+
+    def _admit(self, accepted: socket.socket) -> bool:
+        """Start to proxy a connection, if its user may have one more now."""
+        credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, uid, _ = _CREDENTIALS.unpack(credentials)
+        user = self._user(uid)
+        if user.connections >= self.per_user or self.open >= self.connections:
+            return False
+        if not user.may_connect:
+            return False
+        user.connected()
+        task = asyncio.get_running_loop().create_task(
+            self._proxy(accepted, user), name=f"connection of user {uid}"
+        )
+        self._proxying.add(task)
+        task.add_done_callback(self._proxying.discard)
+        return True
+
+    def _user(self, uid: int) -> PacedUser:
+        """The user, who is now the most recent one."""
+        user = self._users.pop(uid, None) or PacedUser(uid, self._pace)
+        self._users[uid] = user
+        if len(self._users) > _MAX_USERS:
+            idle = (one for one in self._users.values() if not one.connections and one is not user)
+            if found := next(idle, None):
+                del self._users[found.uid]
+                self._past_pauses += found.pauses
+        return user
+
+    async def _proxy(self, accepted: socket.socket, user: PacedUser) -> None:
+        loop = asyncio.get_running_loop()
         forwarding = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection = ProxiedConnection(user)
+        began = loop.time()
+        name = ""
         try:
+            accepted.setblocking(False)
             forwarding.setblocking(False)
             forwarding.bind("")
             # A zero byte and five hexadecimal digits.
             name = forwarding.getsockname()[1:].decode("ascii")
+            self._names[name] = user.uid
             async with asyncio.timeout(_CONNECT_SECONDS):
                 await loop.sock_connect(forwarding, str(self._inner))
-            self._users[name] = user
-            outer.name = name
-            outer.other = inner
-            inner.other = outer
-            await loop.create_connection(lambda: inner, sock=forwarding)
-        except BaseException as error:
-            forwarding.close()
-            outer.transport.abort()
-            if isinstance(error, OSError | TimeoutError):
-                return
-            raise
-        if outer.is_lost:
-            inner.transport.abort()
-        else:
-            outer.transport.resume_reading()
-
-    def closed(self, side: "_ProxySide") -> None:
-        """A client's connection is closed."""
-        if side not in self._accepted:
-            return
-        self._accepted.discard(side)
-        self._users.pop(side.name, None)
-        self._open[side.user] -= 1
-        if self._open[side.user] == 0:
-            del self._open[side.user]
-
-
-class _ProxySide(asyncio.Protocol):
-    """One side of a proxied connection. Backpressure: a slow reader pauses the writer on the other
-    side."""
-
-    def __init__(self, proxy: PeerCredentialProxy | None) -> None:
-        """proxy: for the client's side only."""
-        self._proxy = proxy
-        self.transport: asyncio.Transport
-        self.other: _ProxySide | None = None
-        self.user = -1
-        self.name = ""
-        self.is_lost = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        if self._proxy:
-            self._proxy.accept(self)
-
-    def data_received(self, data: bytes) -> None:
-        assert self.other is not None
-        self.other.transport.write(data)
-
-    def pause_writing(self) -> None:
-        if self.other and not self.other.transport.is_closing():
-            self.other.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        if self.other and not self.other.transport.is_closing():
-            self.other.transport.resume_reading()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_lost = True
-        if self._proxy:
-            self._proxy.closed(self)
-        if self.other and hasattr(self.other, "transport"):
-            # Buffered data is still sent.
-            self.other.transport.close()
+                await loop.connect_accepted_socket(lambda: connection.client, accepted)
+                await loop.create_connection(lambda: connection.server, sock=forwarding)
+            await connection.closed.wait()
+        except (OSError, TimeoutError):
+            pass
+        finally:
+            connection.abort()
+            # Those without a transport, which closes its own.
+            if not connection.client.is_opened:
+                accepted.close()
+            if not connection.server.is_opened:
+                forwarding.close()
+            self._names.pop(name, None)
+            user.disconnected(loop.time() - began)

@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from agent.api import listen
 from agent.api.listen import ListenError
+from agent.api.paced_user import Pace
 from agent.api.peer_credentials import PeerCredentialProxy
 from agent.api.rate_limits import UserSlots
 from agent.logs import Event
@@ -64,15 +65,16 @@ class LocalServer:
         inner: pathlib.Path,
         max_calls: int,
         connections: int = 3000,
+        pace: Pace | None = None,
     ) -> None:
         """service: its full name; path: the public socket; inner: gRPC's own, in a directory that
         only root enters; max_calls: open at once, health and reflection included; connections: of
-        all users together."""
+        all users together; pace: of each user, beyond which its connections are not read."""
         self._service = service
         self.path = path
         self._inner = inner
         self._max_calls = max_calls
-        self._proxy = PeerCredentialProxy(path, inner, connections=connections)
+        self._proxy = PeerCredentialProxy(path, inner, connections=connections, pace=pace)
         self._streams = UserSlots(_MAX_STREAMS_PER_USER)
         self._health = health.aio.HealthServicer()
         self._rejected = collections.Counter[str]()
@@ -80,6 +82,11 @@ class LocalServer:
     @property
     def connections(self) -> int:
         return self._proxy.open
+
+    @property
+    def pauses(self) -> int:
+        """How often a user was beyond its pace."""
+        return self._proxy.pauses
 
     @property
     def rejected(self) -> dict[str, int]:

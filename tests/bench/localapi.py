@@ -3,11 +3,12 @@
 import subprocess
 import sys
 
-from tests.bench import localnet, podinfo
+from tests.bench import flood, localnet, podinfo
 
 
 def main() -> None:
     podinfo.run()
+    flood.run()
     localnet.run()
     # In namespaces of its own.
     subprocess.run([sys.executable, "-m", "tests.bench.proxies"], check=True)

@@ -48,6 +48,11 @@ REJECTED = MetricFamily(
     "PodInfo connections and requests rejected by a limit, by limit.",
     ("reason",),
 )
+PAUSES = MetricFamily(
+    "podgate_podinfo_pauses_total",
+    "counter",
+    "Times that connections of a PodInfo user were not read for a while: it sent too much.",
+)
 _KUBELET_LABELS = ("server_api_version", "status_code")
 KUBELET_REQUESTS = MetricFamily(
     "kubelet_pod_requests_total",
@@ -91,6 +96,7 @@ def collect_podinfo(server: PodInfoServer) -> Iterator[core.Metric]:
     yield labelled(REQUESTS, (((method,), server.requests[method]) for method in failed))
     yield labelled(ERRORS, sorted(server.errors.items()))
     yield single(WATCHES, server.watches)
+    yield single(PAUSES, server.pauses)
     rejected = sorted(server.rejected.items())
     yield labelled(REJECTED, (((limit,), count) for limit, count in rejected))
 

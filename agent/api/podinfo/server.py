@@ -10,6 +10,7 @@ import grpc
 import structlog
 
 from agent.api import call_status
+from agent.api.paced_user import Pace
 from agent.api.podinfo.publisher import PodsPublisher, PodsSnapshot
 from agent.api.rate_limits import UserRates, UserSlots
 from agent.api.server import LocalServer, RequestContext, decode
@@ -43,12 +44,19 @@ class PodInfoServer:
         calls_per_second: float = _CALLS_PER_SECOND,
         burst: int = _BURST,
         connections: int = _CONNECTIONS,
+        pace: Pace | None = None,
     ) -> None:
         """path: of the socket, inner: of gRPC's own, in a directory that only root enters;
-        calls_per_second, burst: of each user of the node; connections: of all users together."""
+        calls_per_second, burst: of each user of the node, whose calls beyond it are rejected;
+        connections: of all users together; pace: of each user, who is not read beyond it."""
         self._publisher = publisher
         self._local = LocalServer(
-            SERVICE, path=path, inner=inner, max_calls=_MAX_CALLS, connections=connections
+            SERVICE,
+            path=path,
+            inner=inner,
+            max_calls=_MAX_CALLS,
+            connections=connections,
+            pace=pace,
         )
         self._rates = UserRates(per_second=calls_per_second, burst=burst)
         self._watches = UserSlots(_MAX_WATCHES_PER_USER)
@@ -70,6 +78,11 @@ class PodInfoServer:
     def users(self) -> list[int]:
         """Users that called, the most recent last."""
         return self._rates.users
+
+    @property
+    def pauses(self) -> int:
+        """How often a user was not read for a while."""
+        return self._local.pauses
 
     @property
     def rejected(self) -> dict[str, int]:

@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import pathlib
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import grpc
 import pytest
-import structlog
 
 from agent import labels
+from agent.api.podinfo import server as podinfo_server
 from agent.api.podinfo import sockets
 from agent.api.podinfo.service import PodInfoService
 from agent.client.v1alpha1 import podinfo_pb2
@@ -158,24 +159,22 @@ async def test_conditions_of_the_kubelet_are_published_at_once(
 
 
 async def test_log_says_when_pods_can_be_served_and_not_before(
-    node: Node, api: ApiClient, server: ApiServer
+    node: Node, api: ApiClient, server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    logged: list[Event] = []
+    recorder = SimpleNamespace(info=lambda event, **fields: logged.append(event))
+    monkeypatch.setattr(podinfo_server, "log", recorder)
     server.put(thing("web", "True"))
     agent = Agent(api, node.directory)
     held = asyncio.Event()
     agent.sync = held.wait  # type: ignore[method-assign,assignment]
-
-    def is_logged() -> bool:
-        return any(line["event"] == Event.PODINFO_SERVING.value for line in logged)
-
-    with structlog.testing.capture_logs() as logged:
-        async with running(agent, node) as calls:
-            with pytest.raises(grpc.aio.AioRpcError):
-                await calls.listed()
-            assert not is_logged()
-            agent.synced.set()
-            await polling.until("the line", is_logged)
-            assert await calls.listed()
+    async with running(agent, node) as calls:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await calls.listed()
+        assert logged == []
+        agent.synced.set()
+        await polling.until("the line", lambda: logged == [Event.PODINFO_SERVING])
+        assert await calls.listed()
 
 
 async def test_pods_api_serves_whole_pods_of_the_api_server(
