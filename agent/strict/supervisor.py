@@ -29,7 +29,7 @@ from agent.strict.active_relay import CHECK_SECONDS, ActiveRelay
 from agent.strict.launcher import RelayHandle
 from agent.strict.process import RelayError
 from agent.strict.stats import ConnectionStats
-from agent.strict.targets import RelayPlan
+from agent.strict.targets import PlanMemory, RelayPlan
 from agent.strict.verdicts import VerdictUpdates
 from bpf.verdicts import Mode
 
@@ -123,6 +123,7 @@ class RelaySupervisor:
         self._released: dict[RelayHandle, float] = {}
         """Relays that drain their connections, and when they are overdue."""
         self._plan = RelayPlan((), {})
+        self._plan_memory = PlanMemory()
         self._planned_at = 0.0
         self._backoff = Backoff(
             base_seconds=_FIRST_RETRY_SECONDS, cap_seconds=_MAX_RETRY_SECONDS, jitter=no_jitter
@@ -230,6 +231,7 @@ class RelaySupervisor:
             self._answered.answers,
             proxies_enforced=self._modes.node.ceiling is Mode.STRICT,
             https_hooks=self._https_hooks,
+            memory=self._plan_memory,
         )
 
     async def _wait(self) -> bool:

@@ -51,6 +51,42 @@ class RelayPlan:
         }
 
 
+@dataclasses.dataclass(frozen=True)
+class _AddressPlan:
+    """What one address adds to a plan, and the facts that it follows from."""
+
+    facts: object
+    targets: tuple[RelayTargetSpec, ...]
+    conflicts: Mapping[str, str]
+    needs: Mapping[str, str]
+    notes: Mapping[str, str]
+
+
+class PlanMemory:
+    """The last plan by address: only addresses whose facts changed are planned again."""
+
+    def __init__(self) -> None:
+        self.planned = 0
+        """Addresses that were planned so far."""
+        self._by_address: dict[str, _AddressPlan] = {}
+
+    def of(self, address: str, facts: object, plan: Callable[[], "_Planner"]) -> _AddressPlan:
+        """The plan of the address."""
+        found = self._by_address.get(address)
+        if found is None or found.facts != facts:
+            made = plan()
+            self.planned += 1
+            found = self._by_address[address] = _AddressPlan(
+                facts, tuple(made.targets), made.conflicts, made.needs, made.notes
+            )
+        return found
+
+    def keep(self, addresses: Container[str]) -> None:
+        """Forget all others."""
+        for address in [one for one in self._by_address if one not in addresses]:
+            del self._by_address[address]
+
+
 Answers = Callable[[str, str], tuple[Answer, ...]]
 """What the relay is to answer, by the pod's uid and address."""
 
@@ -61,8 +97,10 @@ def plan_of(
     *,
     proxies_enforced: bool = True,
     https_hooks: bool = True,
+    memory: PlanMemory | None = None,
 ) -> RelayPlan:
-    """pods: all pods of the node, since those without a relay have addresses, too.
+    """pods: all pods of the node, since those without a relay have addresses, too; memory: of the
+    plan before.
 
     proxies_enforced: whether pods in enforce may have a relay; https_hooks: whether their https
     hooks are a reason for one.
@@ -71,19 +109,58 @@ def plan_of(
     unreached = {}
     if proxies_enforced:
         unreached = unreached_pods.unreached_addresses(pods, https_hooks=https_hooks)
-    planner = _Planner(unreached, answers, proxies_enforced=proxies_enforced)
     by_address = collections.defaultdict[str, list[PodState]](list)
     for state in pods:
         if not state.pod.host_network:
             for address in state.own_addresses:
                 by_address[address].append(state)
+    memory = memory or PlanMemory()
+    memory.keep(by_address)
+    targets: list[RelayTargetSpec] = []
+    conflicts: dict[str, str] = {}
+    needs = {
+        uid: f"The kubelet cannot reach {', '.join(sorted(addresses))} from the host"
+        for uid, addresses in unreached.items()
+    }
+    notes: dict[str, str] = {}
     for address, found in by_address.items():
-        planner.add(address, found)
-    return RelayPlan(tuple(planner.targets), planner.conflicts, planner.needs, planner.notes)
+
+        def plan(address: str = address, found: list[PodState] = found) -> _Planner:
+            planner = _Planner(unreached, answers, proxies_enforced=proxies_enforced)
+            planner.add(address, found)
+            return planner
+
+        facts = [_facts(state, address, unreached, answers) for state in found]
+        part = memory.of(address, (proxies_enforced, facts), plan)
+        targets += part.targets
+        conflicts |= part.conflicts
+        # The first address is enough.
+        for uid, why in part.needs.items():
+            needs.setdefault(uid, why)
+        for uid, sentence in part.notes.items():
+            notes.setdefault(uid, sentence)
+    return RelayPlan(tuple(targets), conflicts, needs, notes)
+
+
+def _facts(
+    state: PodState, address: str, unreached: Mapping[str, Collection[str]], answers: Answers
+) -> object:
+    """All that `_Planner.add` and `port_grants` read of a pod."""
+    netns, uid, tested = state.netns, state.pod.uid, state.sandbox_path_test
+    return (
+        state.pod,
+        netns and (netns.path, netns.device, netns.inode),
+        state.network,
+        state.own_addresses,
+        is_gated(state),
+        tested and tested.results.get(address),
+        address in unreached.get(uid, ()),
+        answers(uid, address),
+    )
 
 
 class _Planner:
-    """Collects the targets of one address after the other."""
+    """Collects the targets of one address."""
 
     def __init__(
         self,
@@ -95,10 +172,7 @@ class _Planner:
         """unreached: by uid of pods in enforce, the addresses at which they need the relay."""
         self.targets: list[RelayTargetSpec] = []
         self.conflicts: dict[str, str] = {}
-        self.needs = {
-            uid: f"The kubelet cannot reach {', '.join(sorted(addresses))} from the host"
-            for uid, addresses in unreached.items()
-        }
+        self.needs: dict[str, str] = {}
         self.notes: dict[str, str] = {}
         self._unreached = unreached
         self._answers = answers
@@ -144,8 +218,7 @@ class _Planner:
                 f"Address {address} is also that of {others}: the relay proxies each http request "
                 f"to the pod that it belongs to, and {rest}."
             )
-            # The first address is enough.
-            self.notes.setdefault(state.pod.uid, sentence)
+            self.notes[state.pod.uid] = sentence
 
     def _claim_shared(self, sharers: Container[str], sharing: Sharing) -> None:
         """One of the targets claims the ports for all of them."""
