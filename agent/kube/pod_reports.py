@@ -101,7 +101,7 @@ def without_unverified(pod: ApiPod, previous: PodReports, started: datetime.date
     )
     status = msgspec.structs.replace(pod.status, conditions=conditions)
     verified = msgspec.structs.replace(pod, status=status)
-    # Whoever reads the whole pod gets the conditions of its reports.
+    # Clients that read the whole pod get the conditions of its reports.
     verified.keep_whole(pod.whole)
     return verified
 

@@ -48,9 +48,9 @@ class DisabledPodInfo:
 
     async def _serve(self) -> None:
         methods = {
-            podinfo.LIST: grpc.unary_stream_rpc_method_handler(_refuse_stream),
-            podinfo.WATCH: grpc.unary_stream_rpc_method_handler(_refuse_stream),
-            podinfo.GET: grpc.unary_unary_rpc_method_handler(_refuse),
+            podinfo.LIST: grpc.unary_stream_rpc_method_handler(_reject_stream),
+            podinfo.WATCH: grpc.unary_stream_rpc_method_handler(_reject_stream),
+            podinfo.GET: grpc.unary_unary_rpc_method_handler(_reject),
         }
         # Never set: health reports NOT_SERVING.
         is_ready = asyncio.Event()
@@ -59,17 +59,17 @@ class DisabledPodInfo:
 
     async def _serve_pods_api(self) -> None:
         methods = {
-            pods_api.LIST: grpc.unary_unary_rpc_method_handler(_refuse),
-            pods_api.GET: grpc.unary_unary_rpc_method_handler(_refuse),
-            pods_api.WATCH: grpc.unary_stream_rpc_method_handler(_refuse_stream),
+            pods_api.LIST: grpc.unary_unary_rpc_method_handler(_reject),
+            pods_api.GET: grpc.unary_unary_rpc_method_handler(_reject),
+            pods_api.WATCH: grpc.unary_stream_rpc_method_handler(_reject_stream),
         }
         async with server.serve_root(pods_api.SERVICE, methods, self._pods_api_path):
             await asyncio.Event().wait()
 
 
-async def _refuse(request: bytes, context: RequestContext) -> bytes:
+async def _reject(request: bytes, context: RequestContext) -> bytes:
     await context.abort(grpc.StatusCode.UNIMPLEMENTED, MESSAGE)
 
 
-async def _refuse_stream(request: bytes, context: RequestContext) -> AsyncIterator[bytes]:
-    yield await _refuse(request, context)
+async def _reject_stream(request: bytes, context: RequestContext) -> AsyncIterator[bytes]:
+    yield await _reject(request, context)

@@ -69,9 +69,9 @@ def _message(kind: str, values: Any) -> bytes:
     for field in _inlined(kind):
         if content := _message(field.kind, values):
             encoded += _delimited(field.number, content)
-    known = _schema()[kind]
+    fields = _schema()[kind]
     for name, value in values.items():
-        field_of = known.get(name)
+        field_of = fields.get(name)
         if field_of is not None and value is not None and not field_of.is_inline:
             encoded += _field(field_of, value)
     return bytes(encoded)

@@ -158,7 +158,7 @@ async def test_conditions_of_the_kubelet_are_published_at_once(
         watch.cancel()
 
 
-async def test_log_says_when_pods_can_be_served_and_not_before(
+async def test_log_line_is_written_once_pods_can_be_served(
     node: Node, api: ApiClient, server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged: list[Event] = []
