@@ -178,11 +178,11 @@ def test_failed_pod_is_no_endpoint_even_if_unready_ones_are(
     server is killed, since the test's disk has no quota to exceed."""
     service = own_services.create(publishNotReadyAddresses=True)
     rig.run_server(own, "ended", labels={"serves": "web"}, restartPolicy="Never")
-    # The controller does not see the end of a pod that was never ready.
-    own.until_ready("ended")
     pod.until(["ended"], both(service)[0])
     containers.kill_container(dual_stack.runtime, own.pod("ended"))
     polling.wait_until("it has failed", lambda: own.pod("ended")["status"]["phase"] == "Failed")
+    # The controller reads pods again when their readiness changes, which came before the end.
+    own_services.patch(service, labels={"changed": "yes"})
     rig.until_empty(own_services, service)
     for address in both(service):
         pod.until([REFUSED], address)
