@@ -4,7 +4,8 @@ PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 # Suites with a target of their own: the image, the proxies, which are off by default, the status page
 # in a browser, and a real cluster, which needs its programs.
-APART := --ignore tests/image --ignore tests/proxy --ignore tests/cluster --ignore tests/page
+APART := --ignore tests/image --ignore tests/proxy --ignore tests/cluster --ignore tests/page \
+	--ignore tests/kernel/devices
 # Time limits of suites that take more than minutes for a test.
 LONG := --timeout 3600 -o faulthandler_timeout=7200
 C_FILES := $(shell find bpf deploy -name '*.[ch]')
@@ -82,7 +83,7 @@ INSIDE := $(addprefix tests/kernel/test_,$(addsuffix .py,agent attach bypass def
 test-container: setup
 	@$(PYTHON) -m tests.image.inside $(or $(FILES),$(INSIDE))
 
-# All kernel tests on Debian's kernels in QEMU, into docs/kernels.md; `make test-kernels KERNEL=6.1`
+# All kernel tests on Debian's kernels in QEMU, with tests/kernel/devices, into docs/kernels.md; `make test-kernels KERNEL=6.1`
 # takes one, SYSTEMD=1 boots systemd. Hours for each, since the machines are emulated in software;
 # RESUME=1 continues a run that was stopped. Fewer tests with
 # `make test-kernels KERNEL=6.1 FILES="tests/kernel/test_agent.py tests/kernel/test_strict.py"`.

@@ -13,6 +13,7 @@ import sys
 _ROOT = pathlib.Path(__file__).parents[1]
 PAGE = _ROOT / "docs" / "security.md"
 DIRECTORY = _ROOT / "tests" / "kernel"
+_DEVICES = DIRECTORY / "devices"
 _FILES = re.compile(r"`(test_\w+\.py)`")
 _BEGIN = "<!-- `make docs` writes this table from the tests' names; manual changes are lost. -->\n"
 _END = "<!-- end of the table -->\n"
@@ -30,7 +31,7 @@ class Group:
 def groups(page: str) -> list[Group]:
     """The files that the page names before its list, in that order."""
     before = page.partition(_BEGIN)[0]
-    return [_group(DIRECTORY / name) for name in dict.fromkeys(_FILES.findall(before))]
+    return [_group(_path(name)) for name in dict.fromkeys(_FILES.findall(before))]
 
 
 def render(page: str) -> str:
@@ -40,6 +41,11 @@ def render(page: str) -> str:
     if not begin or not end:
         raise ValueError(f"the page has no table between {_BEGIN.strip()!r} and {_END.strip()!r}")
     return f"{before}{_BEGIN}{_table(page)}{_END}{after}"
+
+
+def _path(name: str) -> pathlib.Path:
+    path = DIRECTORY / name
+    return path if path.exists() else _DEVICES / name
 
 
 def _group(path: pathlib.Path) -> Group:
@@ -57,7 +63,8 @@ def _group(path: pathlib.Path) -> Group:
 def _table(page: str) -> str:
     rows = ["| tests | what they show |", "|---|---|"]
     for group in groups(page):
-        title = f"{group.summary} ([{group.file}](../tests/kernel/{group.file}))"
+        where = _path(group.file).relative_to(_ROOT)
+        title = f"{group.summary} ([{group.file}](../{where}))"
         rows += [f"| {title} | {_sentence(group.tests[0])}. |"]
         rows += [f"| | {_sentence(name)}. |" for name in group.tests[1:]]
     return "".join(f"{row}\n" for row in rows)

@@ -73,10 +73,10 @@ def main() -> int:
 
 
 def _test_files() -> list[str]:
-    """Files with kernel tests, as `make test-kernel` takes them; those of a container runtime are
-    left out, because its responses are the same on every kernel.
+    """Files with kernel tests, as `make test-kernel` takes them, and tests/kernel/devices. Those of
+    a container runtime are left out, because its responses are the same on every kernel.
     """
-    apart = ("runtime", "cluster", "image")
+    apart = ("runtime", "cluster", "image", "page")
     collect = [sys.executable, "-m", "pytest", "-m", "kernel", "--collect-only", "-q"]
     collected = subprocess.run(
         [*collect, *(f"--ignore=tests/{name}" for name in apart)],

@@ -10,7 +10,8 @@ import sys
 import tarfile
 import time
 
-from tests.kernels import initramfs, suites
+from tests.kernel.devices import requirements
+from tests.kernels import initramfs, packages, suites
 
 _HERE = pathlib.Path(__file__).parent
 # Two workers, each with agents and pods; the files that tests write are in memory too.
@@ -59,12 +60,16 @@ def run(
         [sys.executable, "-m", "bpf.compiler", "--all", str(compiled)], cwd=checkout, check=True
     )
     _pack(checkout, compiled, exchange / "checkout.tar")
+    downloads = checkout / ".cache" / "kernels" / "packages"
+    content = packages.archive(requirements.PACKAGES, downloads)
+    (exchange / "packages.tar").write_bytes(content)
     for script in ("guest.sh", "suite.sh"):
         shutil.copy(_HERE / script, exchange)
     settings = {
         "checkout": str(checkout),
         "modules": str(image.modules),
         "release": image.release,
+        "devices": " ".join(requirements.MODULES),
         "systemd": "yes" if has_systemd else "",
     }
     (exchange / "settings").write_text(
