@@ -21,8 +21,12 @@ class TunnelPorts:
     has_any: bool
 
 
-def find_tunnels(links: Iterable[Link], listeners: frozenset[int] = frozenset()) -> TunnelPorts:
-    """Tunnels of interfaces that are up. listeners: ports without an interface."""
+_NONE = TunnelPorts(frozenset(), has_any=False)
+
+
+def find_tunnels(links: Iterable[Link], listeners: TunnelPorts = _NONE) -> TunnelPorts:
+    """Tunnels of interfaces that are up. listeners: those without an interface."""
     up = [link for link in links if link.is_up]
-    ports = listeners.union(port for link in up for port in link.udp_ports)
-    return TunnelPorts(ports, bool(ports) or any(link.kind in _IP_TUNNELS for link in up))
+    ports = listeners.udp_ports.union(port for link in up for port in link.udp_ports)
+    has_any = bool(ports) or listeners.has_any or any(link.kind in _IP_TUNNELS for link in up)
+    return TunnelPorts(ports, has_any)

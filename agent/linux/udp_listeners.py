@@ -1,5 +1,5 @@
-"""UDP ports on which the kernel itself decapsulates without an interface that shows them: FOU and
-GUE listeners, and L2TP tunnels. Read by generic netlink.
+"""Where the kernel decapsulates without an interface that shows it: FOU and GUE listeners, and L2TP
+tunnels. Read by generic netlink.
 """
 
 import contextlib
@@ -8,6 +8,8 @@ import struct
 import sys
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
+
+from agent.linux.tunnels import TunnelPorts
 
 _NETLINK_GENERIC = 16
 _NLM_F_REQUEST, _NLM_F_DUMP = 1, 0x300
@@ -24,7 +26,7 @@ _CONTROL, _GET_FAMILY, _FAMILY_ID, _FAMILY_NAME = 0x10, 3, 1, 2
 
 
 class _Listeners(NamedTuple):
-    """Where a family's dump shows the port; its byte order is not always the network's."""
+    """Where a family's dump shows a number; its byte order is not always the network's."""
 
     family: str
     command: int
@@ -36,15 +38,19 @@ _ALL = (
     _Listeners("fou", 3, 1, "big"),  # FOU_CMD_GET, FOU_ATTR_PORT: linux/fou.h
     _Listeners("l2tp", 4, 26, sys.byteorder),  # L2TP_CMD_TUNNEL_GET, L2TP_ATTR_UDP_SPORT
 )
+# L2TP_ATTR_ENCAP_TYPE, and L2TP_ENCAPTYPE_IP of it: tunnels without a port (linux/l2tp.h).
+_L2TP_ENCAPSULATIONS = _Listeners("l2tp", 4, 2, sys.byteorder)
+_L2TP_OVER_IP = 1
 
 
-def read() -> frozenset[int]:
-    """All such ports of the calling thread's network namespace. A module that is not loaded has
-    none. Raises `OSError`."""
+def read() -> TunnelPorts:
+    """All of the calling thread's network namespace. A module that is not loaded has none. Raises
+    `OSError`."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_GENERIC) as sock:
         sock.settimeout(_TIMEOUT_SECONDS)
         sock.bind((0, 0))
-        return frozenset(port for kind in _ALL for port in _read(sock, kind))
+        ports = frozenset(port for kind in _ALL for port in _read(sock, kind))
+        return TunnelPorts(ports, bool(ports) or _L2TP_OVER_IP in _read(sock, _L2TP_ENCAPSULATIONS))
 
 
 def _read(sock: socket.socket, kind: _Listeners) -> Iterator[int]:

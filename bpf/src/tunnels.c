@@ -8,6 +8,7 @@
 #define IPPROTO_IPIP 4
 #define IPPROTO_IPV6 41
 #define IPPROTO_GRE  47
+#define IPPROTO_L2TP 115
 
 ALWAYS_INLINE bool is_tunnel_port(struct config *node, __u16 port)
 {
@@ -29,7 +30,7 @@ ALWAYS_INLINE bool is_encapsulated(struct __sk_buff *skb, struct packet *packet,
 	struct transport *ports;
 
 	if (packet->protocol == IPPROTO_IPIP || packet->protocol == IPPROTO_IPV6 ||
-	    packet->protocol == IPPROTO_GRE)
+	    packet->protocol == IPPROTO_GRE || packet->protocol == IPPROTO_L2TP)
 		return true;
 	if (packet->protocol != IPPROTO_UDP || packet->is_later_fragment)
 		return false;

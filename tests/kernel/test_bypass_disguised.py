@@ -83,7 +83,7 @@ def test_wrapped_packet_that_is_hard_to_read_is_dropped(
 
     tunnel.guard(is_guarded=True)
     send(outer, tunnel.inner(version))
-    assert tunnel.watched.arrived(end_by_loopback(tunnel)) == []
+    assert tunnel.watched.arrived(end_by_loopback(tunnel.watched)) == []
     assert tunnel.drops() in (UNREADABLE, WRAPPED)
 
 

@@ -213,14 +213,14 @@ def test_wrapped_packet_of_a_raw_or_packet_socket_is_dropped(
 
     tunnel.guard(is_guarded=True)
     send(outer, tunnel.inner(version))
-    assert tunnel.watched.arrived(end_by_loopback(tunnel)) == []
+    assert tunnel.watched.arrived(end_by_loopback(tunnel.watched)) == []
     assert tunnel.drops() == {TUNNEL_DROPPED: 1}
     assert tunnel.watched.moved() == {}
 
 
-def end_by_loopback(tunnel: Tunnelled) -> Callable[[bytes], None]:
+def end_by_loopback(watched: PodState) -> Callable[[bytes], None]:
     """As long a way as the tunnel's: it comes in by the loopback and is routed to the pod."""
-    pod = frames.address(tunnel.watched.pod.ipv4)
+    pod = frames.address(watched.pod.ipv4)
     node = frames.address(syns.STRANGER[4])
     ends = frames.Ends(node, pod, bytes(6), 31000, guarded.END_PORT)
     return lambda end: to_loopback(frames.packet(ends, frames.UDP, frames.udp(ends, end)))

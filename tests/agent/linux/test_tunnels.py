@@ -45,7 +45,13 @@ def test_gtp_has_the_ports_of_its_protocol() -> None:
 def test_listeners_without_an_interface_are_protected_too() -> None:
     link = Link(2, "vxlan2", kind="vxlan", udp_ports=frozenset({8472}))
     expected = TunnelPorts(frozenset({8472, 5555}), has_any=True)
-    assert find_tunnels([link], frozenset({5555})) == expected
+    listeners = TunnelPorts(frozenset({5555}), has_any=True)
+    assert find_tunnels([link], listeners) == expected
+
+
+def test_tunnel_without_an_interface_or_a_port_is_one() -> None:
+    listeners = TunnelPorts(frozenset(), has_any=True)
+    assert find_tunnels([], listeners) == listeners
 
 
 def test_ports_are_read_from_each_message_of_a_dump() -> None:
@@ -65,4 +71,4 @@ def test_end_of_a_dump_is_no_error() -> None:
 
 
 def test_a_kernel_without_such_listeners_has_none() -> None:
-    assert udp_listeners.read() == frozenset()
+    assert udp_listeners.read() == TunnelPorts(frozenset(), has_any=False)
