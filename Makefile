@@ -83,8 +83,8 @@ INSIDE := $(addprefix tests/kernel/test_,$(addsuffix .py,agent attach bypass def
 test-container: setup
 	@$(PYTHON) -m tests.image.inside $(or $(FILES),$(INSIDE))
 
-# All kernel tests on Debian's kernels in QEMU, with tests/kernel/devices, into docs/kernels.md; `make test-kernels KERNEL=6.1`
-# takes one, SYSTEMD=1 boots systemd. Hours for each, since the machines are emulated in software;
+# All kernel tests on Debian's kernels in QEMU, into docs/kernels.md, with tests/kernel/devices, for which
+# guests get modules and packages; `make test-kernels KERNEL=6.1` takes one, SYSTEMD=1 boots systemd. Hours for each, since the machines are emulated in software;
 # RESUME=1 continues a run that was stopped. Fewer tests with
 # `make test-kernels KERNEL=6.1 FILES="tests/kernel/test_agent.py tests/kernel/test_strict.py"`.
 test-kernels: setup

@@ -200,8 +200,8 @@ class Event(enum.Enum):
         "nftables unavailable; services are proxied for processes on this node only, without SCTP."
     )
     OVS_DATAPATH_FOUND = (
-        "Open vSwitch datapath found; packets without a socket pass gates, since it "
-        "strips their origin."
+        "Open vSwitch datapath found; packets without a socket and without the host's stamp "
+        "pass gates, since it strips the origin of others."
     )
     PATCH_RESPONSE_INVALID = "Response to a condition patch cannot be decoded."
     PATH_TEST_FAILED = "Path test failed."

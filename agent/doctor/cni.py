@@ -99,8 +99,8 @@ def _problems(facts: Facts) -> Iterator[Finding]:
         yield warning(
             "cni",
             f"An Open vSwitch datapath is on this node{name}: it sends packets again without their "
-            "socket, so packets without one pass, and the host's are evaluated where they leave by "
-            "an internal port. It was not tried.",
+            "socket, so packets without one pass if they lack the host's stamp, which flows that "
+            "set a queue remove.",
             _PATH_TEST,
         )
     if facts.has_kind("netkit"):

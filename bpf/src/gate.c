@@ -215,6 +215,8 @@ int gate_egress(struct __sk_buff *skb)
 	if (!is_host_sent(skb))
 		return TCX_NEXT;
 	load_socket(skb, &packet);
+	if (!packet.has_socket)
+		restore_stamp(skb);
 	gate = own_gate(packet.gate_ifindex);
 	if (!gate || gate->mode == MODE_OFF)
 		return pass_stamped(skb, &packet);
@@ -257,6 +259,7 @@ int gate_ingress(struct __sk_buff *skb)
 	/* So that a CNI's program that returns TCX_PASS does not remove it. */
 	if (is_stamped(skb))
 		skb->tc_classid = STAMP;
+	keep_stamp(skb);
 	if (is_tcp_from_pod(skb))
 		return TCX_NEXT;
 	if (skb->protocol == bpf_htons(ETHERTYPE_IPV4)) {

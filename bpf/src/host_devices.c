@@ -10,6 +10,8 @@ ALWAYS_INLINE bool has_host_socket(struct __sk_buff *skb, struct packet *packet)
 	if (!is_host_sent(skb))
 		return false;
 	load_socket(skb, packet);
+	if (!packet->has_socket)
+		restore_stamp(skb);
 	if (!is_stamped(skb) && !has_no_origin(skb))
 		stamp_origin(skb, is_hand_made(skb, packet));
 	return packet->has_socket && !skb->ingress_ifindex;
@@ -107,12 +109,16 @@ ALWAYS_INLINE int evaluate_frame(struct __sk_buff *skb, struct packet *packet)
 	return evaluate_on_device(skb, packet, is_rewritten);
 }
 
-/* On other bridges of pods, veth pairs within the host, macvlan and the like. */
+/* On other bridges of pods, veth pairs within the host, macvlan, switches and the like. */
 int device_gate(struct __sk_buff *skb)
 {
 	struct packet packet = {};
+	int action = TCX_NEXT;
 
-	return has_host_socket(skb, &packet) ? evaluate_frame(skb, &packet) : TCX_NEXT;
+	if (has_host_socket(skb, &packet))
+		action = evaluate_frame(skb, &packet);
+	keep_stamp(skb);
+	return action;
 }
 
 /*
@@ -126,6 +132,8 @@ int uplink_gate(struct __sk_buff *skb)
 
 	if (is_stamped(skb))
 		stamp(skb, 0);
+	if ((stamp_in_priority(skb) & STAMP_MASK) == STAMP_HAND_MADE)
+		clear_stamp_in_priority(skb);
 	if (skb->ingress_ifindex)
 		return TCX_NEXT;
 	load_socket(skb, &packet);

@@ -67,8 +67,7 @@ ALWAYS_INLINE __u64 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 		return PASS(REASON_DEAD_MAN);
 	/*
 	 * A forwarded packet that misses Open vSwitch's flow table goes up to ovs-vswitchd, which
-	 * sends it again: it then looks like the host's own. The host's own packets were evaluated
-	 * at the switch's internal port.
+	 * sends it again: it then looks like the host's own, but has no stamp in its priority.
 	 */
 	if (node->has_ovs && has_no_origin(skb) && !packet->is_stray)
 		return PASS(REASON_SWITCH);

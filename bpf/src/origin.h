@@ -62,6 +62,60 @@ ALWAYS_INLINE void stamp(struct __sk_buff *skb, __u16 value)
 }
 
 /*
+ * Open vSwitch sends a packet without a flow up to ovs-vswitchd, and sends again what comes back:
+ * without socket, ingress_ifindex and tc_index, but with the priority that it came with
+ * (ovs_packet_cmd_execute). So at a switch's internal port the stamp is also put into the upper
+ * half of skb->priority. Its lowest bits, which qdiscs read, stay. A pod cannot forge it: veth
+ * pairs clear the priority.
+ */
+#define PRIORITY_STAMP_SHIFT 16
+#define PRIORITY_BITS	     0xf /* TC_PRIO_MAX of linux/pkt_sched.h */
+
+ALWAYS_INLINE __u32 stamp_in_priority(struct __sk_buff *skb)
+{
+	asm volatile("" : "+r"(skb));
+	return skb->priority >> PRIORITY_STAMP_SHIFT;
+}
+
+ALWAYS_INLINE void clear_stamp_in_priority(struct __sk_buff *skb)
+{
+	asm volatile("" : "+r"(skb));
+	skb->priority = skb->priority & PRIORITY_BITS;
+}
+
+/* Where a packet may enter a switch: an internal port, or the interface of a pod that forwards. */
+ALWAYS_INLINE void keep_stamp(struct __sk_buff *skb)
+{
+	__u32 value = stamp_of(skb) << PRIORITY_STAMP_SHIFT;
+	__u32 only = 0;
+	struct config *node;
+
+	if (!is_stamped(skb))
+		return;
+	node = config.lookup(&only);
+	if (!node || !node->has_ovs)
+		return;
+	asm volatile("" : "+r"(skb));
+	skb->priority = value | (skb->priority & PRIORITY_BITS);
+}
+
+/* For a packet without a socket. A process may choose the priority of what it sends. */
+ALWAYS_INLINE void restore_stamp(struct __sk_buff *skb)
+{
+	__u32 value = stamp_in_priority(skb);
+	__u32 only = 0;
+	struct config *node;
+
+	if ((value & STAMP_MASK) != STAMP_HAND_MADE || skb->ingress_ifindex || is_stamped(skb))
+		return;
+	node = config.lookup(&only);
+	if (!node || !node->has_ovs)
+		return;
+	stamp(skb, value);
+	clear_stamp_in_priority(skb);
+}
+
+/*
  * Whether the host made the packet. By the interfaces in the injectable map (tun, the relay) the
  * host sends what it has not made with a stamp; an interface beyond the map's end may be one.
  */
@@ -80,8 +134,8 @@ ALWAYS_INLINE bool is_host_sent(struct __sk_buff *skb)
 /*
  * A host-sent packet without anything that shows its source. The kernel made it, or it is of
  * another sender: a fragment that the kernel's slow path made (IPv6), SYNPROXY's SYN, or a packet
- * that Open vSwitch sends again. What a host process sends has a socket, or a stamp where it has
- * lost that.
+ * of another pod that Open vSwitch sends again. What a host process sends has a socket, or a stamp
+ * where it has lost that.
  */
 ALWAYS_INLINE bool has_no_origin(struct __sk_buff *skb)
 {
