@@ -26,6 +26,8 @@ FILES = (
     "pkg/proxy/endpointschangetracker_test.go",
     "pkg/proxy/endpointslicecache_test.go",
     "pkg/proxy/nftables/proxier_test.go",
+    "pkg/kubelet/apis/pods/server_unit_test.go",
+    "test/e2e_node/pods_api_test.go",
 )
 
 Names = dict[str, list[str]]
