@@ -3,13 +3,14 @@
 import subprocess
 import sys
 
-from tests.bench import flood, localnet, podinfo
+from tests.bench import flood, hubs, localnet, podinfo
 
 
 def main() -> None:
     podinfo.run()
     flood.run()
     localnet.run()
+    hubs.run()
     # In namespaces of its own.
     subprocess.run([sys.executable, "-m", "tests.bench.proxies"], check=True)
 

@@ -52,15 +52,13 @@ class NodesServer:
         publisher: ServicePublisher,
         address: tuple[str, int],
         tls: CurrentTls,
-        *,
-        burst: int = 200,
+        **limits: int,
     ) -> None:
-        """address: host and port, 0 for a free one; burst: states that an address gets in a row
-        without waiting."""
+        """address: host and port, 0 for a free one; limits: as of `NextMethod`, of each address."""
         self._address = address
         self._tls = tls
         self.is_serving = False
-        self._next = NextMethod(publisher, user_of=_address_of, reject=_reject, burst=burst)
+        self._next = NextMethod(publisher, user_of=_address_of, reject=_reject, **limits)
 
     @property
     def calls(self) -> int:

@@ -300,3 +300,19 @@ async def _view(channel: grpc.aio.Channel, node: str) -> list[str]:
     )(pb.NextFilter(node=node), timeout=_WAIT_SECONDS)
     (web,) = [one async for item in call for one in item.services.items]
     return targets(web.ports[0])
+
+
+async def test_changes_are_collected_for_longer_the_more_nodes_wait(server: Server) -> None:
+    publisher = server.publisher
+    server.put("web")
+    publisher.complete()
+    rev = (await publisher.wait_newer(0, 0)).rev
+    assert publisher.settle_seconds == pytest.approx(0.05)
+    waiting = [
+        asyncio.create_task(publisher.wait_newer(publisher.instance_id, rev)) for _ in range(200)
+    ]
+    await asyncio.sleep(0)
+    await polling.until("all to wait", lambda: len(publisher.views.default.readers) == 200)
+    server.put("later")
+    await asyncio.gather(*waiting)
+    assert publisher.settle_seconds == pytest.approx(0.2)
