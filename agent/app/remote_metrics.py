@@ -85,7 +85,7 @@ class RemoteMetrics:
         async with endpoints.runner_of(app) as runner, asyncio.TaskGroup() as group:
             assert runner.server is not None
             for listening in self._sockets:
-                acceptor = _Acceptor(listening, runner.server, self._tls, self._connections)
+                acceptor = _Acceptor(listening, runner.server, lambda: self._tls, self._connections)
                 tasks.start(group, "metrics for other machines", acceptor.run)
             while True:
                 await asyncio.sleep(_RELOAD_SECONDS)
@@ -109,19 +109,21 @@ class RemoteMetrics:
         return web.Response(status=status, text=f"{text}\n", headers=headers)
 
     def _load(self) -> bool:
-        """Use the certificate's current files; whether there is a certificate."""
+        """Use the certificate's current files; whether there is a certificate.
+
+        Connections of the event loop use the present context meanwhile: it is never changed.
+        """
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             if self._files is None:
                 if self._loaded is None:
                     now = datetime.datetime.now(datetime.UTC)
                     own = self_signed.certificate("podgate", ["podgate"], now, _LIFETIME)
-                    own.load(self._tls)
-                    self._loaded = own
+                    own.load(tls)
+                    self._tls, self._loaded = tls, own
             elif (stamp := _stamp(*self._files)) != self._loaded:
-                # A chain that fails leaves the context as it was.
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self._files)
-                self._tls.load_cert_chain(*self._files)
-                self._loaded = stamp
+                tls.load_cert_chain(*self._files)
+                self._tls, self._loaded = tls, stamp
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             if str(error) != self._problem:
                 log.error(Event.METRICS_CERTIFICATE_UNREADABLE, error=str(error))
@@ -138,10 +140,10 @@ class _Acceptor:
         self,
         listening: socket.socket,
         server: web.Server,
-        tls: ssl.SSLContext,
+        tls: Callable[[], ssl.SSLContext],
         connections: collections.Counter[str],
     ) -> None:
-        """connections: by address, of all sockets."""
+        """tls: the current context; connections: by address, of all sockets."""
         self._listening = listening
         self._server = server
         self._tls = tls
@@ -177,7 +179,7 @@ class _Acceptor:
                     transport, _ = await loop.connect_accepted_socket(
                         lambda: connection,
                         accepted,
-                        ssl=self._tls,
+                        ssl=self._tls(),
                         ssl_handshake_timeout=_HANDSHAKE_SECONDS,
                     )
                     try:
