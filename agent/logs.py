@@ -197,7 +197,8 @@ class Event(enum.Enum):
     NODE_REPORT_NOT_WRITTEN = "Report of this node cannot be written; retrying."
     OBJECT_INVALID = "API object cannot be decoded; using its previous version."
     OUTSIDE_NOT_PROXIED = (
-        "nftables unavailable; services are proxied for processes on this node only, without SCTP."
+        "Services are proxied for processes on this node only, without SCTP: nftables is "
+        "unavailable."
     )
     OVS_DATAPATH_FOUND = (
         "Open vSwitch datapath found; packets without a socket and without the host's stamp "

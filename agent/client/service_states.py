@@ -31,7 +31,7 @@ class ServicesState(base.State):
     services: tuple[endpoints_pb2.ServiceEndpoints, ...]
     """Sorted by namespace and name."""
     saved_at: datetime.datetime | None = None
-    """When a previous agent saved this state, if the API server has not confirmed it since."""
+    """When a previous agent saved this state, if its source has not confirmed it since."""
 
     def by_name(self) -> dict[tuple[str, str], endpoints_pb2.ServiceEndpoints]:
         """Services by namespace and name, as `diff.Differ` compares them."""

@@ -26,6 +26,8 @@ _PROTOCOLS = {
 _IP_MODES = {pb.IP_MODE_VIP: objects.VIP, pb.IP_MODE_PROXY: "Proxy"}
 _POLICIES = {pb.TRAFFIC_POLICY_LOCAL: objects.LOCAL, pb.TRAFFIC_POLICY_CLUSTER: "Cluster"}
 _POD = "Pod"
+# Messages do not name it.
+_OTHER_CONTROLLER = "other"
 _FAMILIES = {False: "IPv4", True: "IPv6"}
 
 
@@ -50,7 +52,7 @@ def complete_filter(instance_id: int = 0, rev: int = 0) -> pb.NextFilter:
 def decode_service(
     message: pb.ServiceEndpoints,
 ) -> tuple[objects.ApiService, tuple[objects.EndpointSlice, ...]]:
-    """The service and its slices, one for each port, family and target port.
+    """The service and its slices, one for each port, family, target port and kind of controller.
 
     Raises `MessageError` for endpoints without details.
     """
@@ -117,7 +119,7 @@ def _port(port: pb.ServicePort) -> objects.ApiServicePort:
 
 def _slices(message: pb.ServiceEndpoints) -> Iterator[objects.EndpointSlice]:
     for number, port in enumerate(message.ports):
-        groups: dict[tuple[bool, int], list[objects.SliceEndpoint]] = {}
+        groups: dict[tuple[bool, int, bool], list[objects.SliceEndpoint]] = {}
         for endpoint in port.endpoints:
             address = addresses.parse(endpoint.address)
             if address is None or not endpoint.HasField("conditions"):
@@ -126,15 +128,19 @@ def _slices(message: pb.ServiceEndpoints) -> Iterator[objects.EndpointSlice]:
                     f"{endpoint.address!r} without details; request all of them "
                     "('podgate services --all')"
                 )
-            group = groups.setdefault((address.is_ipv6, endpoint.port), [])
-            group.append(_endpoint(endpoint))
-        for (is_ipv6, target), endpoints in groups.items():
+            key = address.is_ipv6, endpoint.port, endpoint.follows_pod
+            groups.setdefault(key, []).append(_endpoint(endpoint))
+        for (is_ipv6, target, follows_pods), endpoints in groups.items():
             family = _FAMILIES[is_ipv6]
+            manager = objects.PODS_CONTROLLER if follows_pods else _OTHER_CONTROLLER
             yield objects.EndpointSlice(
                 metadata=ObjectMetadata(
                     namespace=message.namespace,
-                    name=f"{message.name}-{number}-{family.lower()}-{target}",
-                    labels={objects.SERVICE_NAME_LABEL: message.name},
+                    name=f"{message.name}-{number}-{family.lower()}-{target}-{int(follows_pods)}",
+                    labels={
+                        objects.SERVICE_NAME_LABEL: message.name,
+                        objects.MANAGER_LABEL: manager,
+                    },
                 ),
                 address_type=family,
                 # A headless service without ports has only addresses.

@@ -83,6 +83,7 @@ class PortEncoder:
             added.conditions.terminating = found.is_terminating
             added.hint_zones.extend(found.zones)
             added.hint_nodes.extend(found.nodes)
+            added.follows_pod = found.follows_pod
         return added
 
 

@@ -33,6 +33,9 @@ class EndpointCandidate:
     pod_namespace: str = ""
     pod_name: str = ""
     pod_uid: str = ""
+    follows_pod: bool = True
+    """It is as ready as its pod. Where another controller or a user writes its slice, it may have
+    other reasons to be left out, or used."""
 
     @property
     def is_last_resort(self) -> bool:
@@ -63,9 +66,6 @@ class ParsedSlice:
     is_for_dns: bool = False
     """It has the label of headless services, which proxies do not read (kube-proxy's
     cmd/kube-proxy/app/server.go)."""
-    follows_pods: bool = True
-    """Its endpoints are as ready as their pods. Where another controller or a user writes it, an
-    endpoint may have other reasons to be left out, or used."""
 
     def local_keys(self, node: str) -> frozenset[str]:
         """Uids and addresses of pods on this node, whose readiness it depends on."""
@@ -74,10 +74,11 @@ class ParsedSlice:
 
     def with_readiness(self, node: str, readiness: ReadinessSource) -> "ParsedSlice":
         """The same with the newer readiness of this node's pods."""
-        if not self.follows_pods or all(candidate.node != node for candidate in self.candidates):
+        if all(candidate.node != node for candidate in self.candidates):
             return self
         candidates = (
-            _newest(one, readiness) if one.node == node else one for one in self.candidates
+            _newest(one, readiness) if one.node == node and one.follows_pod else one
+            for one in self.candidates
         )
         return dataclasses.replace(self, candidates=tuple(candidates))
 
@@ -93,6 +94,9 @@ def parse(found: objects.EndpointSlice) -> ParsedSlice:
     if is_ipv6 is None:
         return ParsedSlice()
     labels = found.metadata.labels
+    follows_pods = labels.get(objects.MANAGER_LABEL, objects.PODS_CONTROLLER) == (
+        objects.PODS_CONTROLLER
+    )
     return ParsedSlice(
         ports=tuple(
             NamedPort(port.name, port.protocol or PROTOCOLS[0], port.port)
@@ -102,15 +106,14 @@ def parse(found: objects.EndpointSlice) -> ParsedSlice:
         candidates=tuple(
             candidate
             for endpoint in found.endpoints or ()
-            if (candidate := _candidate(endpoint)) and candidate.address.is_ipv6 is is_ipv6
+            if (candidate := _candidate(endpoint, follows_pods))
+            and candidate.address.is_ipv6 is is_ipv6
         ),
         is_for_dns=objects.HEADLESS_LABEL in labels,
-        follows_pods=labels.get(objects.MANAGER_LABEL, objects.PODS_CONTROLLER)
-        == objects.PODS_CONTROLLER,
     )
 
 
-def _candidate(endpoint: objects.SliceEndpoint) -> EndpointCandidate | None:
+def _candidate(endpoint: objects.SliceEndpoint, follows_pod: bool) -> EndpointCandidate | None:
     # All addresses of an endpoint are the same pod's, and no controller writes a second one.
     address = addresses.parse(endpoint.addresses[0]) if endpoint.addresses else None
     if address is None:
@@ -132,6 +135,7 @@ def _candidate(endpoint: objects.SliceEndpoint) -> EndpointCandidate | None:
         pod_namespace=pod.namespace,
         pod_name=pod.name,
         pod_uid=pod.uid,
+        follows_pod=follows_pod,
     )
 
 

@@ -223,7 +223,7 @@ class ServicePort(_message.Message):
     def __init__(self, name: _Optional[str] = ..., protocol: _Optional[_Union[Protocol, str]] = ..., port: _Optional[int] = ..., node_port: _Optional[int] = ..., app_protocol: _Optional[str] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., has_endpoints_anywhere: _Optional[bool] = ...) -> None: ...
 
 class Endpoint(_message.Message):
-    __slots__ = ("address", "port", "is_local", "is_internal", "is_external", "is_external_from_node", "is_terminating", "hostname", "node", "zone", "pod", "conditions", "hint_zones", "hint_nodes")
+    __slots__ = ("address", "port", "is_local", "is_internal", "is_external", "is_external_from_node", "is_terminating", "hostname", "node", "zone", "pod", "conditions", "hint_zones", "hint_nodes", "follows_pod")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     IS_LOCAL_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +238,7 @@ class Endpoint(_message.Message):
     CONDITIONS_FIELD_NUMBER: _ClassVar[int]
     HINT_ZONES_FIELD_NUMBER: _ClassVar[int]
     HINT_NODES_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWS_POD_FIELD_NUMBER: _ClassVar[int]
     address: str
     port: int
     is_local: bool
@@ -252,7 +253,8 @@ class Endpoint(_message.Message):
     conditions: EndpointConditions
     hint_zones: _containers.RepeatedScalarFieldContainer[str]
     hint_nodes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, address: _Optional[str] = ..., port: _Optional[int] = ..., is_local: _Optional[bool] = ..., is_internal: _Optional[bool] = ..., is_external: _Optional[bool] = ..., is_external_from_node: _Optional[bool] = ..., is_terminating: _Optional[bool] = ..., hostname: _Optional[str] = ..., node: _Optional[str] = ..., zone: _Optional[str] = ..., pod: _Optional[_Union[PodReference, _Mapping]] = ..., conditions: _Optional[_Union[EndpointConditions, _Mapping]] = ..., hint_zones: _Optional[_Iterable[str]] = ..., hint_nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+    follows_pod: bool
+    def __init__(self, address: _Optional[str] = ..., port: _Optional[int] = ..., is_local: _Optional[bool] = ..., is_internal: _Optional[bool] = ..., is_external: _Optional[bool] = ..., is_external_from_node: _Optional[bool] = ..., is_terminating: _Optional[bool] = ..., hostname: _Optional[str] = ..., node: _Optional[str] = ..., zone: _Optional[str] = ..., pod: _Optional[_Union[PodReference, _Mapping]] = ..., conditions: _Optional[_Union[EndpointConditions, _Mapping]] = ..., hint_zones: _Optional[_Iterable[str]] = ..., hint_nodes: _Optional[_Iterable[str]] = ..., follows_pod: _Optional[bool] = ...) -> None: ...
 
 class PodReference(_message.Message):
     __slots__ = ("namespace", "name", "uid")

@@ -141,7 +141,7 @@ async def test_podgate_pods_shows_a_table_and_json(node: Node) -> None:
         assert (status, errors.count("\n")) == (1, 1)
     status, _, errors = await podgate_pods(node)
     assert status == 3
-    assert "run 'podgate run'" in errors
+    assert "is 'podgate run' running" in errors
 
 
 @pytest.mark.parametrize("delay", ["-1", "nan", "inf", "soon"])

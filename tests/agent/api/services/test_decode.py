@@ -3,12 +3,13 @@
 import contextlib
 from typing import Any
 
+import msgspec
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.api.services import decode, encode, filters, slices
+from agent.api.services import decode, encode, filters, objects, slices
 from agent.api.services.topology import NodeTopology
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.api.services.making import Json, endpoint_json, endpoint_slice, service
@@ -95,12 +96,21 @@ def states(draw: st.DrawFn) -> tuple[Any, list[Any]]:
         return one, []
     slice_ports = [{**port, "port": 8000 + number} for number, port in enumerate(ports)]
     found = [
-        endpoint_slice(
-            *draw(endpoints(family)), name=f"web-{family}", family=family, ports=slice_ports
+        managed_by(
+            draw(st.sampled_from([objects.PODS_CONTROLLER, "staff"])),
+            endpoint_slice(
+                *draw(endpoints(family)), name=f"web-{family}", family=family, ports=slice_ports
+            ),
         )
         for family in families
     ]
     return one, found
+
+
+def managed_by(manager: str, found: objects.EndpointSlice) -> objects.EndpointSlice:
+    labels = {**found.metadata.labels, objects.MANAGER_LABEL: manager}
+    metadata = msgspec.structs.replace(found.metadata, labels=labels)
+    return msgspec.structs.replace(found, metadata=metadata)
 
 
 @given(states(), st.sampled_from(["a", "b", "c"]), st.sampled_from(["a", "b", ""]))
@@ -112,6 +122,16 @@ def test_what_a_node_uses_is_the_same_by_way_of_another_podgate(
     again, again_found = decode.decode_service(sent)
     assert message(again, list(again_found), node, zone) == message(one, found, node, zone)
     assert message(again, list(again_found), "server", "b") == sent
+
+
+@pytest.mark.parametrize("manager", [objects.PODS_CONTROLLER, "staff"])
+def test_readiness_of_a_node_counts_behind_a_hub_as_at_the_api_server(manager: str) -> None:
+    one = service()
+    found = managed_by(manager, endpoint_slice(endpoint_json("198.19.0.1", node="a")))
+    _, decoded = decode.decode_service(message(one, [found], node="server"))
+    for each in (found, *decoded):
+        (used,) = slices.parse(each).with_readiness("a", lambda uid, address: False).candidates
+        assert used.is_ready is (manager == "staff")
 
 
 def test_labels_and_annotations_are_decoded() -> None:

@@ -172,7 +172,7 @@ async def test_only_changes_are_sent_and_reported(server: Server, client_files: 
         client.reported.clear()
         server.put("web-7", "198.19.0.2")
         await polling.until("the change", lambda: client.addresses("web-7") == ["198.19.0.2"])
-        assert client.reported == ["=web-7-0-ipv4-8080"]
+        assert client.reported == ["=web-7-0-ipv4-8080-1"]
 
 
 async def test_restarted_server_changes_nothing_that_it_still_has(
@@ -207,7 +207,7 @@ async def test_next_server_is_used_when_one_is_lost(
         await server.stop()
         other.put("later")
         await client.until_names("later", "web")
-        assert sorted(client.reported) == ["+later", "+web", "+web-0-ipv4-8080"]
+        assert sorted(client.reported) == ["+later", "+web", "+web-0-ipv4-8080-1"]
         await polling.until("no problem", lambda: not client.problem)
 
 
