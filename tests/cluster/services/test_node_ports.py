@@ -25,8 +25,6 @@ from tests.cluster.workloads import Workloads
 pytestmark = pytest.mark.kernel
 NODE = (proxies.UPLINK, proxies.UPLINK_IPV6)
 _LOCAL: Json = {"type": "NodePort", "externalTrafficPolicy": "Local"}
-# A socket hook translates what this node's sockets send, nothing that comes from outside.
-FROM_OUTSIDE = pytest.mark.parametrize("proxy", ["nft"], indirect=True)
 _numbers = itertools.count(1)
 
 
@@ -54,7 +52,6 @@ def test_node_port_reaches_all_pods_by_udp(services: Services, pod: Client, host
             client.until(SERVERS, address, node_port(service), "udp")
 
 
-@FROM_OUTSIDE
 @pytest.mark.parametrize("kind", ["tcp", "udp"])
 def test_node_port_serves_clients_from_outside(
     services: Services, outside: Client, kind: str
@@ -109,7 +106,6 @@ def test_external_ip_that_no_node_has_is_proxied(
             client.until(SERVERS, address)
 
 
-@FROM_OUTSIDE
 def test_external_ip_serves_clients_from_outside(services: Services, outside: Client) -> None:
     """The same, for clients from outside."""
     external = _external()
@@ -146,7 +142,6 @@ def test_load_balancer_of_mode_proxy_is_not_bypassed(
         client.until(SERVERS, both(service)[0])
 
 
-@FROM_OUTSIDE
 def test_load_balancer_admits_its_source_ranges_only(services: Services, outside: Client) -> None:
     """loadbalancer.go: should only allow access from service loadbalancer source ranges."""
     (address, _) = _external()
@@ -175,7 +170,6 @@ def test_load_balancer_gets_node_ports_when_it_allocates_them(
     host.until(SERVERS, NODE[0], node_port(changed))
 
 
-@FROM_OUTSIDE
 def test_local_policy_keeps_the_address_of_a_client_from_outside(
     services: Services, outside: Client
 ) -> None:
@@ -195,7 +189,6 @@ def test_local_policy_keeps_the_address_of_a_client_from_outside(
     polling.wait_until("the client's address is the node's", is_masqueraded)
 
 
-@FROM_OUTSIDE
 def test_local_policy_drops_where_only_other_nodes_have_endpoints(
     services: Services, outside: Client, pod: Client, host: Client
 ) -> None:
@@ -210,7 +203,6 @@ def test_local_policy_drops_where_only_other_nodes_have_endpoints(
     outside.until([ELSEWHERE], NODE[0], node_port(service))
 
 
-@FROM_OUTSIDE
 def test_node_port_without_endpoints_rejects_clients_from_outside(
     services: Services, outside: Client
 ) -> None:
@@ -220,7 +212,6 @@ def test_node_port_without_endpoints_rejects_clients_from_outside(
         outside.until([REFUSED], address, node_port(service))
 
 
-@FROM_OUTSIDE
 def test_local_policy_uses_terminating_pods_of_the_node_if_no_other_is_left(
     own: Workloads, own_services: Services, outside: Client
 ) -> None:

@@ -75,7 +75,6 @@ def test_client_of_a_local_cluster_ip_follows_when_its_pod_is_replaced(
     _cycle(own, pod, address, PORT)
 
 
-@pytest.mark.parametrize("proxy", ["nft"], indirect=True)
 def test_client_from_outside_follows_when_its_pod_is_replaced(
     own: Workloads, own_services: Services, outside: Client
 ) -> None:
