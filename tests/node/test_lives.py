@@ -26,13 +26,14 @@ async def test_pod_is_gated_probed_and_ready_until_it_ends(node: Node) -> None:
     assert isolation["reason"] == "Enforced"
     assert isolation["message"].endswith(f"(sandbox {sandbox[:12]}, boot {BOOT})")
     assert node.condition("web", labels.PROBES_PASSING)["reason"] == "ProbesPassing"
-    # One for each; if the start takes more than 3 s, a waiting reason comes in between.
-    first, *waiting, patch = node.patches("web")
-    assert len(waiting) <= 1
-    isolated, _ = first.body["status"]["conditions"]
-    assert (isolated["type"], isolated["status"]) == (labels.ISOLATION_READY, "True")
-    assert patch.body["metadata"] == {"uid": "uid-web"}
-    assert len(patch.body["status"]["conditions"]) == 2
+    # One for each, or for both if the machine is busy; if the start takes more than 3 s, a waiting
+    # reason comes in between.
+    patches = node.patches("web")
+    assert len(patches) <= 3
+    first, *_ = patches[0].body["status"]["conditions"]
+    assert (first["type"], first["status"]) == (labels.ISOLATION_READY, "True")
+    assert patches[-1].body["metadata"] == {"uid": "uid-web"}
+    assert len(patches[-1].body["status"]["conditions"]) == 2
     report = await node.report("a gate", lambda report: status_of(report, "web").gates)
     assert status_of(report, "web").source == "api"
     # Later than the conditions: only when two lists of all sandboxes have been worked off.
