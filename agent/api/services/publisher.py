@@ -15,8 +15,8 @@ from agent.api.services.view_pool import ViewPool
 
 # A roll-out changes slices several times a second; programming a proxy costs more than this.
 COALESCING_SECONDS = 0.05
-# A server for other nodes: sending a difference takes some 0.3 ms of CPU time. So it takes a third
-# of a CPU at most, and 1,000 nodes have changes within a second.
+# A server for other nodes: sending a difference takes some 0.3 ms of CPU time. So it takes some
+# 0.4 of a CPU at most, and 1,000 nodes have changes within about a second.
 _SECONDS_PER_READER = 0.001
 # Time without a break for other tasks of the loop.
 _STRETCH_SECONDS = 0.005
