@@ -1,7 +1,10 @@
 """Cluster IPs, for clients in pods and on the host. Titles are those of test/e2e/network."""
 
+import contextlib
+
 import pytest
 
+from agent.client.services import ServicesClient
 from tests import polling
 from tests.cluster import containers, proxies
 from tests.cluster.one_node import OneNode
@@ -366,6 +369,33 @@ def test_slice_labelled_headless_is_not_used_for_a_cluster_ip(
     label = {"service.kubernetes.io/headless": ""}
     users.api.patch(path, {"metadata": {"labels": label}})
     pod.until([REFUSED], both(service)[0])
+
+
+def test_headless_service_is_published_with_its_ready_pods(
+    own: Workloads, own_services: Services
+) -> None:
+    """dns.go: should provide DNS for services; should provide DNS for pods for Hostname. A DNS
+    server of the node gets these addresses and names."""
+    service = own_services.create(clusterIP="None")
+    name = own.namespace, service["metadata"]["name"]
+    rig.run_server(own, "one", labels={"serves": "web"}, hostname="one", subdomain=name[1])
+    rig.run_unready(own, "late", labels={"serves": "web"})
+    rig.until_started(own, "late")
+    own.until_ready("one")
+    expected = {(rig.address_of(own.pod("one"), family), "one") for family in (4, 6)}
+
+    def published() -> set[tuple[str, str]]:
+        with contextlib.closing(ServicesClient()) as client:
+            state = client.once()
+        found = state.by_name().get(name)
+        if found is None or not found.is_headless:
+            return set()
+        return {(each.address, each.hostname) for one in found.ports for each in one.endpoints}
+
+    polling.wait_until("the ready pod is published", lambda: published() == expected)
+    rig.set_ready(own, "late", is_ready=True)
+    expected |= {(rig.address_of(own.pod("late"), family), "") for family in (4, 6)}
+    polling.wait_until("both pods are published", lambda: published() == expected)
 
 
 def test_service_of_another_proxy_is_left_to_it(

@@ -1,6 +1,9 @@
 """Node ports, external IPs and load balancers' addresses. Titles are those of test/e2e/network."""
 
 import itertools
+import json
+import urllib.error
+import urllib.request
 
 import pytest
 
@@ -154,6 +157,41 @@ def test_load_balancer_admits_its_source_ranges_only(services: Services, outside
     outside.until([SILENT], address)
     services.patch(service, loadBalancerSourceRanges=None)
     outside.until(SERVERS, address)
+
+
+def _health(address: str, number: int) -> tuple[int, int] | None:
+    """Status of the health check and the number of endpoints in its body; None: no response."""
+    host = f"[{address}]" if ":" in address else address
+    try:
+        with urllib.request.urlopen(f"http://{host}:{number}/", timeout=10) as response:
+            return response.status, json.load(response)["localEndpoints"]
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)["localEndpoints"]
+    except OSError:
+        return None
+
+
+def _until_health(address: str, number: int, expected: tuple[int, int] | None) -> None:
+    what = f"the health check at {address} is {expected}"
+    polling.wait_until(what, lambda: _health(address, number) == expected)
+
+
+def test_health_check_node_port_counts_ready_pods_of_the_node(
+    own: Workloads, own_services: Services
+) -> None:
+    """loadbalancer.go: should only target nodes with endpoints, by the port that the load balancer
+    checks."""
+    service = own_services.create(type="LoadBalancer", externalTrafficPolicy="Local")
+    number = service["spec"]["healthCheckNodePort"]
+    rig.run_unready(own, "late", labels={"serves": "web"})
+    rig.until_started(own, "late")
+    for is_ready, expected in ((None, (503, 0)), (True, (200, 1)), (False, (503, 0))):
+        if is_ready is not None:
+            rig.set_ready(own, "late", is_ready=is_ready)
+        for address in NODE:
+            _until_health(address, number, expected)
+    own_services.patch(service, externalTrafficPolicy="Cluster")
+    _until_health(NODE[0], number, None)
 
 
 def test_load_balancer_gets_node_ports_when_it_allocates_them(
