@@ -8,6 +8,7 @@ from typing import Final
 
 # A line for each message, and continued lines: FIELD=NUMBER:TYPE. Without a type it is a string;
 # "*" is repeated, "{}" a map from strings, "+" inline.
+# EphemeralContainerCommon has the fields of Container, with the same numbers.
 SCHEMA: Final = """
 Pod metadata=1:ObjectMeta spec=2:PodSpec status=3:PodStatus
 ObjectMeta name=1 generateName=2 namespace=3 uid=5 resourceVersion=6 generation=7:int
@@ -45,7 +46,7 @@ Container name=1 image=2 command=3:* args=4:* workingDir=5 ports=6:*ContainerPor
   startupProbe=22:Probe lifecycle=12:Lifecycle terminationMessagePath=13
   terminationMessagePolicy=20 imagePullPolicy=14 securityContext=15:SecurityContext stdin=16:bool
   stdinOnce=17:bool tty=18:bool
-EphemeralContainer ephemeralContainerCommon=1:+EphemeralContainerCommon targetContainerName=2
+EphemeralContainer ephemeralContainerCommon=1:+Container targetContainerName=2
 PodSecurityContext seLinuxOptions=1:SELinuxOptions windowsOptions=8:WindowsSecurityContextOptions
   runAsUser=2:int runAsGroup=6:int runAsNonRoot=3:bool supplementalGroups=4:*int
   supplementalGroupsPolicy=12 fsGroup=5:int sysctls=7:*Sysctl fsGroupChangePolicy=9
@@ -109,14 +110,6 @@ SecurityContext capabilities=1:Capabilities privileged=2:bool seLinuxOptions=3:S
   windowsOptions=10:WindowsSecurityContextOptions runAsUser=4:int runAsGroup=8:int
   runAsNonRoot=5:bool readOnlyRootFilesystem=6:bool allowPrivilegeEscalation=7:bool procMount=9
   seccompProfile=11:SeccompProfile appArmorProfile=12:AppArmorProfile
-EphemeralContainerCommon name=1 image=2 command=3:* args=4:* workingDir=5 ports=6:*ContainerPort
-  envFrom=19:*EnvFromSource env=7:*EnvVar resources=8:ResourceRequirements
-  resizePolicy=23:*ContainerResizePolicy restartPolicy=24
-  restartPolicyRules=25:*ContainerRestartRule volumeMounts=9:*VolumeMount
-  volumeDevices=21:*VolumeDevice livenessProbe=10:Probe readinessProbe=11:Probe
-  startupProbe=22:Probe lifecycle=12:Lifecycle terminationMessagePath=13
-  terminationMessagePolicy=20 imagePullPolicy=14 securityContext=15:SecurityContext stdin=16:bool
-  stdinOnce=17:bool tty=18:bool
 SELinuxOptions user=1 role=2 type=3 level=4
 WindowsSecurityContextOptions gmsaCredentialSpecName=1 gmsaCredentialSpec=2 runAsUserName=3
   hostProcess=4:bool

@@ -3,11 +3,11 @@
 import asyncio
 import dataclasses
 import datetime
-import time
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
 from agent.api.services.objects import ApiService, EndpointSlice
+from agent.api.services.stretches import Stretches
 
 API_SERVER = "the API server"
 """Name of that source."""
@@ -20,9 +20,6 @@ Slices = Mapping[Key, EndpointSlice]
 ObjectT = TypeVar("ObjectT", ApiService, EndpointSlice)
 OnService = Callable[[ApiService | None, ApiService | None], None]
 OnSlice = Callable[[EndpointSlice | None, EndpointSlice | None], None]
-
-# Time without a break for other tasks of the loop.
-_STRETCH_SECONDS = 0.005
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -118,18 +115,6 @@ class ObjectMirror:
         for service in services.values():
             self.put(service)
             await stretches.step()
-
-
-class Stretches:
-    """Divides long work into stretches, between which other tasks of the loop run."""
-
-    def __init__(self) -> None:
-        self._until = time.monotonic() + _STRETCH_SECONDS
-
-    async def step(self) -> None:
-        if time.monotonic() >= self._until:
-            await asyncio.sleep(0)
-            self._until = time.monotonic() + _STRETCH_SECONDS
 
 
 def key_of(found: ApiService | EndpointSlice) -> Key:

@@ -5,11 +5,11 @@ coalesce; changed readiness of this node's own pods is published at once.
 """
 
 import asyncio
-import time
 from collections.abc import Iterable
 
 from agent.api.publisher import Publisher, Readers
 from agent.api.services.store import ServiceKey, ServiceStore
+from agent.api.services.stretches import Stretches
 from agent.api.services.view import SavedRevision, ServicesSnapshot, ServiceView
 from agent.api.services.view_pool import ViewPool
 
@@ -18,8 +18,6 @@ COALESCING_SECONDS = 0.05
 # A server for other nodes: sending a difference takes some 0.3 ms of CPU time. So it takes some
 # 0.4 of a CPU at most, and 1,000 nodes have changes within about a second.
 _SECONDS_PER_READER = 0.001
-# Time without a break for other tasks of the loop.
-_STRETCH_SECONDS = 0.005
 
 
 class ServicePublisher(Publisher):
@@ -129,10 +127,8 @@ class ServicePublisher(Publisher):
 
 async def _evaluate(views: Iterable[ServiceView]) -> None:
     """Evaluate what has changed, with breaks."""
-    until = time.monotonic() + _STRETCH_SECONDS
+    stretches = Stretches()
     for view in views:
         while view.dirty:
             view.evaluate_next()
-            if time.monotonic() >= until:
-                await asyncio.sleep(0)
-                until = time.monotonic() + _STRETCH_SECONDS
+            await stretches.step()

@@ -29,10 +29,10 @@ from agent.api.services.object_source import (
     Services,
     Slices,
     SourcePosition,
-    Stretches,
     key_of,
 )
 from agent.api.services.objects import ApiService, EndpointSlice
+from agent.api.services.stretches import Stretches
 from agent.api.tls import CurrentTls
 from agent.client import base
 from agent.client.services import METHOD
