@@ -401,10 +401,6 @@ class Agent:
         policies = self._policy.node_policies()
         return NodeStatus(VERSION, policies) if policies else None
 
-    def close(self) -> None:
-        self._reader.close()
-        self._authority.close()
-
     def _tasks(self, links: LinkMonitor) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
         """All that runs as long as the agent does, by name."""
         limit = self._settings.watchdog_seconds

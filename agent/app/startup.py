@@ -82,10 +82,7 @@ async def _run(
             gate_worker = await GateWorker.open(settings, await asyncio.wrap_future(loading))
             try:
                 agent = Agent(settings, gate_worker, api, listeners, handover, turn)
-                try:
-                    return await agent.run()
-                finally:
-                    agent.close()
+                return await agent.run()
             finally:
                 await gate_worker.aclose()
         finally:

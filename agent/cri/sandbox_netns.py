@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Iterator
 
 import msgspec
-import pyroute2
 
 from agent.cri.models import SandboxDetails
 from agent.linux import pod_network
@@ -61,7 +60,7 @@ async def locate(details: SandboxDetails) -> SandboxNetns:
                 return SandboxNetns(netns)
         except NetnsError as error:
             problems.append(str(error))
-        except (OSError, TimeoutError, pyroute2.NetlinkError) as error:
+        except (OSError, TimeoutError) as error:
             problems.append(f"{path} cannot be read ({error or 'no response'}).")
     if not problems:
         return SandboxNetns(None, "The container runtime reports no network namespace.")

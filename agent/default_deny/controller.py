@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
-import pyroute2
 import structlog
 
 from agent import tasks
@@ -151,12 +150,9 @@ class DefaultDenyController:
             if self._table is None:
                 await self._wake.wait()
             else:
-                async with pyroute2.AsyncIPRoute() as netlink:
-                    await self._maintain_table(self._table, netlink)
+                await self._maintain_table(self._table)
 
-    async def _maintain_table(
-        self, table: DefaultDenyTable, netlink: pyroute2.AsyncIPRoute
-    ) -> None:
+    async def _maintain_table(self, table: DefaultDenyTable) -> None:
         """Admit the kubelet, release unclaimed interfaces and restore the tables, as long as they
         are desired."""
         next_ensure = self._now() + _ENSURE_SECONDS
@@ -164,7 +160,7 @@ class DefaultDenyController:
         while self._table is table:
             await self._admit_kubelet(table)
             async with asyncio.timeout(_TIMEOUT_SECONDS):
-                found = await rtnetlink.read(netlink)
+                found = await rtnetlink.read()
             with _log_errors(Event.DEFAULT_DENY_NOT_UPDATED):
                 await self._release_unclaimed(found)
                 if self._now() >= next_beat:

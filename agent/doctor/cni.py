@@ -6,8 +6,6 @@ import json
 import pathlib
 from collections.abc import Collection, Iterator
 
-import pyroute2
-
 from agent.doctor.finding import Finding, ok, warning
 from agent.linux import rtnetlink
 from agent.linux.rtnetlink import Link
@@ -43,8 +41,7 @@ class Facts:
 
 
 async def check(bpffs: pathlib.Path, configuration: pathlib.Path = _CONFIGURATION) -> list[Finding]:
-    async with pyroute2.AsyncIPRoute() as netlink:
-        links = await rtnetlink.read(netlink)
+    links = await rtnetlink.read()
     pinned = await asyncio.to_thread(pinned_names, bpffs)
     configured = await asyncio.to_thread(plugins, configuration)
     return list(findings(Facts(links, pinned, configured)))

@@ -2,8 +2,6 @@
 
 import pathlib
 
-import pyroute2
-
 from agent.doctor.finding import Finding, ok, warning
 from agent.gates import tun_interfaces
 from agent.linux import nft, rtnetlink
@@ -35,16 +33,13 @@ async def _tun_interfaces() -> Finding:
     routes = NodeRoutes()
     carrying = []
     try:
-        async with pyroute2.AsyncIPRoute() as netlink:
-            for link in tun_interfaces.find_tuns(await rtnetlink.read(netlink)):
-                found = tun_interfaces.forwarding_routes(await routes.routes_by(link.index))
-                if found:
-                    networks = ", ".join(str(route.network) for route in found[:3])
-                    carrying.append(f"{link.name} (routes to {networks})")
-    except (OSError, pyroute2.NetlinkError) as error:
+        for link in tun_interfaces.find_tuns(await rtnetlink.read()):
+            found = tun_interfaces.forwarding_routes(await routes.routes_by(link.index))
+            if found:
+                networks = ", ".join(str(route.network) for route in found[:3])
+                carrying.append(f"{link.name} (routes to {networks})")
+    except OSError as error:
         return warning("tun", f"Cannot read tun interfaces and routes: {error}.", "Retry.")
-    finally:
-        routes.close()
     if carrying:
         return warning(
             "tun",

@@ -187,14 +187,14 @@ def _in_hierarchy(path: str) -> str:
 
 async def _route(target: IPAddress) -> int:
     """The interface by which the node sends to the address, of a bridge the port; 0 for none."""
-    with contextlib.closing(NodeRoutes()) as routes:
-        ifindex, port = 0, None
-        with contextlib.suppress(OSError):
-            ifindex = (await routes.route_to(target)).ifindex
-        # EOPNOTSUPP: the interface is no bridge.
-        with contextlib.suppress(OSError):
-            port = await routes.bridge_port_of(target, ifindex) if ifindex else None
-        return port or ifindex
+    routes = NodeRoutes()
+    ifindex, port = 0, None
+    with contextlib.suppress(OSError):
+        ifindex = (await routes.route_to(target)).ifindex
+    # EOPNOTSUPP: the interface is no bridge.
+    with contextlib.suppress(OSError):
+        port = await routes.bridge_port_of(target, ifindex) if ifindex else None
+    return port or ifindex
 
 
 def _is_veth(ifindex: int) -> bool:

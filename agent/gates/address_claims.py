@@ -70,7 +70,7 @@ class _Record:
 
 
 class AddressAuthority:
-    """Confirms pods' addresses. One check at a time, on the event loop; `close` it at the end."""
+    """Confirms pods' addresses. One check at a time, on the event loop."""
 
     def __init__(self, store: PodStore, routes: NodeRoutes | None = None) -> None:
         self._store = store
@@ -80,9 +80,6 @@ class AddressAuthority:
         self._reported_for: dict[IPAddress, dict[str, str]] = {}
         """By address, the pods' uids and names for which the runtime or manifest reports it."""
         self._reported_of: dict[str, tuple[IPAddress, ...]] = {}
-
-    def close(self) -> None:
-        self._routes.close()
 
     def _refresh(self) -> None:
         """Update the reported addresses; before a pod is checked that may claim the same ones."""

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Collection
 
-import pyroute2
 import structlog
 
 from agent.gates import tun_interfaces
@@ -44,6 +43,7 @@ class InjectableInterfaces:
         self._store = store
         self._host_devices = host_devices
         self._forwarding = forwarding
+        self._routes = NodeRoutes()
         self._changed = asyncio.Event()
         self._pods = store.in_force.subscribe(Subscription(self._changed))
         self._seen: object = None
@@ -67,20 +67,15 @@ class InjectableInterfaces:
     async def refresh(self) -> None:
         """Read the host's interfaces, and have all of them as they should be.
 
-        Before the first gate, too: a gate relies on what was stamped before. Raises `OSError`,
-        `TimeoutError` or `pyroute2.NetlinkError`.
+        Before the first gate, too: a gate relies on what was stamped before. Raises `OSError` or
+        `TimeoutError`.
         """
         self._is_hinted = False
         self._seen = self._pods_interfaces()
-        async with asyncio.timeout(_TIMEOUT_SECONDS), pyroute2.AsyncIPRoute() as netlink:
-            found = await rtnetlink.read(netlink)
-        routes = NodeRoutes()
-        try:
-            async with asyncio.timeout(_TIMEOUT_SECONDS):
-                uplinks = await routes.uplinks()
-                injecting = await self._injecting(found, routes)
-        finally:
-            routes.close()
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            found = await rtnetlink.read()
+            uplinks = await self._routes.uplinks()
+            injecting = await self._injecting(found)
         self._is_done = await self._host_devices.ensure(found, uplinks)
         await self._mark(injecting)
 
@@ -103,7 +98,7 @@ class InjectableInterfaces:
             self._store.ungated_interfaces(),
         )
 
-    async def _injecting(self, found: list[Link], routes: NodeRoutes) -> set[int]:
+    async def _injecting(self, found: list[Link]) -> set[int]:
         """Interfaces whose packets the host sends: of relays, the kubelet's; and most tuns."""
         injecting = {link.index for link in found if relay_interfaces.is_relay_interface(link.name)}
         tuns = tun_interfaces.find_tuns(found)
@@ -112,7 +107,7 @@ class InjectableInterfaces:
         for link in tuns:
             if tun_interfaces.is_named(link, self._forwarding):
                 continue
-            if not tun_interfaces.forwarding_routes(await routes.routes_by(link.index), pods):
+            if not tun_interfaces.forwarding_routes(await self._routes.routes_by(link.index), pods):
                 injecting.add(link.index)
         return injecting
 

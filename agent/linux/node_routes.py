@@ -9,11 +9,9 @@ import enum
 import errno
 import ipaddress
 import socket
+import struct
 
-import pyroute2
-from pyroute2.netlink.rtnl import ndmsg, rtmsg
-
-from agent.linux.rtnetlink import SharedIPRoute
+from agent.linux import netlink
 from bpf.abi import IPAddress, IPNetwork
 
 # include/uapi/linux/rtnetlink.h: types under which the node keeps a packet for itself.
@@ -26,7 +24,19 @@ _NO_ROUTE = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EACCES, errn
 # Of a dump: the interface was just deleted, or the node has no IPv6 (ipv6.disable=1).
 _NOT_THERE = frozenset({errno.ENODEV, errno.EOPNOTSUPP, errno.EAFNOSUPPORT})
 _NO_ENTRY = frozenset({errno.ENOENT, errno.ENODEV, errno.EINVAL})
-_HAS_LLADDR = sum(ndmsg.states[n] for n in ("reachable", "stale", "delay", "probe", "permanent"))
+
+# include/uapi/linux/rtnetlink.h and neighbour.h
+_RTM_GETROUTE, _RTM_NEWNEIGH, _RTM_GETNEIGH = 26, 28, 30
+# family, lengths of destination and source, tos, table, protocol, scope, type, flags
+_ROUTE = struct.Struct("=BBBBBBBBI")
+_RTA_DST, _RTA_OIF = 1, 4
+_NEIGHBOUR = struct.Struct("=BxxxiHBB")  # family, interface, state, flags, type
+_NDA_DST, _NDA_LLADDR, _NDA_MASTER = 1, 2, 9
+_NTF_USE = 0x01
+_HAS_LLADDR = 0x02 | 0x04 | 0x08 | 0x10 | 0x80  # reachable, stale, delay, probe, permanent
+_ROUTE_ATTRIBUTES = netlink.HEADER_BYTES + _ROUTE.size
+_NEIGHBOUR_ATTRIBUTES = netlink.HEADER_BYTES + _NEIGHBOUR.size
+_U32 = struct.Struct("=I")
 
 
 class RouteKind(enum.Enum):
@@ -56,30 +66,25 @@ class DeviceRoute:
 
 
 class NodeRoutes:
-    """Queries about the node's forwarding tables, on the event loop; `close` it at the end."""
-
-    def __init__(self, netlink: pyroute2.AsyncIPRoute | None = None) -> None:
-        # Strict: the kernel filters what it dumps (Linux 4.20); else pyroute2 does.
-        self._netlink = netlink or SharedIPRoute(strict_check=True)
-
-    def close(self) -> None:
-        self._netlink.close()
+    """Queries about the node's forwarding tables, on the event loop."""
 
     async def route_to(self, address: IPAddress) -> NodeRoute:
         """The main lookup of the FIB, as for a packet of a local process. Raises `OSError`."""
+        body = _ROUTE.pack(_family(address), address.max_prefixlen, *[0] * 7)
+        body += netlink.attribute(_RTA_DST, address.packed)
         try:
-            answer = await self._netlink.route("get", dst=str(address), family=_family(address))
-        except pyroute2.NetlinkError as error:
-            if error.code in _NO_ROUTE:
+            (answer,) = await netlink.request(_RTM_GETROUTE, body)
+        except OSError as error:
+            if error.errno in _NO_ROUTE:
                 return NodeRoute(RouteKind.NONE)
-            raise OSError(error.code, f"route to {address}") from error
-        (route, *_) = answer
-        if route["type"] in _OWN_TYPES:
+            raise OSError(error.errno, f"route to {address}") from error
+        kind = _ROUTE.unpack_from(answer, netlink.HEADER_BYTES)[7]
+        if kind in _OWN_TYPES:
             return NodeRoute(RouteKind.OWN)
-        ifindex = route.get_attr("RTA_OIF")
-        if route["type"] != _RTN_UNICAST or not ifindex:
+        interface = netlink.attributes(answer, _ROUTE_ATTRIBUTES).get(_RTA_OIF)
+        if kind != _RTN_UNICAST or not interface:
             return NodeRoute(RouteKind.NONE)
-        return NodeRoute(RouteKind.SENT, int(ifindex))
+        return NodeRoute(RouteKind.SENT, *_U32.unpack(interface))
 
     async def uplinks(self) -> set[int]:
         """Interfaces of the default routes. Raises `OSError`."""
@@ -96,12 +101,15 @@ class NodeRoutes:
         """Unicast routes by one interface. Raises `OSError`."""
         found: list[DeviceRoute] = []
         for family in (socket.AF_INET, socket.AF_INET6):
+            body = _ROUTE.pack(family, *[0] * 8)
+            body += netlink.attribute(_RTA_OIF, _U32.pack(ifindex))
             try:
-                dump = await self._netlink.route("dump", family=family, oif=ifindex)
-                found += [_device_route(r) async for r in dump if r["type"] == _RTN_UNICAST]
-            except pyroute2.NetlinkError as error:
-                if error.code not in _NOT_THERE:
-                    raise OSError(error.code, f"routes by interface {ifindex}") from error
+                routes = await netlink.dump(_RTM_GETROUTE, body, is_filtered=True)
+            except OSError as error:
+                if error.errno not in _NOT_THERE:
+                    raise OSError(error.errno, f"routes by interface {ifindex}") from error
+            else:
+                found += [route for message in routes if (route := _device_route(message))]
         return found
 
     async def bridge_port_of(self, address: IPAddress, bridge: int) -> int | None:
@@ -110,47 +118,62 @@ class NodeRoutes:
         By the node's neighbour entry and the bridge's forwarding entry for it (RTM_GETNEIGH for one
         entry: Linux 5.0). None where either is missing. Raises `OSError`.
         """
-        neighbour = await self._entry(dst=str(address), ifindex=bridge, family=_family(address))
-        if neighbour is None or not neighbour["state"] & _HAS_LLADDR:
+        neighbour = await _entry(
+            _NEIGHBOUR.pack(_family(address), bridge, 0, 0, 0)
+            + netlink.attribute(_NDA_DST, address.packed)
+        )
+        if neighbour is None or not neighbour.state & _HAS_LLADDR or not neighbour.lladdr:
             return None
-        lladdr = neighbour.get_attr("NDA_LLADDR")
-        if lladdr is None:
-            return None
-        port = await self._entry(lladdr=lladdr, master=bridge, family=socket.AF_BRIDGE)
-        return int(port["ifindex"]) if port is not None else None
+        port = await _entry(
+            _NEIGHBOUR.pack(socket.AF_BRIDGE, 0, 0, 0, 0)
+            + netlink.attribute(_NDA_LLADDR, neighbour.lladdr)
+            + netlink.attribute(_NDA_MASTER, _U32.pack(bridge))
+        )
+        return port.ifindex if port else None
 
     async def solicit(self, address: IPAddress, ifindex: int) -> None:
         """Make the kernel resolve a neighbour, as a packet for it would. Raises `OSError`."""
+        body = _NEIGHBOUR.pack(_family(address), ifindex, 0, _NTF_USE, 0)
+        body += netlink.attribute(_NDA_DST, address.packed)
+        flags = netlink.NLM_F_ACK | netlink.NLM_F_CREATE | netlink.NLM_F_REPLACE
         try:
-            await self._netlink.neigh(
-                "replace",
-                dst=str(address),
-                ifindex=ifindex,
-                family=_family(address),
-                flags=ndmsg.flags["use"],
-                state=0,
-            )
-        except pyroute2.NetlinkError as error:
-            if error.code not in _NO_ENTRY:
-                raise OSError(error.code, f"resolving {address}") from error
+            await netlink.request(_RTM_NEWNEIGH, body, flags=flags)
+        except OSError as error:
+            if error.errno not in _NO_ENTRY:
+                raise OSError(error.errno, f"resolving {address}") from error
 
-    async def _entry(self, **key: object) -> ndmsg.ndmsg | None:
-        try:
-            return (await self._netlink.neigh("get", **key))[0]
-        except pyroute2.NetlinkError as error:
-            if error.code in _NO_ENTRY:
-                return None
-            raise OSError(error.code, f"neighbour {key}") from error
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Entry:
+    """Of a table of neighbours, or of a bridge's forwarding table."""
+
+    ifindex: int
+    state: int
+    lladdr: bytes
+
+
+async def _entry(key: bytes) -> _Entry | None:
+    try:
+        (answer,) = await netlink.request(_RTM_GETNEIGH, key)
+    except OSError as error:
+        if error.errno in _NO_ENTRY:
+            return None
+        raise OSError(error.errno, "neighbour of a bridge") from error
+    _, ifindex, state, _, _ = _NEIGHBOUR.unpack_from(answer, netlink.HEADER_BYTES)
+    lladdr = netlink.attributes(answer, _NEIGHBOUR_ATTRIBUTES).get(_NDA_LLADDR, b"")
+    return _Entry(ifindex, state, lladdr)
 
 
 def _family(address: IPAddress) -> int:
     return socket.AF_INET if address.version == 4 else socket.AF_INET6
 
 
-def _device_route(route: rtmsg.rtmsg) -> DeviceRoute:
-    default = "0.0.0.0" if route["family"] == socket.AF_INET else "::"
-    destination = route.get_attr("RTA_DST") or default
-    return DeviceRoute(
-        ipaddress.ip_network(f"{destination}/{route['dst_len']}"),
-        route["proto"] == _RTPROT_KERNEL,
-    )
+def _device_route(message: bytes) -> DeviceRoute | None:
+    """None unless it is a unicast route."""
+    family, length, _, _, _, origin, _, kind, _ = _ROUTE.unpack_from(message, netlink.HEADER_BYTES)
+    if kind != _RTN_UNICAST:
+        return None
+    default = bytes(4 if family == socket.AF_INET else 16)
+    destination = netlink.attributes(message, _ROUTE_ATTRIBUTES).get(_RTA_DST, default)
+    network = ipaddress.ip_network((destination, length))
+    return DeviceRoute(network, is_on_link=origin == _RTPROT_KERNEL)

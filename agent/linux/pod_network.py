@@ -5,16 +5,13 @@ also close addresses that the API does not have.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import ipaddress
 import os
-import socket
+import struct
 from collections.abc import Iterable, Mapping
 
-import pyroute2
-
-from agent.linux import rtnetlink
+from agent.linux import netlink, rtnetlink
 from agent.linux.rtnetlink import Link
 from bpf.abi import IPAddress
 from probes.netns import Netns
@@ -25,6 +22,14 @@ _UNSUPPORTED = {None: "a physical device", "macvlan": "macvlan", "macvtap": "mac
     kind: kind for kind in ("ipvlan", "ipvtap", "netkit", "vlan")
 }
 _TIMEOUT_SECONDS = 5
+
+# include/uapi/linux/rtnetlink.h, if_addr.h and net_namespace.h
+_RTM_GETADDR, _RTM_GETNSID = 22, 90
+_IFADDR = struct.Struct("=BBBBI")  # family, prefix length, flags, scope, interface
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_RTGEN = struct.Struct("=Bxxx")  # family
+_NETNSA_NSID, _NETNSA_FD = 1, 3
+_S32 = struct.Struct("=i")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,28 +69,18 @@ class PodNetwork:
 class PodNetworkReader:
     """Reads pods' networks on the event loop, each within 5 s."""
 
-    def __init__(self) -> None:
-        self._node = rtnetlink.SharedIPRoute()
-
-    def close(self) -> None:
-        self._node.close()
-
     async def read(self, netns: Netns) -> PodNetwork:
-        """Raises `NetnsGone`, or `TimeoutError`."""
+        """Raises `NetnsGoneError`, `OSError` or `TimeoutError`."""
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            async with netlink_in(netns) as inside:
-                found = await rtnetlink.read(inside)
-                assigned = [
-                    (address["index"], ipaddress.ip_address(address.get("address")))
-                    async for address in await inside.get_addr()
-                ]
+            found = await rtnetlink.read(netns)
+            assigned = await _addresses(netns)
             # The request for the other end also makes the kernel number the pod's namespace.
             peers = [
-                (link, await self._link(link.peer))
+                (link, await rtnetlink.find(link.peer))
                 for link in found
                 if link.kind == "veth" and link.peer
             ]
-            nsid = await self._nsid(netns)
+            nsid = await _nsid(netns)
         own = [
             (link, peer)
             for link, peer in peers
@@ -113,27 +108,25 @@ class PodNetworkReader:
 
     async def exists(self, ifindex: int) -> bool:
         """Whether the host has this interface."""
-        return await self._link(ifindex) is not None
+        return await rtnetlink.find(ifindex) is not None
 
-    async def _link(self, ifindex: int) -> Link | None:
-        try:
-            return rtnetlink.of_message((await self._node.link("get", index=ifindex))[0])
-        except pyroute2.NetlinkError:
-            return None
 
-    async def _nsid(self, netns: Netns) -> int | None:
-        with contextlib.ExitStack() as stack:
-            try:
-                fd = os.open(netns.path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                return None
-            stack.callback(os.close, fd)
-            try:
-                answer = await self._node.get_netnsid(fd=fd)
-            except pyroute2.NetlinkError:
-                # It was deleted meanwhile, and the file that it was mounted on remains.
-                return None
-        return int(answer["nsid"]) if answer["nsid"] >= 0 else None
+async def _nsid(netns: Netns) -> int | None:
+    try:
+        fd = os.open(netns.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        body = _RTGEN.pack(0) + netlink.attribute(_NETNSA_FD, _S32.pack(fd))
+        (answer,) = await netlink.request(_RTM_GETNSID, body)
+    except OSError:
+        # It was deleted meanwhile, and the file that it was mounted on remains.
+        return None
+    finally:
+        os.close(fd)
+    values = netlink.attributes(answer, netlink.HEADER_BYTES + _RTGEN.size)
+    (nsid,) = _S32.unpack(values[_NETNSA_NSID])
+    return int(nsid) if nsid >= 0 else None
 
 
 def _by_interface(
@@ -160,17 +153,19 @@ def _is_other_end(peer: Link, *, of: Link, nsid: int | None) -> bool:
 async def addresses_in(netns: Netns) -> set[IPAddress]:
     """All addresses in a namespace, those of the loopback too.
 
-    Raises `NetnsGone`, `TimeoutError`, `OSError` and `pyroute2.NetlinkError`.
+    Raises `NetnsGoneError`, `TimeoutError` and `OSError`.
     """
-    async with asyncio.timeout(_TIMEOUT_SECONDS), netlink_in(netns) as inside:
-        return {
-            ipaddress.ip_address(address.get("address"))
-            async for address in await inside.get_addr()
-        }
+    async with asyncio.timeout(_TIMEOUT_SECONDS):
+        return {address for _, address in await _addresses(netns)}
 
 
-def netlink_in(netns: Netns) -> pyroute2.AsyncIPRoute:
-    """Route netlink of another namespace. Raises `NetnsGone` or `OSError`."""
-    # asyncio, which pyroute2 uses, accepts only datagram sockets; netlink makes no difference.
-    sock = netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE)
-    return pyroute2.AsyncIPRoute(fileno=sock.detach())
+async def _addresses(netns: Netns) -> list[tuple[int, IPAddress]]:
+    """Each with its interface."""
+    found: list[tuple[int, IPAddress]] = []
+    for message in await netlink.dump(_RTM_GETADDR, _IFADDR.pack(0, 0, 0, 0, 0), netns=netns):
+        _, _, _, _, ifindex = _IFADDR.unpack_from(message, netlink.HEADER_BYTES)
+        values = netlink.attributes(message, netlink.HEADER_BYTES + _IFADDR.size)
+        # With a peer, IFA_ADDRESS is the peer's (include/uapi/linux/if_addr.h).
+        if packed := values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS):
+            found.append((ifindex, ipaddress.ip_address(packed)))
+    return found

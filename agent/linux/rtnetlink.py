@@ -1,38 +1,38 @@
-"""The interfaces of a network namespace, all in one dump.
+"""The interfaces of a network namespace, all in one dump, or one.
 
 They are read whenever one appears, disappears or changes, and a node has some for each pod.
-pyroute2 takes 0.3 ms to decode a link's hundred attributes, so of veths, which are many, only the
-attributes that podgate uses are decoded here; pyroute2 decodes the others.
+pyroute2 takes 0.3 ms to decode a link's hundred attributes, so of most kinds only the attributes
+that podgate uses are decoded here; pyroute2 decodes those of tunnels and tun interfaces.
 """
 
-import asyncio
 import dataclasses
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pyroute2
-from pyroute2.netlink import NLM_F_DUMP, NLM_F_REQUEST
-from pyroute2.netlink.nlsocket import NetlinkRequest
-from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_NEWLINK
+from pyroute2.netlink.rtnl import RTM_GETLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-_NLMSG_HEADER = struct.Struct("=IHHI")
+from agent.linux import netlink
+from probes.netns import Netns
+
 _IFINFO = struct.Struct("=BxHiII")  # family, type, index, flags, change
 _ATTRIBUTE = struct.Struct("=HH")
 _U32, _S32 = struct.Struct("=I"), struct.Struct("=i")
-_BODY = 16  # after struct nlmsghdr
-_ATTRIBUTES = 32  # after struct ifinfomsg as well
+_BODY = netlink.HEADER_BYTES
+_ATTRIBUTES = _BODY + _IFINFO.size
 _TYPE_MASK = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
 
 # include/uapi/linux/if_link.h
 _IFLA_IFNAME, _IFLA_LINK, _IFLA_MASTER = 3, 5, 10
-_IFLA_LINKINFO, _IFLA_LINK_NETNSID = 18, 37
+_IFLA_LINKINFO, _IFLA_EXT_MASK, _IFLA_LINK_NETNSID = 18, 29, 37
 _IFLA_INFO_KIND = 1
 _SKIP_STATS = 1 << 3  # RTEXT_FILTER_SKIP_STATS
 
 _IFF_UP, _IFF_LOOPBACK = 1, 8
 _ARPHRD_ETHER = 1
+# Kinds of which podgate uses no attribute of `IFLA_INFO_DATA`; None: physical, or the loopback.
+_PLAIN_KINDS = frozenset({None, "bridge", "dummy", "ifb", "ipvlan", "macvlan", "veth", "vlan"})
 _TUN_TYPE_TAP = 2  # IFLA_TUN_TYPE: IFF_TAP of linux/if_tun.h
 
 # Attributes of `IFLA_INFO_DATA` that name the UDP port a device listens on; of IP tunnels, the one
@@ -75,47 +75,24 @@ class Link:
         return bool(self.flags & _IFF_LOOPBACK)
 
 
-class SharedIPRoute(pyroute2.AsyncIPRoute):  # type: ignore[misc]
-    """For requests of several tasks at once.
-
-    pyroute2 makes the transport at the first request. Each of several first requests would make
-    one for the same descriptor, which asyncio rejects with RuntimeError since Python 3.13.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        self._connecting = asyncio.Lock()
-        super().__init__(**options)
-
-    async def setup_endpoint(self) -> None:
-        async with self._connecting:
-            await super().setup_endpoint()
+async def read(netns: Netns | None = None) -> list[Link]:
+    """All links of a namespace, this process's if None. Raises `OSError` and `NetnsGoneError`."""
+    messages = await netlink.dump(RTM_GETLINK, _request(0), netns=netns)
+    return [_parse(message) for message in messages]
 
 
-async def read(netlink: pyroute2.AsyncIPRoute) -> list[Link]:
-    """All links in the namespace of `netlink`. Raises `pyroute2.NetlinkError` and `OSError`."""
-    message = ifinfmsg()
-    message["attrs"] = [("IFLA_EXT_MASK", _SKIP_STATS)]
-    found: list[Link] = []
+async def find(ifindex: int) -> Link | None:
+    """One link of this process's namespace; None if it has none of this number."""
+    try:
+        (message,) = await netlink.request(RTM_GETLINK, _request(ifindex))
+    except OSError:
+        return None
+    return _parse(message)
 
-    def parse(data: bytes, offset: int, length: int) -> Any:
-        _, kind, flags, number = _NLMSG_HEADER.unpack_from(data, offset)
-        if kind != RTM_NEWLINK:
-            return netlink.marshal.parse_one_message(kind, flags, number, data, offset, length)
-        found.append(_parse(data, offset, length))
-        # A response without any message would end the dump.
-        return {"header": {"type": kind, "flags": flags, "error": None}}
 
-    request = NetlinkRequest(
-        netlink,
-        message,
-        msg_type=RTM_GETLINK,
-        msg_flags=NLM_F_DUMP | NLM_F_REQUEST,
-        parser=parse,
-    )
-    await request.send()
-    async for _ in request.response():
-        pass
-    return found
+def _request(ifindex: int) -> bytes:
+    mask = netlink.attribute(_IFLA_EXT_MASK, _U32.pack(_SKIP_STATS))
+    return _IFINFO.pack(0, 0, ifindex, 0, 0) + mask
 
 
 def of_message(message: Any) -> Link:
@@ -157,13 +134,12 @@ def _bareudp_ports(data: bytes) -> Iterator[int]:
         at += max(4, (size + 3) & ~3)
 
 
-def _parse(data: bytes, offset: int, length: int) -> Link:
-    _, type_, index, flags, _ = _IFINFO.unpack_from(data, offset + _BODY)
+def _parse(data: bytes) -> Link:
+    _, type_, index, flags, _ = _IFINFO.unpack_from(data, _BODY)
     name, kind = "", None
     peer = peer_nsid = master = None
-    end = offset + length
-    at = offset + _ATTRIBUTES
-    while at < end:
+    at = _ATTRIBUTES
+    while at < len(data):
         size, attribute = _ATTRIBUTE.unpack_from(data, at)
         attribute &= _TYPE_MASK
         if attribute == _IFLA_IFNAME:
@@ -177,10 +153,10 @@ def _parse(data: bytes, offset: int, length: int) -> Link:
         elif attribute == _IFLA_LINKINFO:
             kind = _kind(data, at + 4, at + size)
         at += (size + 3) & ~3
-    if kind in (None, "veth"):
+    if kind in _PLAIN_KINDS:
         is_ethernet = type_ == _ARPHRD_ETHER
         return Link(index, name, flags, kind, peer, peer_nsid, master, is_ethernet=is_ethernet)
-    message = ifinfmsg(data, offset=offset)
+    message = ifinfmsg(data)
     message.decode()
     return of_message(message)
 

@@ -19,7 +19,6 @@ import pyroute2
 from agent.errors import PodgateError
 from agent.linux import network_setup
 from agent.linux.network_setup import family_of
-from agent.linux.pod_network import netlink_in
 from agent.relay import interfaces as relay_interfaces
 from agent.settings import RelayRanges
 from agent.strict import ranges as strict_ranges
@@ -137,7 +136,7 @@ async def make(
             link = (await netlink.link("get", ifname=name))[0]
             pair = VethPair(slot, int(link["index"]), name)
             await gate(pair.ifindex)
-            async with netlink_in(netns) as inside:
+            async with _netlink_in(netns) as inside:
                 inner_link = (await inside.link("get", ifname=INSIDE))[0]
                 shares = [
                     s
@@ -151,6 +150,12 @@ async def make(
                 await netlink.link("del", ifname=name)
             raise
     return pair
+
+
+def _netlink_in(netns: Netns) -> pyroute2.AsyncIPRoute:
+    # asyncio, which pyroute2 uses, accepts only datagram sockets; netlink makes no difference.
+    sock = netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE)
+    return pyroute2.AsyncIPRoute(fileno=sock.detach())
 
 
 async def remove(ifindex: int) -> None:

@@ -66,19 +66,15 @@ class Checked:
     async def _check(self, name: str, times: int, change: Callable[[], None]) -> AddressClaims:
         store = PodStore(Conditions())
         authority, reader = AddressAuthority(store), PodNetworkReader()
-        try:
-            for _, pod in self._pods:
-                store.set_pod(pod)
-            ((lab_pod, pod),) = [pair for pair in self._pods if pair[1].uid == name]
-            for number in range(times):
-                if number:
-                    change()
-                network = await reader.read(lab_pod.netns)
-                found = await authority.check(pod, lab_pod.netns, network)
-            return found
-        finally:
-            authority.close()
-            reader.close()
+        for _, pod in self._pods:
+            store.set_pod(pod)
+        ((lab_pod, pod),) = [pair for pair in self._pods if pair[1].uid == name]
+        for number in range(times):
+            if number:
+                change()
+            network = await reader.read(lab_pod.netns)
+            found = await authority.check(pod, lab_pod.netns, network)
+        return found
 
 
 @pytest.fixture

@@ -1,22 +1,18 @@
 """The dump of interfaces equals what pyroute2 decodes from the whole messages."""
 
 import asyncio
+import ipaddress
 import socket
 
 import pyroute2
 import pytest
 
 from agent.lab import lab as labs
-from agent.linux import rtnetlink
+from agent.linux import netlink, pod_network, rtnetlink
 from agent.linux.rtnetlink import Link
 from tests.kernel import links as made
 
 pytestmark = pytest.mark.kernel
-
-
-async def read() -> list[Link]:
-    async with pyroute2.AsyncIPRoute() as netlink:
-        return await rtnetlink.read(netlink)
 
 
 def read_whole() -> list[Link]:
@@ -33,7 +29,7 @@ def test_each_kind_is_read_as_it_is_decoded(lab: labs.Lab) -> None:
         made.vxlan(bytes((2, 0, 0, 0, 0, 1)), 4790, 7, "198.18.0.1"),
         made.made("tap-pg", "tuntap add tap-pg mode tap"),
     ):
-        found = asyncio.run(read())
+        found = asyncio.run(rtnetlink.read())
         assert found == read_whole()
         by_name = {link.name: link for link in found}
         assert {link.index: link.name for link in found} == dict(socket.if_nameindex())
@@ -57,6 +53,34 @@ def test_more_links_than_one_answer_holds_are_all_read(lab: labs.Lab) -> None:
     commands = [f"link add many{number} type veth peer name many-{number}" for number in range(60)]
     try:
         made.ip(*commands)
-        assert asyncio.run(read()) == read_whole()
+        assert asyncio.run(rtnetlink.read()) == read_whole()
     finally:
         made.ip(*(f"link del many{number}" for number in range(60)))
+
+
+def test_address_with_a_peer_is_the_pods_own(lab: labs.Lab) -> None:
+    """A point-to-point interface has the address of its peer as well, which is another host's."""
+    pod = lab.add_pod("one", 1)
+    made.ip_inside(
+        pod,
+        "address add 198.18.9.1 peer 198.18.9.2/32 dev eth0",
+        "address add fd00:18:9::1 peer fd00:18:9::2/128 dev eth0 nodad",
+    )
+    network = asyncio.run(pod_network.PodNetworkReader().read(pod.netns))
+    own = {ipaddress.ip_address("198.18.9.1"), ipaddress.ip_address("fd00:18:9::1")}
+    assert {address for address in network.addresses if not address.is_link_local} == {
+        *pod.addresses,
+        *own,
+    }
+
+
+def test_process_of_a_pod_cannot_answer_for_the_kernel(lab: labs.Lab) -> None:
+    """With CAP_NET_ADMIN in its namespace it may send to any netlink socket there."""
+    pod = lab.add_pod("one", 1)
+    with netlink.opened(pod.netns) as ours:
+        port = ours.getsockname()[0]
+        address = (socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        with pod.netns.socket(*address) as other:
+            assert port not in (0, other.getsockname()[0])
+            with pytest.raises(ConnectionRefusedError):
+                other.sendto(bytes(16), (port, 0))

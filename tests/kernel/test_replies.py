@@ -383,11 +383,7 @@ def read_pending(pod: labs.LabPod) -> pending_flows.PendingFlows:
 
 
 async def _read_pending(pod: labs.LabPod) -> pending_flows.PendingFlows:
-    reader = PodNetworkReader()
-    try:
-        network = await reader.read(pod.netns)
-    finally:
-        reader.close()
+    network = await PodNetworkReader().read(pod.netns)
     return pending_flows.read(pod.netns, network)
 
 

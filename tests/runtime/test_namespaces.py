@@ -1,7 +1,6 @@
 """Network namespaces as runtimes report them, and their verification."""
 
 import asyncio
-import contextlib
 import ipaddress
 import json
 import os
@@ -15,7 +14,7 @@ from agent.cri import sandbox_netns
 from agent.cri.models import SandboxDetails
 from agent.cri.sandbox_netns import SandboxNetns, netns_paths
 from agent.lab.lab import Lab
-from agent.linux.pod_network import PodNetwork, PodNetworkReader
+from agent.linux.pod_network import PodNetworkReader
 
 _PATH = "/var/run/netns/cni-0a"
 _SPEC = {"linux": {"namespaces": [{"type": "pid"}, {"type": "network", "path": _PATH}]}}
@@ -136,11 +135,7 @@ def test_namespace_that_vanishes_while_it_is_read_has_no_number(
 
     monkeypatch.setattr("agent.linux.pod_network.os", _OsWithOther(open_left_over))
 
-    async def read() -> PodNetwork:
-        with contextlib.closing(PodNetworkReader()) as reader:
-            return await reader.read(pod.netns)
-
-    network = asyncio.run(read())
+    network = asyncio.run(PodNetworkReader().read(pod.netns))
     assert opened == [pod.netns.path]
     assert (network.nsid, network.interfaces) == (None, ())
 

@@ -32,11 +32,7 @@ async def find_netns(path: str) -> ProbeLocation:
     """The pod in this network namespace. Raises `ProbeCommandError`."""
     try:
         netns = Netns.open(path)
-        reader = PodNetworkReader()
-        try:
-            network = await reader.read(netns)
-        finally:
-            reader.close()
+        network = await PodNetworkReader().read(netns)
     except NetnsError as error:
         raise ProbeCommandError(str(error)) from error
     except TimeoutError as error:

@@ -30,8 +30,6 @@ class Routes:
     def __init__(self) -> None:
         self.solicited: list[IPAddress] = []
 
-    def close(self) -> None: ...
-
     async def route_to(self, address: IPAddress) -> NodeRoute:
         if str(address) == OWN:
             return NodeRoute(RouteKind.OWN)

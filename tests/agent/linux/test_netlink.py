@@ -1,0 +1,131 @@
+"""Requests to route netlink, and what the kernel's responses may be."""
+
+import asyncio
+import errno
+import os
+import socket
+import struct
+
+import pytest
+
+from agent.linux import netlink, rtnetlink
+from probes.netns import Netns
+
+_GETLINK = 18
+_LINK = struct.Struct("=BxHiII")
+_DUMP_INTERRUPTED = 0x10
+_DONE = 3
+
+
+class Kernel:
+    """Answers each request with the next of its responses, from the other end of a pair."""
+
+    def __init__(self, *responses: list[bytes]) -> None:
+        self._responses = list(responses)
+        self.requests: list[bytes] = []
+        self._ends: list[socket.socket] = []
+
+    def open(self, netns: Netns | None, *, is_strict: bool = False) -> socket.socket:
+        end, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        end.setblocking(False)
+        ours.setblocking(False)
+        for datagram in self._responses.pop(0):
+            ours.send(datagram)
+        self._ends.append(ours)
+        return end
+
+    @property
+    def remaining(self) -> int:
+        return len(self._responses)
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close()
+
+
+def message(kind: int, body: bytes, flags: int = 0) -> bytes:
+    content = struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0) + body
+    return content + bytes(-len(content) % 4)
+
+
+def link(number: int, flags: int = 0) -> bytes:
+    return message(16, _LINK.pack(0, 1, number, 1, 0), flags)
+
+
+def done(flags: int = 0, error: int = 0) -> bytes:
+    return message(_DONE, struct.pack("=i", -error), flags)
+
+
+async def dumped(monkeypatch: pytest.MonkeyPatch, *responses: list[bytes]) -> tuple[list[int], int]:
+    """The links of a dump, and how many of the responses were not read."""
+    kernel = Kernel(*responses)
+    monkeypatch.setattr(netlink, "opened", kernel.open)
+    try:
+        return [found.index for found in await rtnetlink.read()], kernel.remaining
+    finally:
+        kernel.close()
+
+
+async def test_all_messages_of_all_datagrams_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    response = [link(1) + link(2), link(3), done()]
+    assert await dumped(monkeypatch, response) == ([1, 2, 3], 0)
+
+
+async def test_dump_that_changed_meanwhile_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = [link(1), done(_DUMP_INTERRUPTED)]
+    whole = [link(1) + link(2), done()]
+    assert await dumped(monkeypatch, changed, whole, whole) == ([1, 2], 1)
+
+
+async def test_dump_that_always_changes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    responses = [[link(1, _DUMP_INTERRUPTED), done()] for _ in range(10)]
+    assert await dumped(monkeypatch, *responses) == ([1], 5)
+
+
+async def test_error_at_the_end_of_a_dump_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OSError, match=os.strerror(errno.ENODEV)):
+        await dumped(monkeypatch, [link(1), done(error=errno.ENODEV)])
+
+
+async def test_late_response_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    end.setblocking(False)
+    monkeypatch.setattr(netlink, "opened", lambda netns, is_strict: end)
+    with ours:
+        reading = asyncio.create_task(rtnetlink.read())
+        await asyncio.sleep(0)
+        assert not reading.done()
+        ours.send(link(7))
+        ours.send(done())
+        assert [found.index for found in await reading] == [7]
+
+
+async def test_the_kernels_error_is_raised() -> None:
+    with pytest.raises(OSError, match=os.strerror(errno.ENODEV)):
+        await netlink.request(_GETLINK, _LINK.pack(0, 0, 2**31 - 1, 0, 0))
+
+
+async def test_requests_of_several_tasks_do_not_mix() -> None:
+    found = await asyncio.gather(*(rtnetlink.find(1) for _ in range(20)))
+    assert [one and one.name for one in found] == ["lo"] * 20
+    assert await rtnetlink.find(2**31 - 1) is None
+
+
+async def test_no_descriptor_is_left() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        await rtnetlink.read()
+        await rtnetlink.find(2**31 - 1)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_attributes_are_padded_and_read_back() -> None:
+    content = netlink.attribute(1, b"eth0\0") + netlink.attribute(5, b"\1\0\0\0")
+    assert len(content) % 4 == 0
+    assert netlink.attributes(content, 0) == {1: b"eth0\0", 5: b"\1\0\0\0"}
+
+
+@pytest.mark.parametrize("content", [b"\x02\0\1\0", b"\x08\0\1\0a", b"\x08"])
+def test_attribute_that_is_cut_off_ends_the_reading(content: bytes) -> None:
+    whole = netlink.attribute(3, b"abcd")
+    assert netlink.attributes(whole + content, 0)[3] == b"abcd"
