@@ -108,7 +108,7 @@ def opened(netns: Netns | None, *, is_strict: bool = False) -> socket.socket:
     sock = netns.socket(*address) if netns else socket.socket(*address)
     try:
         sock.setblocking(False)
-        # Nobody else's messages: processes of a pod can send some to a socket in its namespace.
+        # Only the kernel's messages: a process of a pod can send to a socket in its namespace.
         sock.connect(_KERNEL)
         if is_strict:
             # The kernel filters what it dumps (Linux 4.20).
