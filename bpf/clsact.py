@@ -9,26 +9,35 @@ uses, the program, and whether the qdisc was created for it.
 
 import dataclasses
 import errno
+import socket
 import struct
 from collections.abc import Iterator
-from typing import Any
 
-import pyroute2
-
-from bpf import errors, pins, syscalls
+from bpf import errors, netlink, pins, syscalls
+from bpf.netlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NetlinkError
 
 # TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS), and _EGRESS
 INGRESS = 0xFFFFFFF2
 EGRESS = 0xFFFFFFF3
 _QDISC_PARENT = 0xFFFFFFF1  # TC_H_CLSACT, which is TC_H_INGRESS
+_QDISC_HANDLE = 0xFFFF0000
 # Priority 1 is the first. Others use it too (Cilium's legacy mode): cls_bpf puts a new filter at
 # the head of its priority's list (cls_bpf_change), and the handles identify ours: a relay's pair
 # has two programs, and each may have two filters for a moment while it moves.
 _PRIORITY = 1
-_ATTRIBUTE = struct.Struct("=II")  # length and type, and a number
 _HANDLES = (0x706F6467, 0x706F6468, 0x706F6469, 0x706F646A)  # "podg", "podh", ...
 _NAME_PREFIX = "podgate/"
-_TCA_BPF_ID = 11  # pyroute2 does not know it
+
+# include/uapi/linux/rtnetlink.h and pkt_cls.h
+_RTM_NEWQDISC, _RTM_DELQDISC, _RTM_GETQDISC = 36, 37, 38
+_RTM_NEWTFILTER, _RTM_DELTFILTER, _RTM_GETTFILTER = 44, 45, 46
+_TCMSG = struct.Struct("=BxxxiIII")  # family, interface, handle, parent, info
+_TCA_KIND, _TCA_OPTIONS = 1, 2
+_TCA_BPF_FD, _TCA_BPF_NAME, _TCA_BPF_FLAGS, _TCA_BPF_ID = 6, 7, 8, 11
+_TCA_BPF_FLAG_ACT_DIRECT = 1
+_U32 = struct.Struct("=I")
+_TCA_AT = netlink.HEADER_BYTES + _TCMSG.size
+_FILTER_INFO = _PRIORITY << 16 | socket.htons(0x0003)  # ETH_P_ALL
 _MADE_QDISC = "+qdisc"
 
 
@@ -61,7 +70,7 @@ class ClsactFilters:
         self._schema = f"{_NAME_PREFIX}{installation.schema.name}/"
         self._name = self._schema + program
         self._program_fd = program_fd
-        self._netlink = pyroute2.IPRoute()
+        self._netlink = netlink.RouteSocket()
 
     def close(self) -> None:
         self._netlink.close()
@@ -85,10 +94,10 @@ class ClsactFilters:
                 syscalls.program_id(self._program_fd),
             )
             if desired not in ours[:1]:
-                self._put("replace-filter", ifindex, desired)
+                self._put(NLM_F_REPLACE, ifindex, desired)
             for duplicate in ours[1:]:
                 self._delete(ifindex, duplicate)
-        except pyroute2.NetlinkError as error:
+        except NetlinkError as error:
             raise errors.AttachError(
                 f"cannot attach a filter to interface {ifindex}: {error}"
             ) from error
@@ -104,9 +113,10 @@ class ClsactFilters:
             for entry in ours:
                 self._delete(ifindex, entry)
             if made_qdisc and not any(True for _ in self._all(ifindex)):
-                self._netlink.tc("del", "clsact", ifindex)
-        except pyroute2.NetlinkError as error:
-            if error.code not in (errno.ENODEV, errno.ENOENT, errno.EINVAL):
+                body = _TCMSG.pack(0, ifindex, _QDISC_HANDLE, _QDISC_PARENT, 0)
+                self._netlink.change(_RTM_DELQDISC, 0, body)
+        except NetlinkError as error:
+            if error.errno not in (errno.ENODEV, errno.ENOENT, errno.EINVAL):
                 raise errors.AttachError(
                     f"cannot remove the filter of interface {ifindex}: {error}"
                 ) from error
@@ -115,7 +125,7 @@ class ClsactFilters:
         """Whether a filter of this schema is attached, whichever process created it."""
         try:
             return any(entry.name.startswith(self._schema) for entry in self._ours(ifindex))
-        except pyroute2.NetlinkError:  # no such interface, or no such qdisc
+        except NetlinkError:  # no such interface, or no such qdisc
             return False
 
     def refresh(self) -> tuple[set[int], set[int]]:
@@ -133,7 +143,7 @@ class ClsactFilters:
         """All filters in the order in which they run, also other projects'; none without qdisc."""
         try:
             return list(self._filters(ifindex, self._parent))
-        except pyroute2.NetlinkError:  # no such interface, or no such qdisc
+        except NetlinkError:  # no such interface, or no such qdisc
             return []
 
     def is_first(self, ifindex: int) -> bool:
@@ -143,9 +153,9 @@ class ClsactFilters:
         """
         try:
             first = next(self._filters(ifindex, self._parent), None)
-        except pyroute2.NetlinkError as error:
+        except NetlinkError as error:
             raise errors.BpfError(
-                error.code, f"cannot read the filters of interface {ifindex}: {error}"
+                error.errno, f"cannot read the filters of interface {ifindex}: {error}"
             ) from error
         return first is not None and first.is_ours
 
@@ -157,10 +167,10 @@ class ClsactFilters:
         try:
             ours = self._ours(ifindex)
             name = ours[0].name if ours else self._name
-            self._put("add-filter", ifindex, Filter(self._free_handle(ifindex), name, None))
+            self._put(NLM_F_EXCL, ifindex, Filter(self._free_handle(ifindex), name, None))
             for entry in ours:
                 self._delete(ifindex, entry)
-        except pyroute2.NetlinkError as error:
+        except NetlinkError as error:
             raise errors.AttachError(
                 f"cannot move the filter of interface {ifindex}: {error}"
             ) from error
@@ -171,7 +181,7 @@ class ClsactFilters:
         """
         try:
             found = list(self._filters(ifindex, self._parent))
-        except pyroute2.NetlinkError:
+        except NetlinkError:
             return []
         return [(one.program_id, one.is_ours) for one in found]
 
@@ -179,36 +189,39 @@ class ClsactFilters:
         """Whether our filter is as `attach` leaves it, by one query instead of five."""
         try:
             ours = self._ours(ifindex)
-        except pyroute2.NetlinkError:  # no qdisc
+        except NetlinkError:  # no qdisc
             return False
         return len(ours) == 1 and (
             ours[0].name.removesuffix(_MADE_QDISC),
             ours[0].program_id,
         ) == (self._name, syscalls.program_id(self._program_fd))
 
-    def _put(self, command: str, ifindex: int, desired: Filter) -> None:
-        self._netlink.tc(
-            command,
-            "bpf",
-            ifindex,
-            desired.handle,
-            parent=self._parent,
-            prio=_PRIORITY,
-            fd=self._program_fd,
-            name=desired.name,
-            direct_action=True,
+    def _put(self, flag: int, ifindex: int, desired: Filter) -> None:
+        """flag: NLM_F_REPLACE, or NLM_F_EXCL for another one."""
+        options = (
+            netlink.attribute(_TCA_BPF_FD, _U32.pack(self._program_fd))
+            + netlink.attribute(_TCA_BPF_NAME, desired.name.encode() + b"\0")
+            + netlink.attribute(_TCA_BPF_FLAGS, _U32.pack(_TCA_BPF_FLAG_ACT_DIRECT))
         )
+        body = (
+            _TCMSG.pack(0, ifindex, desired.handle, self._parent, _FILTER_INFO)
+            + netlink.attribute(_TCA_KIND, b"bpf\0")
+            + netlink.attribute(_TCA_OPTIONS, options)
+        )
+        self._netlink.change(_RTM_NEWTFILTER, NLM_F_CREATE | flag, body)
 
     def _delete(self, ifindex: int, entry: Filter) -> None:
-        self._netlink.tc(
-            "del-filter", "bpf", ifindex, entry.handle, parent=self._parent, prio=_PRIORITY
-        )
+        body = _TCMSG.pack(0, ifindex, entry.handle, self._parent, _FILTER_INFO)
+        body += netlink.attribute(_TCA_KIND, b"bpf\0")
+        self._netlink.change(_RTM_DELTFILTER, 0, body)
 
     def _add_qdisc(self, ifindex: int) -> bool:
+        body = _TCMSG.pack(0, ifindex, _QDISC_HANDLE, _QDISC_PARENT, 0)
+        body += netlink.attribute(_TCA_KIND, b"clsact\0")
         try:
-            self._netlink.tc("add", "clsact", ifindex)
-        except pyroute2.NetlinkError as error:
-            if error.code == errno.EEXIST:
+            self._netlink.change(_RTM_NEWQDISC, NLM_F_CREATE | NLM_F_EXCL, body)
+        except NetlinkError as error:
+            if error.errno == errno.EEXIST:
                 return False
             raise
         return True
@@ -219,13 +232,10 @@ class ClsactFilters:
         `ingress`, as the CNI plugin bandwidth adds it: there the kernel accepts an egress filter,
         and runs it at the ingress (`ingress_tcf_block` returns its only block for any parent).
         """
-        for qdisc in self._netlink.get_qdiscs(index=ifindex):
-            if qdisc["index"] == ifindex and qdisc["parent"] == _QDISC_PARENT:
-                if qdisc.get("kind") == "clsact":
-                    return
+        for index, parent, kind in self._qdiscs():
+            if (index, parent) == (ifindex, _QDISC_PARENT) and kind != "clsact":
                 raise errors.AttachError(
-                    f"interface {ifindex} has a qdisc {qdisc.get('kind')} where clsact is needed; "
-                    "replace it"
+                    f"interface {ifindex} has a qdisc {kind} where clsact is needed; replace it"
                 )
 
     def _made_qdisc(self, ifindex: int) -> bool:
@@ -234,9 +244,16 @@ class ClsactFilters:
         )
 
     def _clsact_ifindexes(self) -> Iterator[int]:
-        for qdisc in self._netlink.get_qdiscs():
-            if qdisc.get("kind") == "clsact":
-                yield qdisc["index"]
+        for index, _, kind in self._qdiscs():
+            if kind == "clsact":
+                yield index
+
+    def _qdiscs(self) -> Iterator[tuple[int, int, str]]:
+        """Interface, parent and kind of each."""
+        for message in self._netlink.dump(_RTM_GETQDISC, _TCMSG.pack(0, 0, 0, 0, 0)):
+            _, ifindex, _, parent, _ = _TCMSG.unpack_from(message, netlink.HEADER_BYTES)
+            values = netlink.attributes(message, _TCA_AT)
+            yield ifindex, parent, _text(values.get(_TCA_KIND, b""))
 
     def _ours(self, ifindex: int) -> list[Filter]:
         return [
@@ -264,16 +281,20 @@ class ClsactFilters:
         """Filters in the order in which they run. Chain headers, which have no handle, are left
         out.
         """
-        for message in self._netlink.get_filters(index=ifindex, parent=parent):
-            if message["handle"]:
-                options = message.get_attr("TCA_OPTIONS")
-                name = options.get_attr("TCA_BPF_NAME") if options else None
-                yield Filter(message["handle"], name or "", options and _program_id(options))
+        for message in self._netlink.dump(_RTM_GETTFILTER, _TCMSG.pack(0, ifindex, 0, parent, 0)):
+            _, _, handle, _, _ = _TCMSG.unpack_from(message, netlink.HEADER_BYTES)
+            if handle:
+                values = netlink.attributes(message, _TCA_AT)
+                is_bpf = values.get(_TCA_KIND) == b"bpf\0"
+                options = netlink.attributes(values.get(_TCA_OPTIONS, b"")) if is_bpf else {}
+                program_id = options.get(_TCA_BPF_ID)
+                yield Filter(
+                    handle,
+                    _text(options.get(_TCA_BPF_NAME, b"")),
+                    _U32.unpack(program_id)[0] if program_id else None,
+                )
 
 
-def _program_id(options: Any) -> int | None:
-    """The id of a filter's program, from the attributes that pyroute2 leaves unread."""
-    for name, value in options["attrs"]:
-        if name == "UNKNOWN" and value["header"]["type"] == _TCA_BPF_ID:
-            return int(_ATTRIBUTE.unpack_from(value.data, value.offset)[1])
-    return None
+def _text(value: bytes) -> str:
+    """An attribute's, which ends with a zero byte."""
+    return value.rstrip(b"\0").decode(errors="replace")

@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Collection, Iterable
 
-from bpf import abi, errors, maps, pins, sources, syscalls, tcx
+from bpf import abi, clsact, errors, maps, pins, sources, syscalls, tcx
 
 _BEAT_KEY = bytes(4)
 _BEAT = struct.Struct("=Q")
@@ -111,8 +111,6 @@ class Redirect:
                 )
             )
             return
-        from bpf import clsact  # with pyroute2 in it, 20 MB
-
         filters = clsact.ClsactFilters(self._installation, abi.HOLD_SYNS, program, clsact.INGRESS)
         with contextlib.closing(filters):
             filters.attach(ifindex)

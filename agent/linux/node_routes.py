@@ -13,6 +13,7 @@ import struct
 
 from agent.linux import netlink
 from bpf.abi import IPAddress, IPNetwork
+from bpf.netlink import HEADER_BYTES, NLM_F_ACK, NLM_F_CREATE, NLM_F_REPLACE, attribute, attributes
 
 # include/uapi/linux/rtnetlink.h: types under which the node keeps a packet for itself.
 _RTN_UNICAST, _OWN_TYPES = 1, frozenset({2, 3, 4, 5})  # local, broadcast, anycast, multicast
@@ -34,8 +35,8 @@ _NEIGHBOUR = struct.Struct("=BxxxiHBB")  # family, interface, state, flags, type
 _NDA_DST, _NDA_LLADDR, _NDA_MASTER = 1, 2, 9
 _NTF_USE = 0x01
 _HAS_LLADDR = 0x02 | 0x04 | 0x08 | 0x10 | 0x80  # reachable, stale, delay, probe, permanent
-_ROUTE_ATTRIBUTES = netlink.HEADER_BYTES + _ROUTE.size
-_NEIGHBOUR_ATTRIBUTES = netlink.HEADER_BYTES + _NEIGHBOUR.size
+_ROUTE_ATTRIBUTES = HEADER_BYTES + _ROUTE.size
+_NEIGHBOUR_ATTRIBUTES = HEADER_BYTES + _NEIGHBOUR.size
 _U32 = struct.Struct("=I")
 
 
@@ -71,17 +72,17 @@ class NodeRoutes:
     async def route_to(self, address: IPAddress) -> NodeRoute:
         """The main lookup of the FIB, as for a packet of a local process. Raises `OSError`."""
         body = _ROUTE.pack(_family(address), address.max_prefixlen, *[0] * 7)
-        body += netlink.attribute(_RTA_DST, address.packed)
+        body += attribute(_RTA_DST, address.packed)
         try:
             (answer,) = await netlink.request(_RTM_GETROUTE, body)
         except OSError as error:
             if error.errno in _NO_ROUTE:
                 return NodeRoute(RouteKind.NONE)
             raise OSError(error.errno, f"route to {address}") from error
-        kind = _ROUTE.unpack_from(answer, netlink.HEADER_BYTES)[7]
+        kind = _ROUTE.unpack_from(answer, HEADER_BYTES)[7]
         if kind in _OWN_TYPES:
             return NodeRoute(RouteKind.OWN)
-        interface = netlink.attributes(answer, _ROUTE_ATTRIBUTES).get(_RTA_OIF)
+        interface = attributes(answer, _ROUTE_ATTRIBUTES).get(_RTA_OIF)
         if kind != _RTN_UNICAST or not interface:
             return NodeRoute(RouteKind.NONE)
         return NodeRoute(RouteKind.SENT, *_U32.unpack(interface))
@@ -102,7 +103,7 @@ class NodeRoutes:
         found: list[DeviceRoute] = []
         for family in (socket.AF_INET, socket.AF_INET6):
             body = _ROUTE.pack(family, *[0] * 8)
-            body += netlink.attribute(_RTA_OIF, _U32.pack(ifindex))
+            body += attribute(_RTA_OIF, _U32.pack(ifindex))
             try:
                 routes = await netlink.dump(_RTM_GETROUTE, body, is_filtered=True)
             except OSError as error:
@@ -119,23 +120,22 @@ class NodeRoutes:
         entry: Linux 5.0). None where either is missing. Raises `OSError`.
         """
         neighbour = await _entry(
-            _NEIGHBOUR.pack(_family(address), bridge, 0, 0, 0)
-            + netlink.attribute(_NDA_DST, address.packed)
+            _NEIGHBOUR.pack(_family(address), bridge, 0, 0, 0) + attribute(_NDA_DST, address.packed)
         )
         if neighbour is None or not neighbour.state & _HAS_LLADDR or not neighbour.lladdr:
             return None
         port = await _entry(
             _NEIGHBOUR.pack(socket.AF_BRIDGE, 0, 0, 0, 0)
-            + netlink.attribute(_NDA_LLADDR, neighbour.lladdr)
-            + netlink.attribute(_NDA_MASTER, _U32.pack(bridge))
+            + attribute(_NDA_LLADDR, neighbour.lladdr)
+            + attribute(_NDA_MASTER, _U32.pack(bridge))
         )
         return port.ifindex if port else None
 
     async def solicit(self, address: IPAddress, ifindex: int) -> None:
         """Make the kernel resolve a neighbour, as a packet for it would. Raises `OSError`."""
         body = _NEIGHBOUR.pack(_family(address), ifindex, 0, _NTF_USE, 0)
-        body += netlink.attribute(_NDA_DST, address.packed)
-        flags = netlink.NLM_F_ACK | netlink.NLM_F_CREATE | netlink.NLM_F_REPLACE
+        body += attribute(_NDA_DST, address.packed)
+        flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE
         try:
             await netlink.request(_RTM_NEWNEIGH, body, flags=flags)
         except OSError as error:
@@ -159,8 +159,8 @@ async def _entry(key: bytes) -> _Entry | None:
         if error.errno in _NO_ENTRY:
             return None
         raise OSError(error.errno, "neighbour of a bridge") from error
-    _, ifindex, state, _, _ = _NEIGHBOUR.unpack_from(answer, netlink.HEADER_BYTES)
-    lladdr = netlink.attributes(answer, _NEIGHBOUR_ATTRIBUTES).get(_NDA_LLADDR, b"")
+    _, ifindex, state, _, _ = _NEIGHBOUR.unpack_from(answer, HEADER_BYTES)
+    lladdr = attributes(answer, _NEIGHBOUR_ATTRIBUTES).get(_NDA_LLADDR, b"")
     return _Entry(ifindex, state, lladdr)
 
 
@@ -170,10 +170,10 @@ def _family(address: IPAddress) -> int:
 
 def _device_route(message: bytes) -> DeviceRoute | None:
     """None unless it is a unicast route."""
-    family, length, _, _, _, origin, _, kind, _ = _ROUTE.unpack_from(message, netlink.HEADER_BYTES)
+    family, length, _, _, _, origin, _, kind, _ = _ROUTE.unpack_from(message, HEADER_BYTES)
     if kind != _RTN_UNICAST:
         return None
     default = bytes(4 if family == socket.AF_INET else 16)
-    destination = netlink.attributes(message, _ROUTE_ATTRIBUTES).get(_RTA_DST, default)
+    destination = attributes(message, _ROUTE_ATTRIBUTES).get(_RTA_DST, default)
     network = ipaddress.ip_network((destination, length))
     return DeviceRoute(network, is_on_link=origin == _RTPROT_KERNEL)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from agent.linux import netlink, rtnetlink
 from agent.linux.rtnetlink import Link
 from bpf.abi import IPAddress
+from bpf.netlink import HEADER_BYTES, attribute, attributes
 from probes.netns import Netns
 
 # Kinds by which the host reaches the pod without a veth pair that podgate can gate. No kind at all
@@ -117,14 +118,14 @@ async def _nsid(netns: Netns) -> int | None:
     except OSError:
         return None
     try:
-        body = _RTGEN.pack(0) + netlink.attribute(_NETNSA_FD, _S32.pack(fd))
+        body = _RTGEN.pack(0) + attribute(_NETNSA_FD, _S32.pack(fd))
         (answer,) = await netlink.request(_RTM_GETNSID, body)
     except OSError:
         # It was deleted meanwhile, and the file that it was mounted on remains.
         return None
     finally:
         os.close(fd)
-    values = netlink.attributes(answer, netlink.HEADER_BYTES + _RTGEN.size)
+    values = attributes(answer, HEADER_BYTES + _RTGEN.size)
     (nsid,) = _S32.unpack(values[_NETNSA_NSID])
     return int(nsid) if nsid >= 0 else None
 
@@ -163,8 +164,8 @@ async def _addresses(netns: Netns) -> list[tuple[int, IPAddress]]:
     """Each with its interface."""
     found: list[tuple[int, IPAddress]] = []
     for message in await netlink.dump(_RTM_GETADDR, _IFADDR.pack(0, 0, 0, 0, 0), netns=netns):
-        _, _, _, _, ifindex = _IFADDR.unpack_from(message, netlink.HEADER_BYTES)
-        values = netlink.attributes(message, netlink.HEADER_BYTES + _IFADDR.size)
+        _, _, _, _, ifindex = _IFADDR.unpack_from(message, HEADER_BYTES)
+        values = attributes(message, HEADER_BYTES + _IFADDR.size)
         # With a peer, IFA_ADDRESS is the peer's (include/uapi/linux/if_addr.h).
         if packed := values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS):
             found.append((ifindex, ipaddress.ip_address(packed)))

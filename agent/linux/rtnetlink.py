@@ -14,12 +14,13 @@ from pyroute2.netlink.rtnl import RTM_GETLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from agent.linux import netlink
+from bpf.netlink import HEADER_BYTES, attribute
 from probes.netns import Netns
 
 _IFINFO = struct.Struct("=BxHiII")  # family, type, index, flags, change
 _ATTRIBUTE = struct.Struct("=HH")
 _U32, _S32 = struct.Struct("=I"), struct.Struct("=i")
-_BODY = netlink.HEADER_BYTES
+_BODY = HEADER_BYTES
 _ATTRIBUTES = _BODY + _IFINFO.size
 _TYPE_MASK = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
 
@@ -91,7 +92,7 @@ async def find(ifindex: int) -> Link | None:
 
 
 def _request(ifindex: int) -> bytes:
-    mask = netlink.attribute(_IFLA_EXT_MASK, _U32.pack(_SKIP_STATS))
+    mask = attribute(_IFLA_EXT_MASK, _U32.pack(_SKIP_STATS))
     return _IFINFO.pack(0, 0, ifindex, 0, 0) + mask
 
 
