@@ -28,5 +28,4 @@ class PathTestCounters:
         return self._count(ifindexes, Verdict.PASS, Reason.PROBE)
 
     def _count(self, ifindexes: Collection[int], verdict: Verdict, reason: Reason) -> int:
-        counted = (verdict, reason)
-        return sum(self._counters.of_gate(ifindex).get(counted, 0) for ifindex in ifindexes)
+        return sum(self._counters.of_reason(ifindex, verdict, reason) for ifindex in ifindexes)

@@ -27,6 +27,7 @@ from agent.drops.source_processes import SourceProcesses, wall_clock
 from agent.linux.procfs import boot_id
 from agent.logs import Event
 from agent.pods.object_labels import ObjectLabels
+from agent.pods.pod import Pod
 from agent.pods.store import PodStore
 from bpf import abi
 from bpf.drop_sources import DropSource, DropSources
@@ -105,6 +106,9 @@ class SourceHistory:
         self._labels = labels
         self._clock = clock
         self._changes = store.in_force.subscribe()
+        self._changed_labels = labels.changes.subscribe()
+        self._observed: dict[str, tuple[Pod, ObservedPod]] = {}
+        """By uid, what was made of a pod: it is the same until the pod or its labels change."""
         self._since = self._now()
         self._unobserved_seconds = 0.0
         self._pods: dict[int, ObservedPod] = {}
@@ -174,10 +178,18 @@ class SourceHistory:
     def _gated_pods(self) -> dict[int, ObservedPod]:
         """By ifindex; of pods that are gone, too, while they have gates."""
         states = (*self._store.states(), *self._store.removed.values())
+        if self._changed_labels.take():
+            self._observed.clear()
         labels = self._labels.snapshot()
-        return {
-            ifindex: observed_pod(state.pod, labels) for state in states for ifindex in state.gates
-        }
+        observed: dict[str, tuple[Pod, ObservedPod]] = {}
+        for state in states:
+            pod = state.pod
+            kept = self._observed.get(pod.uid)
+            if kept is None or kept[0] is not pod:
+                kept = pod, observed_pod(pod, labels)
+            observed[pod.uid] = kept
+        self._observed = observed
+        return {ifindex: observed[state.pod.uid][1] for state in states for ifindex in state.gates}
 
     def _look(self, gated: set[int] | None) -> None:
         """Read the aggregate, and save. gated: None until every pod has been reconciled; later

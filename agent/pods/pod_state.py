@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import datetime
 import enum
+import functools
 from collections.abc import Mapping
 
 from agent.linux.pod_network import HostInterface, PodNetwork
@@ -16,7 +17,7 @@ from probes.netns import Netns
 _MAX_NAMED = 4
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class AddressClaims:
     """The addresses of one pod's namespace, link-local ones left out.
 
@@ -27,6 +28,11 @@ class AddressClaims:
     confirmed: tuple[IPAddress, ...] = ()
     unconfirmed: Mapping[IPAddress, str] = dataclasses.field(default_factory=dict)
     is_settling: bool = False
+
+    @functools.cached_property
+    def texts(self) -> tuple[str, ...]:
+        """The confirmed ones as text."""
+        return tuple(map(str, self.confirmed))
 
     @property
     def problem(self) -> str:
@@ -182,7 +188,7 @@ class PodState:
     @property
     def own_addresses(self) -> tuple[str, ...]:
         """The confirmed ones, which others may use for the pod."""
-        return tuple(map(str, self.claims.confirmed))
+        return self.claims.texts
 
     @property
     def probe_addresses(self) -> tuple[str, ...]:
