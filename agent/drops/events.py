@@ -80,8 +80,9 @@ class DropEventLog:
         for event in fresh:
             self._recent.append((event, self._store.pod_of_interface(event.ifindex)))
             self._count += 1
-        # Now, since a cgroup may be gone in a moment.
-        await asyncio.to_thread(self._sources.learn, {event.cgroup for event in fresh})
+        if fresh:
+            # Now, since a cgroup may be gone in a moment.
+            await asyncio.to_thread(self._sources.learn, {event.cgroup for event in fresh})
         lost = self._events.lost()
         now = asyncio.get_running_loop().time()
         if lost > self._lost and now - self._lost_logged_at >= _LOG_AGAIN_SECONDS:

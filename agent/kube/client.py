@@ -280,8 +280,6 @@ def _session(tls: ssl.SSLContext) -> "aiohttp.ClientSession":
     return aiohttp.ClientSession(
         connector=connection.connector(tls),
         headers={"User-Agent": f"podgate/{VERSION}"},
-        # A proxy of the environment counts, as for other clients of the API server.
-        trust_env=True,
         read_bufsize=_READ_BYTES,
     )
 

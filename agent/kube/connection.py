@@ -69,7 +69,23 @@ def read(kubeconfig: str | None) -> Connection:
 
     Raises `ConnectionConfigError`.
     """
-    return _of_service_account() if kubeconfig is None else _of_kubeconfig(kubeconfig)
+    found = _of_service_account() if kubeconfig is None else _of_kubeconfig(kubeconfig)
+    return dataclasses.replace(found, proxy=found.proxy or _environment_proxy(found.url))
+
+
+def _environment_proxy(url: str) -> str:
+    """The proxy of the environment for this address, as for other clients of the API server; empty
+    if there is none, or NO_PROXY has the address.
+
+    aiohttp would find it at each request, in a thread, and read ~/.netrc in another one.
+    """
+    import urllib.parse
+    import urllib.request
+
+    parts = urllib.parse.urlsplit(url)
+    if urllib.request.proxy_bypass(parts.hostname or ""):
+        return ""
+    return urllib.request.getproxies().get(parts.scheme, "")
 
 
 def connector(tls: ssl.SSLContext) -> "aiohttp.BaseConnector":

@@ -1,6 +1,7 @@
 """Configuration, TLS, tokens and errors of the API server."""
 
 import asyncio
+import contextlib
 import pathlib
 import shutil
 import ssl
@@ -176,3 +177,56 @@ async def test_error_without_a_status_has_the_http_code(server: ApiServer, api: 
 async def test_requests_name_their_user_agent(server: ApiServer, api: ApiClient) -> None:
     await request_pods(api)
     assert server.received[0].headers["User-Agent"].startswith("podgate/")
+
+
+async def proxied(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path, exempt: str) -> list[str]:
+    """The hosts of the requests that a proxy of the environment gets, of one to another host.
+
+    exempt: the value of NO_PROXY.
+    """
+    found: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse | None:
+        found.append(request.headers["Host"])
+        return None
+
+    proxy = ApiServer()
+    proxy.faults.append(answer)
+    async with proxy.running():
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
+        monkeypatch.setenv("no_proxy", exempt)
+        path = folder / "kubeconfig"
+        write_kubeconfig(path, "http://api.invalid:8080")
+        async with opened(str(path)) as api:
+            with contextlib.suppress(ApiError):
+                await request_pods(api)
+    return found
+
+
+async def test_proxy_of_the_environment_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    assert await proxied(monkeypatch, tmp_path, "") == ["api.invalid:8080"]
+
+
+async def test_host_in_no_proxy_is_reached_directly(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    assert await proxied(monkeypatch, tmp_path, "api.invalid") == []
+
+
+async def test_requests_read_no_credentials_of_the_users_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """aiohttp would read ~/.netrc in a thread at each request, and reject it beside a token."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login other password secret\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    server = ApiServer()
+    async with server.running():
+        path = tmp_path / "kubeconfig"
+        write_kubeconfig(path, f"http://127.0.0.1:{server.port}")
+        async with opened(str(path)) as api:
+            await request_pods(api)
+    assert all("Basic" not in one.headers.get("Authorization", "") for one in server.received)
+    assert server.received
