@@ -35,6 +35,11 @@ def main() -> int:
     parser.add_argument(
         "--results", type=pathlib.Path, default=_CACHE / "exchange", help="a directory"
     )
+    parser.add_argument(
+        "--emulator",
+        default=guests.EMULATOR,
+        help="QEMU 10 takes three quarters of the time of 7.2",
+    )
     options = parser.parse_args()
     offered = _test_files()
     if unknown := set(options.files) - set(offered):
@@ -60,6 +65,7 @@ def main() -> int:
                         files,
                         options.minutes * 60,
                         has_systemd=options.systemd,
+                        emulator=options.emulator,
                     )
             except suites.NotToBeHadError as error:
                 _print(f"{kernel.series}: not available: {error}")
@@ -97,11 +103,19 @@ def _run(
     limit_seconds: float,
     *,
     has_systemd: bool,
+    emulator: str,
 ) -> None:
     image = suites.fetch(kernel, mirrors, _CACHE)
     _print(f"{image.release}: {len(files)} files; follow them in {exchange}/output.txt")
     ran = guests.run(
-        image, _CHECKOUT, _commit(), exchange, files, limit_seconds, has_systemd=has_systemd
+        image,
+        _CHECKOUT,
+        _commit(),
+        exchange,
+        files,
+        limit_seconds,
+        has_systemd=has_systemd,
+        emulator=emulator,
     )
     if not ran.ended_in_time:
         _print(f"{image.release}: stopped after {limit_seconds / 60:.0f} minutes")

@@ -25,6 +25,7 @@ for module in $devices; do
 done
 modprobe tun # its device node is made when it is loaded
 
+tar -C / --keep-directory-symlink -xf /exchange/python.tar
 # The sources as of the start of the run, at the path where the virtual environment expects them:
 # they may be edited meanwhile.
 mkdir -p /run/checkout/.venv

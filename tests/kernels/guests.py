@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import time
 
@@ -16,6 +17,10 @@ from tests.kernels import initramfs, packages, suites
 _HERE = pathlib.Path(__file__).parent
 # Two workers, each with agents and pods; the files that tests write are in memory too.
 _MEMORY_MB = 4096
+# Retpolines and the like make emulation slow, and so do clearing of pages that are written anyway
+# and a clock other than the TSC.
+_KERNEL_OPTIONS = "console=ttyS0 quiet panic=-1 mitigations=off init_on_alloc=0 tsc=reliable no5lvl"
+EMULATOR = "qemu-system-x86_64"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,12 +41,13 @@ def run(
     limit_seconds: float,
     *,
     has_systemd: bool = False,
+    emulator: str = EMULATOR,
 ) -> Run:
     """Boot, run `pytest -m kernel` with more `arguments`, and switch off.
 
     checkout: a clean copy is made of what git knows or would add there. exchange: a folder that is
     emptied first but for the results; the only one that the guest can write to. has_systemd:
-    whether systemd is the guest's init, as on a node.
+    whether systemd is the guest's init, as on a node. emulator: the command.
     """
     exchange.mkdir(parents=True, exist_ok=True)
     for path in exchange.iterdir():
@@ -60,6 +66,7 @@ def run(
         [sys.executable, "-m", "bpf.compiler", "--all", str(compiled)], cwd=checkout, check=True
     )
     _pack(checkout, compiled, exchange / "checkout.tar")
+    _pack_python(exchange / "python.tar")
     downloads = checkout / ".cache" / "kernels" / "packages"
     content = packages.archive(requirements.PACKAGES, downloads)
     (exchange / "packages.tar").write_bytes(content)
@@ -82,7 +89,7 @@ def run(
     started = time.monotonic()
     with (exchange / "console.txt").open("wb") as console:
         process = subprocess.Popen(
-            _command(image, initrd, exchange),
+            _command(emulator, image, initrd, exchange),
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=subprocess.STDOUT,
@@ -98,7 +105,9 @@ def run(
     return Run(exchange, time.monotonic() - started, ended_in_time)
 
 
-def _command(image: suites.Image, initrd: pathlib.Path, exchange: pathlib.Path) -> list[str]:
+def _command(
+    emulator: str, image: suites.Image, initrd: pathlib.Path, exchange: pathlib.Path
+) -> list[str]:
     def share(tag: str, path: pathlib.Path, more: str) -> list[str]:
         # multidevs=remap: the host's files may lie on several file systems.
         options = f"local,path={path},mount_tag={tag},security_model=none,multidevs=remap{more}"
@@ -106,13 +115,12 @@ def _command(image: suites.Image, initrd: pathlib.Path, exchange: pathlib.Path) 
 
     return [
         # Emulation takes all of a core or two for minutes; let others go first.
-        *("nice", "-n", "19", "qemu-system-x86_64"),
+        *("nice", "-n", "19", emulator),
         # Not KVM: it is missing on most machines that are virtual themselves.
         *("-accel", "tcg,thread=multi", "-smp", "2"),
         *("-cpu", "max", "-m", str(_MEMORY_MB)),
         *("-kernel", str(image.vmlinuz), "-initrd", str(initrd)),
-        # Retpolines and the like make emulation slow, and so does a clock other than the TSC.
-        *("-append", "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable no5lvl"),
+        *("-append", _KERNEL_OPTIONS),
         *("-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"),
         *share("host", pathlib.Path("/"), ",readonly=on"),
         *share("exchange", exchange, ""),
@@ -137,3 +145,11 @@ def _pack(checkout: pathlib.Path, compiled: pathlib.Path, archive: pathlib.Path)
             for code in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
                 tar.add(code, arcname=str(code.relative_to(checkout)))
         tar.add(compiled, arcname="compiled")
+
+
+def _pack_python(archive: pathlib.Path) -> None:
+    """Python's modules, for the guest's memory: opening a file of the host is a round trip, and an
+    agent imports a thousand."""
+    with tarfile.open(archive, "w") as tar:
+        for kind in ("stdlib", "purelib"):
+            tar.add(sysconfig.get_path(kind))
