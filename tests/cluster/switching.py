@@ -57,8 +57,11 @@ VOLUMES: list[Json] = [
 # podgate checks twice as often as the kubelet reads the verdict. On a busy machine a verdict that
 # ends sooner would end before the next check.
 _CHECK = {"periodMilliseconds": 500, "timeoutMilliseconds": 1000}
-# Of a startup probe. The server listens by then, and podgate has a verdict.
-_STARTUP_DELAY_SECONDS = 8
+# The server listens by then, and podgate has a verdict of startup. Also for liveness: where the
+# kubelet finds at once that a container has ended and the next one runs, it takes the next one as
+# started (1.36: pkg/kubelet/kubelet_pods.go, convertToAPIContainerStatuses, copies `started`), and
+# probes its liveness before its startup.
+_DELAY_SECONDS = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ class Row:
         }
         if self.kind == STARTUP:
             made["env"] = [{"name": f"FIRST_{self.part.upper()}", "value": self.fault}]
-            probe["initialDelaySeconds"] = _STARTUP_DELAY_SECONDS
+            probe["initialDelaySeconds"] = _DELAY_SECONDS
         else:
             # Of the server itself, which may take long; proxied, and no part of the table. Not
             # http: its redirects might lead to a port of tcp, which would be proxied then.
@@ -120,6 +123,8 @@ class Row:
                 "periodSeconds": 1,
                 "failureThreshold": 120,
             }
+            if self.kind == LIVENESS:
+                probe["initialDelaySeconds"] = _DELAY_SECONDS
         return made | {f"{self.kind}Probe": probe}
 
     def annotations(self) -> dict[str, str]:

@@ -187,10 +187,11 @@ class Client:
         port: int = PORT,
         kind: str = "tcp",
         *,
-        seconds: float = polling.PATIENCE_SECONDS,
+        patience: float = polling.PATIENCE_SECONDS,
         **more: Any,
     ) -> None:
-        """Wait until these servers respond and no other one, or calls have this error."""
+        """Wait until these servers respond and no other one, or calls have this error. patience:
+        in seconds; more: as for `call`."""
         names = set(wanted)
         if SILENT in names:
             more = {"seconds": _SILENCE_SECONDS, "count": 3, **more}
@@ -201,7 +202,7 @@ class Client:
 
         found: list[set[str]] = []
         try:
-            polling.wait_until(f"{names} respond to {self.name}", check, seconds=seconds)
+            polling.wait_until(f"{names} respond to {self.name}", check, seconds=patience)
         except polling.TimedOutError as error:
             raise AssertionError(f"{error}; {kind} {address} port {port}: {found[-3:]}") from error
 

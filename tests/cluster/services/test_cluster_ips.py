@@ -279,7 +279,7 @@ def test_services_go_on_while_the_api_server_restarts(
         plane.api_server.start()
         plane.wait_until_ready()
     # Controllers list again late.
-    pod.until(SERVERS, both(services.create())[0], seconds=180)
+    pod.until(SERVERS, both(services.create())[0], patience=180)
     assert pod.names(both(before)[0]) <= set(SERVERS)
 
 
