@@ -107,13 +107,15 @@ class KubeletIdentity:
         return now - self._found_at
 
     def _find(self) -> KubeletCgroup | None:
-        cgroup2 = self._cgroup2 or cgroup2_mount()
-        if cgroup2 is None:
+        if self._cgroup2 is None:
+            # Once: the mounts of a node with a hundred pods take longer than the search itself.
+            self._cgroup2 = cgroup2_mount()
+        if self._cgroup2 is None:
             raise KubeletCgroupError(
                 "cgroup v2 is not mounted; the kubelet is identified by its cgroup."
             )
         return kubelet_search.find(
-            self._setting, procfs=self._procfs, cgroup2=cgroup2, current=self.current
+            self._setting, procfs=self._procfs, cgroup2=self._cgroup2, current=self.current
         )
 
     def _publish(self, found: KubeletCgroup | None, problem: str, is_rejected: bool) -> None:

@@ -420,6 +420,20 @@ async def test_host_without_cgroup_v2_is_one_sentence(
     )
 
 
+async def test_mounts_are_read_until_cgroup_v2_is_found(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node with a hundred pods has hundreds of them, and the search is repeated all the time."""
+    mounts = [None, node.cgroup2]
+    monkeypatch.setattr("agent.kubelet.identity.cgroup2_mount", lambda: mounts.pop(0))
+    identity = KubeletIdentity(ByProcess(), lambda _: None, procfs=Procfs(node.proc))
+    node.add(700)
+    assert await identity.refresh() is None
+    for _ in range(3):
+        assert await identity.refresh() is not None
+    assert mounts == []
+
+
 async def test_kubelet_is_overdue_after_longer_than_a_restart_takes(node: Node) -> None:
     now = 1000.0
     published: list[tuple[bool, bool]] = []
