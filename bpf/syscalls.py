@@ -409,25 +409,31 @@ def fd_by_id(command: Command, object_id: int) -> int:
     return call(command, attributes, what=f"opening BPF object {object_id}")[0]
 
 
-def run_program(program_fd: int, frame: bytes, context: bytes, repeat: int = 1) -> tuple[int, int]:
+def run_program(
+    program_fd: int, frame: bytes, context: bytes | bytearray, repeat: int = 1
+) -> tuple[int, int]:
     """Run a tc program on `frame` (BPF_PROG_TEST_RUN). Returns its return value and ns per run.
 
     context: `struct __sk_buff`, of which the kernel accepts mark, priority, ingress_ifindex,
-    ifindex, cb, tstamp, wire_len, gso_segs, gso_size and hwtstamp; other fields must be 0.
+    ifindex, cb, tstamp, wire_len, gso_segs, gso_size and hwtstamp; other fields must be 0. A
+    bytearray has these fields as the program left them, afterwards.
     """
     data = ctypes.create_string_buffer(frame, len(frame))
-    context_in = ctypes.create_string_buffer(context, len(context))
+    context_in = ctypes.create_string_buffer(bytes(context), len(context))
+    is_returned = isinstance(context, bytearray)
     attributes = struct.pack(
         "=IIIIQQIIIIQQII",
         *(program_fd, 0, len(frame), 0),
         *(_address(data), 0),
-        *(repeat, 0, len(context), 0),
-        *(_address(context_in), 0),
+        *(repeat, 0, len(context), len(context) if is_returned else 0),
+        *(_address(context_in), _address(context_in) if is_returned else 0),
         *(0, 0),
     )
     _, answer = call(Command.PROG_TEST_RUN, attributes, what="running a program on a test frame")
     (returned,) = struct.unpack_from("=i", answer, 4)
     (duration_ns,) = struct.unpack_from("=I", answer, 36)
+    if isinstance(context, bytearray):
+        context[:] = context_in.raw
     return returned, duration_ns
 
 

@@ -132,7 +132,7 @@ int uplink_gate(struct __sk_buff *skb)
 
 	if (is_stamped(skb))
 		stamp(skb, 0);
-	if ((stamp_in_priority(skb) & STAMP_MASK) == STAMP_HAND_MADE)
+	if ((stamp_in_priority(skb) & STAMP_MASK) == STAMP_HAND_MADE && has_ovs())
 		clear_stamp_in_priority(skb);
 	if (skb->ingress_ifindex)
 		return TCX_NEXT;

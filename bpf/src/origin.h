@@ -83,17 +83,21 @@ ALWAYS_INLINE void clear_stamp_in_priority(struct __sk_buff *skb)
 	skb->priority = skb->priority & PRIORITY_BITS;
 }
 
+/* Without a switch no priority is a stamp: its upper half is the major number of a class. */
+ALWAYS_INLINE bool has_ovs(void)
+{
+	__u32 only = 0;
+	struct config *node = config.lookup(&only);
+
+	return node && node->has_ovs;
+}
+
 /* Where a packet may enter a switch: an internal port, or the interface of a pod that forwards. */
 ALWAYS_INLINE void keep_stamp(struct __sk_buff *skb)
 {
 	__u32 value = stamp_of(skb) << PRIORITY_STAMP_SHIFT;
-	__u32 only = 0;
-	struct config *node;
 
-	if (!is_stamped(skb))
-		return;
-	node = config.lookup(&only);
-	if (!node || !node->has_ovs)
+	if (!is_stamped(skb) || !has_ovs())
 		return;
 	asm volatile("" : "+r"(skb));
 	skb->priority = value | (skb->priority & PRIORITY_BITS);
@@ -103,13 +107,9 @@ ALWAYS_INLINE void keep_stamp(struct __sk_buff *skb)
 ALWAYS_INLINE void restore_stamp(struct __sk_buff *skb)
 {
 	__u32 value = stamp_in_priority(skb);
-	__u32 only = 0;
-	struct config *node;
 
-	if ((value & STAMP_MASK) != STAMP_HAND_MADE || skb->ingress_ifindex || is_stamped(skb))
-		return;
-	node = config.lookup(&only);
-	if (!node || !node->has_ovs)
+	if ((value & STAMP_MASK) != STAMP_HAND_MADE || skb->ingress_ifindex || is_stamped(skb) ||
+	    !has_ovs())
 		return;
 	stamp(skb, value);
 	clear_stamp_in_priority(skb);

@@ -13,6 +13,7 @@ TCX_NEXT = -1
 TCX_DROP = 2
 
 _SIZE = 192  # sizeof(struct __sk_buff)
+_PRIORITY_OFFSET = 32
 _INGRESS_IFINDEX_OFFSET = 36  # followed by ifindex
 
 
@@ -22,6 +23,15 @@ def run_gate(loaded: loader.Loaded, frame: bytes, ifindex: int, ingress_ifindex:
         offers.need_ingress_in_test_runs()
     program_fd = loaded.programs[abi.GATE_EGRESS]
     return syscalls.run_program(program_fd, frame, context(ifindex, ingress_ifindex))[0]
+
+
+def priority_after(program_fd: int, frame: bytes, priority: int) -> int:
+    """Run a program on `frame` with this skb->priority. Returns the priority after it."""
+    made = bytearray(context(ifindex=1, ingress_ifindex=0))
+    struct.pack_into("=I", made, _PRIORITY_OFFSET, priority)
+    syscalls.run_program(program_fd, frame, made)
+    (after,) = struct.unpack_from("=I", made, _PRIORITY_OFFSET)
+    return int(after)
 
 
 def context(ifindex: int, ingress_ifindex: int) -> bytes:

@@ -9,7 +9,7 @@ from bpf import abi, loader, pins
 from bpf.gates import GateConfig, Gates
 from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import links, traffic
+from tests.kernel import frames, links, skb, syns, traffic
 from tests.kernel.counting import Counting
 from tests.kernel.test_bypass_reentry import programs
 
@@ -95,3 +95,23 @@ def test_what_the_host_sent_before_it_lost_its_socket_is_dropped(
     moved = counting.moved()
     assert (Verdict.PASS, Reason.SWITCH) not in moved
     assert moved[Verdict.DROP, Reason.NODE] >= 1
+
+
+# The upper half of a priority: a stamp at a switch's internal port, or the major number of a class.
+HAND_MADE_CLASS = 0x7040_0006
+
+
+@VERSIONS
+@pytest.mark.parametrize(("has_switch", "left"), [(True, 0x6), (False, HAND_MADE_CLASS)])
+def test_uplink_takes_a_priority_for_a_stamp_only_on_a_switch(
+    loaded: loader.Loaded, config: NodeConfig, version: int, has_switch: bool, left: int
+) -> None:
+    """Elsewhere an HTB class may have this number, and a packet keeps its class."""
+    ends = frames.Ends(
+        frames.address(traffic.NODE[version]), frames.address(syns.STRANGER[version])
+    )
+    frame = frames.segment(ends, frames.SYN)
+    config.set_ovs(is_there=has_switch)
+    uplink = loaded.programs[abi.UPLINK_GATE]
+    assert skb.priority_after(uplink, frame, HAND_MADE_CLASS) == left
+    assert skb.priority_after(uplink, frame, 0x0001_0006) == 0x0001_0006
