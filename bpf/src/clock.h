@@ -26,7 +26,9 @@ ALWAYS_INLINE __u64 packet_time_ns(struct packet *packet)
 /* 0 if `then_ns` is from a clock that is slightly ahead of this one. */
 ALWAYS_INLINE __u64 age_ns(__u64 now_ns, __u64 then_ns)
 {
-	return now_ns > then_ns ? now_ns - then_ns : 0;
+	__s64 age_ns = now_ns - then_ns;
+
+	return age_ns > 0 ? age_ns : 0;
 }
 
 #endif

@@ -139,9 +139,10 @@ ALWAYS_INLINE __u64 evaluate_packet(struct __sk_buff *skb, struct gate **gate,
 	/* In audit the frame passes, so it must not be trimmed. */
 	if ((*gate)->mode != MODE_AUDIT && has_false_checksum(skb, packet))
 		return DROP(REASON_UNPARSABLE);
-	if (has_ports(packet->protocol)) {
-		/* TCP's are read with its flags. */
-		if (!is_tcp && !load_ports(skb, packet))
+	if (is_tcp) {
+		/* Its ports are read with its flags. */
+	} else if (has_ports(packet->protocol)) {
+		if (!load_ports(skb, packet))
 			return DROP(REASON_UNPARSABLE);
 	} else {
 		type = icmp_type(skb, packet);
@@ -210,7 +211,7 @@ int gate_egress(struct __sk_buff *skb)
 	struct packet packet = {.gate_ifindex = skb->ifindex};
 	struct gate *gate;
 	__u64 verdict_slot;
-	bool is_drop;
+	bool is_audit;
 
 	if (!is_host_sent(skb))
 		return TCX_NEXT;
@@ -223,13 +224,15 @@ int gate_egress(struct __sk_buff *skb)
 
 	packet.gate_slot = gate->slot;
 	verdict_slot = evaluate(skb, &gate, &packet);
-	is_drop = verdict_slot >= DROP(0);
-	if (is_drop && gate->mode == MODE_AUDIT) {
-		verdict_slot += (VERDICT_WOULD_DROP - VERDICT_DROP) * REASON_SLOTS;
-		is_drop = false;
+	if (verdict_slot < DROP(0)) {
+		count_frequent(packet.gate_slot, verdict_slot);
+		return pass_stamped(skb, &packet);
 	}
-	count_verdict(skb, &packet, verdict_slot);
-	return is_drop ? TCX_DROP : pass_stamped(skb, &packet);
+	is_audit = gate->mode == MODE_AUDIT;
+	if (is_audit)
+		verdict_slot += (VERDICT_WOULD_DROP - VERDICT_DROP) * REASON_SLOTS;
+	count_drop(skb, &packet, verdict_slot);
+	return is_audit ? pass_stamped(skb, &packet) : TCX_DROP;
 }
 
 /* By one byte of the header, since most packets are. Others have more headers before TCP's. */

@@ -51,7 +51,7 @@ ALWAYS_INLINE int evaluate_on_device(struct __sk_buff *skb, struct packet *packe
 	if (verdict_slot == DROP(REASON_PATH_TEST))
 		return TCX_NEXT;
 	if (verdict_slot >= DROP(0)) {
-		count_verdict(skb, packet, verdict_slot);
+		count_drop(skb, packet, verdict_slot);
 		return TCX_DROP;
 	}
 	/* An uplink's packets have no stamp. */

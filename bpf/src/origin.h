@@ -122,11 +122,12 @@ ALWAYS_INLINE void restore_stamp(struct __sk_buff *skb)
 ALWAYS_INLINE bool is_host_sent(struct __sk_buff *skb)
 {
 	__u32 ifindex = skb->ingress_ifindex;
-	__u32 index = ifindex / 64;
 	__u64 *word;
+	__u32 index;
 
 	if (ifindex <= LOOPBACK_IFINDEX || is_stamped(skb))
 		return true;
+	index = ifindex / 64;
 	word = injectable.lookup(&index);
 	return !word || *word >> (ifindex % 64) & 1;
 }

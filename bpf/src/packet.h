@@ -152,8 +152,10 @@ ALWAYS_INLINE bool read_ipv4(struct ipv4_header *header, struct packet *packet)
 	packet->transport_length = total_length ? total_length - header_length : 0;
 	packet->protocol = header->protocol;
 	packet->is_ipv4 = true;
-	packet->is_fragment = header->fragment & bpf_htons(IPV4_FRAGMENT_MASK);
-	packet->is_later_fragment = header->fragment & bpf_htons(IPV4_OFFSET_MASK);
+	if (header->fragment & bpf_htons(IPV4_FRAGMENT_MASK)) {
+		packet->is_fragment = true;
+		packet->is_later_fragment = header->fragment & bpf_htons(IPV4_OFFSET_MASK);
+	}
 	return true;
 }
 

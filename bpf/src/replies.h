@@ -185,9 +185,9 @@ ALWAYS_INLINE bool parse_reply_flow(struct __sk_buff *skb, struct packet *packet
 /* From a DHCP server to a client (RFC 2131), which may have no address yet. */
 ALWAYS_INLINE bool is_dhcp_answer(struct packet *packet)
 {
-	return packet->is_ipv4 && packet->protocol == IPPROTO_UDP &&
-	       packet->source_port == DHCP_SERVER_PORT &&
-	       packet->destination_port == DHCP_CLIENT_PORT;
+	return packet->source_port == DHCP_SERVER_PORT &&
+	       packet->destination_port == DHCP_CLIENT_PORT && packet->is_ipv4 &&
+	       packet->protocol == IPPROTO_UDP;
 }
 
 /* The slot of a flow that had a packet within this time; otherwise NULL. */

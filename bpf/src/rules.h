@@ -62,11 +62,14 @@ ALWAYS_INLINE bool is_kubelet_identified(struct config *node)
 ALWAYS_INLINE bool may_be_kubelet(struct __sk_buff *skb, bool is_hook, struct config *node,
 				  __u64 cgroup, __u64 now_ns)
 {
+	__u64 remade;
+
 	if (!cgroup)
 		return false;
-	if (is_kubelet_cgroup(node, cgroup))
+	remade = remade_cgroup(node);
+	if (cgroup == node->kubelet_cgroup || cgroup == remade)
 		return true;
-	if (is_kubelet_identified(node) && (node->kubelet_unit || !is_stale(node, now_ns)))
+	if ((node->kubelet_cgroup || remade) && (node->kubelet_unit || !is_stale(node, now_ns)))
 		return false;
 	return !node->pods_cgroup ||
 	       source_ancestor(skb, is_hook, node->pods_cgroup_level) != node->pods_cgroup;
@@ -130,6 +133,8 @@ ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook, struct gate *
 	struct more_rules *more;
 	__u64 found;
 
+	if (!gate->rule_count)
+		return 0;
 	if (is_kubelet)
 		source_kinds |= 1 << SOURCE_KUBELET;
 	if (!is_hook && has_no_origin(skb))

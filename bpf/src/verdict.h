@@ -77,11 +77,10 @@ ALWAYS_INLINE void emit_drop_event(struct __sk_buff *skb, struct packet *packet,
 }
 
 /* No events for a bridge's flooded copies, which the pod's own gate reports, nor for path tests. */
-ALWAYS_INLINE void count_verdict(struct __sk_buff *skb, struct packet *packet, __u64 verdict_slot)
+ALWAYS_INLINE void count_drop(struct __sk_buff *skb, struct packet *packet, __u64 verdict_slot)
 {
 	count_frequent(packet->gate_slot, verdict_slot);
-	if (verdict_slot >= DROP(0) && !packet->is_stray &&
-	    verdict_slot % REASON_SLOTS != REASON_PATH_TEST)
+	if (!packet->is_stray && verdict_slot % REASON_SLOTS != REASON_PATH_TEST)
 		emit_drop_event(skb, packet, verdict_slot);
 }
 
