@@ -212,6 +212,15 @@ class CEventBudget(ctypes.Structure):
     )
 
 
+class CClockReading(ctypes.Structure):
+    """`struct clock_reading`: one CPU's last reading of the clock, and the tick in which it was."""
+
+    _fields_ = (
+        ("jiffies", ctypes.c_uint64),
+        ("now_ns", ctypes.c_uint64),
+    )
+
+
 class CFlow(ctypes.Structure):
     """`struct flow`: a flow of a protocol other than TCP; ports in network order."""
 
@@ -440,6 +449,7 @@ ADDRESSES = MapSpec("addresses", _HASH, CAddress, U32, MAX_ADDRESSES, _NO_PREALL
 DROP_EVENTS = MapSpec("drop_events", _RINGBUF, None, None, EVENT_RING_BYTES)
 EVENT_BUDGET = MapSpec("event_budget", _PERCPU_ARRAY, U32, CEventBudget, 1)
 PACKET_BUDGET = MapSpec("packet_budget", _PERCPU_ARRAY, U32, CEventBudget, 1)
+CLOCK_READINGS = MapSpec("clock_readings", _PERCPU_ARRAY, U32, CClockReading, 1)
 INJECTABLE = MapSpec("injectable", _ARRAY, U32, U64, INJECTABLE_IFINDEXES // 64)
 RELAY_TARGETS = MapSpec(
     *("relay_targets", _HASH, CRelayTargetKey, CAddress),
@@ -464,6 +474,7 @@ MAPS = (
         DROP_EVENTS,
         EVENT_BUDGET,
         PACKET_BUDGET,
+        CLOCK_READINGS,
         INJECTABLE,
     ),
     *(RELAY_TARGETS, RELAY_PODS, RELAY_BEAT, RELAY_BYPASSES),

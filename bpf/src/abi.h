@@ -247,6 +247,12 @@ struct event_budget {
 	__u64 suppressed; /* events not sent, since the map was created */
 };
 
+/* A CPU's last reading of the clock, and the tick in which it was. */
+struct clock_reading {
+	__u64 jiffies;
+	__u64 now_ns; /* CLOCK_MONOTONIC */
+};
+
 /* A flow other than TCP, as the pod sees it. Both ports of ICMP: the echo identifier. */
 struct flow {
 	struct address pod;

@@ -90,6 +90,9 @@ struct event_ring {
 __attribute__((section("maps/ringbuf"))) struct event_ring drop_events = {
 	.max_entries = EVENT_RING_BYTES,
 };
+/* The last one of the programs for packets, on each CPU. */
+BPF_TABLE("percpu_array", __u32, struct clock_reading, clock_readings, 1);
+
 /* For programs of cgroups, and for those of packets. */
 BPF_TABLE("percpu_array", __u32, struct event_budget, event_budget, 1);
 BPF_TABLE("percpu_array", __u32, struct event_budget, packet_budget, 1);

@@ -1,7 +1,9 @@
 """Drop sources: the aggregate of source processes that would need a rule."""
 
+import functools
 import socket
 import sys
+import time
 
 import pytest
 
@@ -11,6 +13,7 @@ from bpf.drop_sources import DropSource, DropSources
 from bpf.gates import GateConfig, Gates
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode
+from tests import polling
 from tests.kernel import cgroups, frames, skb, traffic
 
 pytestmark = pytest.mark.kernel
@@ -136,6 +139,26 @@ def test_packets_of_a_flood_are_all_counted(
     (one,) = seen(loaded, pod)
     assert (one.port, one.count) == (ends.port, 100_004)
     assert one.last_ns >= one.first_ns > 0
+
+
+def test_times_of_packets_go_on_with_the_clock(
+    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
+) -> None:
+    """Although a CPU reads the clock only once for a tick."""
+    gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
+    ends = frames.Ends(frames.address("198.18.0.1"), frames.address(pod.ipv4))
+    packet = frames.segment(ends, frames.SYN)
+
+    def is_recorded_after(began_ns: int) -> bool:
+        context = skb.context(pod.ifindex, 0)
+        syscalls.run_program(loaded.programs[abi.GATE_EGRESS], packet, context)
+        (one,) = seen(loaded, pod)
+        assert one.last_ns <= time.monotonic_ns()
+        return one.last_ns >= began_ns
+
+    for _ in range(2):
+        check = functools.partial(is_recorded_after, time.monotonic_ns())
+        polling.wait_until("a packet with a later time", check)
 
 
 def test_the_cgroups_of_sources_are_read_without_the_rest(
