@@ -17,9 +17,11 @@ import hypothesis
 import pytest
 
 from agent.lab import lab as labs
+from agent.lab.agent_process import Launch
 from bpf import artefacts, compiling, errors, features, syscalls
 from bpf.compiler import PROGRAM_SETS
 from tests import blocking
+from tests.forkserver import ForkServer
 
 _problem = pytest.StashKey[str]()
 
@@ -97,6 +99,14 @@ def prebuilt_programs(isolated: None, tmp_path_factory: pytest.TempPathFactory) 
             unfinished.rename(made)
     os.environ[artefacts.DIRECTORY_VARIABLE] = str(made)
     return made
+
+
+@pytest.fixture(scope="session")
+def launch(isolated: None) -> Iterator[Launch]:
+    """For `AgentProcess`: agents that need not import podgate first."""
+    server = ForkServer()
+    yield server.start
+    server.close()
 
 
 @pytest.fixture(autouse=True)

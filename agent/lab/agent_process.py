@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import IO, Any, Protocol
 
 import msgspec
 
@@ -34,11 +34,47 @@ class LabTimeoutError(PodgateError):
     """A condition was not met in time."""
 
 
+class Process(Protocol):
+    """What an agent's process can do, as `subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises `subprocess.TimeoutExpired`."""
+
+
+Launch = Callable[[Sequence[str], IO[bytes]], Process]
+"""Starts `podgate ARGUMENTS` with an open file as stdout and stderr."""
+
+
+def execute(
+    arguments: Sequence[str], log: IO[bytes], directory: pathlib.Path | None = None
+) -> Process:
+    """A `Launch`: a new interpreter. directory: with packages of another version."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "agent", *arguments],
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+    )
+
+
 class AgentProcess:
     """One directory of manifests, and `podgate run` with it."""
 
     def __init__(
-        self, directory: pathlib.Path = LAB_DIRECTORY, bpffs: pathlib.Path = BPFFS
+        self,
+        directory: pathlib.Path = LAB_DIRECTORY,
+        bpffs: pathlib.Path = BPFFS,
+        launch: Launch = execute,
     ) -> None:
         """directory: for manifests, run directory and log."""
         self.manifests = directory / "manifests"
@@ -49,8 +85,9 @@ class AgentProcess:
         """Options for the source of pods."""
         self.kubelet: tuple[str, ...] = ()
         """Options for the kubelet."""
+        self.launch = launch
         self.manifests.mkdir()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     def write_manifest(
         self,
@@ -88,6 +125,7 @@ class AgentProcess:
     def start_in(self, directory: pathlib.Path | None, *extra: str) -> None:
         """Start it with packages from `directory`, if there are any: another version."""
         arguments = [
+            "run",
             *self.pods_from,
             *self.kubelet,
             *("--run-directory", str(self.run_directory)),
@@ -97,13 +135,10 @@ class AgentProcess:
             *extra,
         ]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "agent", "run", *arguments],
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+            if directory is None:
+                self._process = self.launch(arguments, log)
+            else:
+                self._process = execute(arguments, log, directory)
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Run another command of podgate to its end."""

@@ -11,7 +11,7 @@ import pytest
 from agent.default_deny import table as default_deny_table
 from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
-from agent.lab.agent_process import AgentProcess
+from agent.lab.agent_process import AgentProcess, Launch
 from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, loader, pins
 from bpf import gates as gates_module
@@ -48,11 +48,11 @@ def fresh_pins(isolated: None) -> Iterator[pins.Pins]:
 
 @pytest.fixture
 def operator(
-    isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins
+    launch: Launch, tmp_path: pathlib.Path, fresh_pins: pins.Pins
 ) -> Iterator[AgentProcess]:
     """Starts agents on pins of the test's own; stops them and removes the default-deny table. Their
     kubelet is in a cgroup without processes."""
-    made = AgentProcess(tmp_path, fresh_pins.bpffs)
+    made = AgentProcess(tmp_path, fresh_pins.bpffs, launch)
     with cgroups.cgroup() as kubelet:
         made.kubelet = ("--kubelet", f"cgroup:{kubelet.path}")
         yield made

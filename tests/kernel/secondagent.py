@@ -13,7 +13,7 @@ class SecondAgent(AgentProcess):
 
     def __init__(self, first: AgentProcess, directory: pathlib.Path) -> None:
         directory.mkdir()
-        super().__init__(directory, first.bpffs)
+        super().__init__(directory, first.bpffs, first.launch)
         self.pods_from = ("--manifests", str(first.manifests))
         self.kubelet = first.kubelet
         self.run_directory = first.run_directory

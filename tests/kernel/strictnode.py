@@ -12,7 +12,7 @@ from typing import Any
 from agent import labels
 from agent.admin.report import AgentReport
 from agent.lab import lab as labs
-from agent.lab.agent_process import AgentProcess, condition_of
+from agent.lab.agent_process import AgentProcess, Launch, condition_of
 from agent.lab.lab import LabPod
 from agent.pods.conditions import TRUE
 from bpf import abi, maps, pins
@@ -179,11 +179,11 @@ def wait_until(what: str, holds: Callable[[], bool], *, patience: float = 1) -> 
 
 
 @contextlib.contextmanager
-def strict_node(lab: labs.Lab, folder: pathlib.Path) -> Iterator[Node]:
+def strict_node(lab: labs.Lab, folder: pathlib.Path, launch: Launch) -> Iterator[Node]:
     """folder: for manifests, the agent's files and a certificate. All of it ends with the block."""
     bpffs = labs.LAB_DIRECTORY / "bpf" / f"strict{next(_numbers)}"
     bpffs.mkdir()
-    operator = AgentProcess(folder, bpffs)
+    operator = AgentProcess(folder, bpffs, launch)
     with cgroups.cgroup() as kubelet, fleet.fleet(folder) as served:
         try:
             yield Node(lab, served, operator, kubelet)

@@ -16,7 +16,7 @@ from agent import labels
 from agent.admin.report import AgentReport
 from agent.lab import attempts
 from agent.lab import lab as labs
-from agent.lab.agent_process import AgentProcess, condition_of, pod_of
+from agent.lab.agent_process import AgentProcess, condition_of, execute, pod_of
 from agent.lab.lab import Lab, LabPod
 from agent.logs import Event
 from agent.pods.conditions import FALSE, TRUE, Condition
@@ -500,11 +500,13 @@ def test_agent_that_cannot_start_prints_one_sentence(
 
 
 def test_the_steady_agent_has_no_compiler_in_it(operator: AgentProcess, web: LabPod) -> None:
+    operator.launch = execute
     start_enforcing(operator, web)
     assert "libbcc" not in pathlib.Path(f"/proc/{operator.pid}/maps").read_text(encoding="utf-8")
 
 
 def test_an_agent_holds_no_namespace_alive(operator: AgentProcess, lab: Lab, web: LabPod) -> None:
+    operator.launch = execute
     start_enforcing(operator, web)
     held = set()
     for entry in os.scandir(f"/proc/{operator.pid}/fd"):

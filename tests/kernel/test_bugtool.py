@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agent.lab.agent_process import AgentProcess
+from agent.lab.agent_process import AgentProcess, execute
 from agent.lab.lab import Lab, LabPod
 from bpf import abi, maps, pins
 from tests.kernel.test_agent import PORT, isolated_as, refuses
@@ -90,6 +90,8 @@ def test_archive_has_no_secrets_whatever_state_the_agent_is_in(
         f'{{"event":"api_failed","error":"401: Authorization: Bearer {LOG}"}}\nlast line\n',
         encoding="utf-8",
     )
+    # The archive has what /proc has of the agent: command line and environment.
+    operator.launch = execute
     operator.start()
     operator.wait_for("the gate", isolated_as("web", "Enforced"))
     wait_for_saved_name(operator, web)

@@ -22,7 +22,7 @@ import pytest
 
 from agent.admin.report import AgentReport
 from agent.lab import attempts
-from agent.lab.agent_process import AgentProcess, condition_of
+from agent.lab.agent_process import AgentProcess, condition_of, execute
 from agent.lab.lab import Lab, LabPod
 from agent.labels import ISOLATION_READY
 from agent.logs import Event
@@ -136,6 +136,8 @@ def attachment(request: pytest.FixtureRequest) -> Attachment:
 def node(
     lab: Lab, operator: AgentProcess, attachment: Attachment
 ) -> Iterator[tuple[Node, loads.Load]]:
+    # Its kills are at all times of an agent's start.
+    operator.launch = execute
     with loads.attacker() as attacker:
         made = Node(lab, operator, attacker, attachment)
         yield made, attacker

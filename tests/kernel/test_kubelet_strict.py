@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent.lab.agent_process import Launch
 from bpf import loader, pins
 from bpf.node_config import NodeConfig
 from tests.conftest import fresh_lab
@@ -24,9 +25,9 @@ RESTARTS = 5
 
 
 @pytest.fixture
-def node(isolated: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     offers.need_netns_cookie()
-    with fresh_lab() as lab, strict_node(lab, tmp_path_factory.mktemp("strict")) as made:
+    with fresh_lab() as lab, strict_node(lab, tmp_path_factory.mktemp("strict"), launch) as made:
         for number, bridged in enumerate((False, True), 1):
             name = "bridged" if bridged else "routed"
             ports = (fleet.HTTP, fleet.TCP)

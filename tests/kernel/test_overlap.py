@@ -15,7 +15,7 @@ import pytest
 from agent import labels
 from agent.admin.report import AgentReport
 from agent.lab import lab as labs
-from agent.lab.agent_process import condition_of, pod_of
+from agent.lab.agent_process import Launch, condition_of, pod_of
 from agent.lab.lab import LabPod
 from probes.engine import hooks
 from probes.protocols.http_get import PROBE_CLIENT, HttpClientProfile, HttpTarget
@@ -85,8 +85,8 @@ def served(pod: LabPod, *ports: int) -> Iterator[None]:
 
 
 @pytest.fixture
-def node(lab: labs.Lab, tmp_path: pathlib.Path) -> Iterator[Node]:
-    with strict_node(lab, tmp_path) as made:
+def node(lab: labs.Lab, launch: Launch, tmp_path: pathlib.Path) -> Iterator[Node]:
+    with strict_node(lab, tmp_path, launch) as made:
         yield made
 
 

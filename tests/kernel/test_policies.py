@@ -22,7 +22,7 @@ from agent import labels
 from agent.admin import client as admin_client
 from agent.admin.report import AgentReport, PolicyStatus, RulesReport
 from agent.lab import lab as labs
-from agent.lab.agent_process import AgentProcess, condition_of
+from agent.lab.agent_process import AgentProcess, Launch, condition_of
 from agent.lab.lab import Lab, LabPod
 from agent.settings import admin_socket
 from bpf import abi, loader, pins
@@ -82,8 +82,8 @@ class Node:
 
 
 @pytest.fixture
-def node(isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins) -> Iterator[Node]:
-    operator = AgentProcess(tmp_path, fresh_pins.bpffs)
+def node(launch: Launch, tmp_path: pathlib.Path, fresh_pins: pins.Pins) -> Iterator[Node]:
+    operator = AgentProcess(tmp_path, fresh_pins.bpffs, launch)
     with cgroups.cgroup() as kubelet:
         operator.kubelet = ("--kubelet", f"cgroup:{kubelet.path}")
         yield Node(operator, tmp_path / "rules")

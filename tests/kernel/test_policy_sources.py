@@ -14,7 +14,7 @@ import pytest
 
 from agent import labels
 from agent.admin.report import AgentReport
-from agent.lab.agent_process import AgentProcess, condition_of
+from agent.lab.agent_process import AgentProcess, Launch, condition_of
 from agent.lab.lab import Lab, LabPod
 from bpf import abi, pins
 from tests.kernel import cgroups, traffic
@@ -85,8 +85,8 @@ def kubelet(isolated: None) -> Iterator[Kubelet]:
 
 
 @pytest.fixture
-def node(isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins) -> Iterator[Node]:
-    operator = AgentProcess(tmp_path, fresh_pins.bpffs)
+def node(launch: Launch, tmp_path: pathlib.Path, fresh_pins: pins.Pins) -> Iterator[Node]:
+    operator = AgentProcess(tmp_path, fresh_pins.bpffs, launch)
     with cgroups.cgroup() as group:
         operator.kubelet = ("--kubelet", f"cgroup:{group.path}")
         yield Node(operator, tmp_path / "rules")

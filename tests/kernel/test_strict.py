@@ -13,7 +13,7 @@ import pytest
 
 from agent import labels
 from agent.admin.report import AgentReport
-from agent.lab.agent_process import condition_of
+from agent.lab.agent_process import Launch, condition_of
 from agent.lab.lab import LabPod
 from agent.pods.conditions import TRUE
 from tests.conftest import fresh_lab
@@ -59,11 +59,11 @@ AWKWARD = {
 
 
 @pytest.fixture(scope="module")
-def node(isolated: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """A hundred pods: most with every kind of server, some that declare bare ports, some on a
     bridge; and one with all awkward kinds."""
     folder: pathlib.Path = tmp_path_factory.mktemp("strict")
-    with fresh_lab() as lab, strict_node(lab, folder) as made:
+    with fresh_lab() as lab, strict_node(lab, folder, launch) as made:
         made.add("awkward", 1, ports=(*fleet.USUAL, *fleet.AWKWARD), probes=WHOLE_PROBES)
         for number in range(2, WHOLE + 1):
             made.add(f"whole{number}", number, ports=fleet.USUAL, probes=WHOLE_PROBES)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.admin.report import AgentReport
-from agent.lab.agent_process import packets, pod_of
+from agent.lab.agent_process import Launch, packets, pod_of
 from agent.relay import interfaces as relay_interfaces
 from agent.relay.messages import Outcome
 from probes.netns import Netns
@@ -40,10 +40,10 @@ _PACKET_OUTGOING = 4
 
 
 @pytest.fixture(scope="module")
-def node(isolated: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """A pod that admits the kubelet to every port, one that declares a bare port and listens on two
     more, and one that no manifest names."""
-    with fresh_lab() as lab, strict_node(lab, tmp_path_factory.mktemp("strict")) as made:
+    with fresh_lab() as lab, strict_node(lab, tmp_path_factory.mktemp("strict"), launch) as made:
         made.add("web", 1, ports=(fleet.HTTP,), probes=WEB_PROBES, mode="strict")
         made.add("bare", 2, ports=(fleet.TCP, fleet.HTTP), probes=BARE_PROBES, mode="strict")
         lab.add_pod("stranger", 3)

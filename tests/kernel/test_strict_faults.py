@@ -21,6 +21,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent.lab.agent_process import Launch
 from agent.relay.targets import FIRST_HOST
 from tests.conftest import fresh_lab
 from tests.kernel import fleet, loads, nodeclient, pacing
@@ -60,9 +61,9 @@ Instant = tuple[float, float]
 
 
 @pytest.fixture(scope="module")
-def node(isolated: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     folder = tmp_path_factory.mktemp("strict")
-    with fresh_lab() as lab, strict_node(lab, folder) as made:
+    with fresh_lab() as lab, strict_node(lab, folder, launch) as made:
         for name in ("witness", *(f"web{number}" for number in range(PODS))):
             number = len(made.pods) + 1
             made.add(name, number, ports=(fleet.HTTP, fleet.TCP), probes=PROBES, mode="strict")

@@ -11,7 +11,7 @@ import pytest
 from agent import labels
 from agent.admin.report import AgentReport
 from agent.lab import lab as labs
-from agent.lab.agent_process import condition_of, pod_of
+from agent.lab.agent_process import Launch, condition_of, pod_of
 from agent.lab.lab import LabPod
 from tests import polling
 from tests.kernel import cgroups, fleet, links, nodeclient
@@ -25,8 +25,8 @@ HTTP_HOOK = {"postStart": {"httpGet": {"path": "/hi", "port": fleet.HTTP}}}
 
 
 @pytest.fixture
-def node(lab: labs.Lab, tmp_path: pathlib.Path) -> Iterator[Node]:
-    with strict_node(lab, tmp_path) as made:
+def node(lab: labs.Lab, launch: Launch, tmp_path: pathlib.Path) -> Iterator[Node]:
+    with strict_node(lab, tmp_path, launch) as made:
         yield made
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from agent.default_deny import table as default_deny_table
-from agent.lab.agent_process import AgentProcess
+from agent.lab.agent_process import AgentProcess, Launch
 from bpf import pins
 from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.conftest import write_kubeconfig
@@ -33,11 +33,12 @@ async def node(
     runtime: Containerd,
     driver: Driver,
     fresh_pins: pins.Pins,
+    launch: Launch,
     kubelet_cgroup: Cgroup,
     tmp_path: pathlib.Path,
 ) -> AsyncIterator[Node]:
     """No agent runs yet; none outlives the test."""
-    operator = AgentProcess(tmp_path, fresh_pins.bpffs)
+    operator = AgentProcess(tmp_path, fresh_pins.bpffs, launch)
     made = Node(runtime, driver, ApiServer(), operator)
     await made.start_api()
     write_kubeconfig(made.kubeconfig, f"http://127.0.0.1:{made.server.port}")

@@ -1,0 +1,156 @@
+"""Agents that are forked from a process which has imported podgate.
+
+Importing is more than half of the CPU time of a test's agent, and the suite starts several hundred.
+So each worker has one process that imports once and then forks, `python -m tests.forkserver FD`. It
+has one thread and runs no part of podgate: its fork is what a new process is after the imports.
+
+The worker stops what it started, and waits for it, as with `subprocess.Popen`. When the worker
+dies, its socket closes, the server exits, and the kernel kills what the server forked.
+
+Not for tests of the command line or the environment in /proc, of memory, of variables that Python
+itself reads, or of how an agent starts: `agent_process.execute` is.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import pathlib
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import IO, Any
+
+_MAX_REQUEST_BYTES = 1 << 20
+_PR_SET_PDEATHSIG = 1
+
+
+class ForkedProcess:
+    """A process of a `ForkServer`, with the methods of `subprocess.Popen` that tests use."""
+
+    def __init__(self, server: "ForkServer", pid: int) -> None:
+        self.pid = pid
+        self._server = server
+        # The server leaves it a zombie until `wait`, so the number cannot be another process's.
+        self._pidfd = os.pidfd_open(pid)
+        self._status: int | None = None
+
+    def send_signal(self, number: int) -> None:
+        """Nothing happens if it was waited for."""
+        if self._status is None:
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def poll(self) -> int | None:
+        """The exit status; None while it runs."""
+        return self._status_within(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status, negative for a signal. Raises `subprocess.TimeoutExpired`."""
+        status = self._status_within(timeout)
+        if status is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout)
+        return status
+
+    def _status_within(self, seconds: float | None) -> int | None:
+        if self._status is None:
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            if poll.poll(None if seconds is None else 1000 * seconds):
+                self._status = self._server.status_of(self.pid)
+                os.close(self._pidfd)
+        return self._status
+
+
+class ForkServer:
+    """Starts `podgate` with arguments, in the caller's environment and directory."""
+
+    def __init__(self) -> None:
+        """The server inherits namespaces and cgroup: to be created where the agents are to run."""
+        self._lock = threading.Lock()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.forkserver", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                cwd=pathlib.Path(__file__).parent.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+
+    def start(self, arguments: Sequence[str], log: IO[bytes]) -> ForkedProcess:
+        """Fork a process for `podgate ARGUMENTS`. log: its stdout and stderr; stdin is empty."""
+        request = {
+            "arguments": arguments,
+            "directory": os.getcwd(),
+            "environment": dict(os.environ),
+        }
+        return ForkedProcess(self, self._request(request, [log.fileno()]))
+
+    def status_of(self, pid: int) -> int:
+        """Wait for a process that has ended."""
+        return self._request({"wait": pid})
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        self._control.close()
+        self._process.wait()
+
+    def _request(self, content: dict[str, Any], descriptors: Sequence[int] = ()) -> int:
+        with self._lock:
+            socket.send_fds(self._control, [json.dumps(content).encode()], descriptors)
+            return int(json.loads(self._control.recv(_MAX_REQUEST_BYTES)))
+
+
+def _serve(control: socket.socket) -> None:
+    """Serve until the worker closes its end; returns in each fork, which is to run `podgate`."""
+    own = os.getpid()
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, _MAX_REQUEST_BYTES, 1)
+        if not message:
+            sys.exit()
+        request = json.loads(message)
+        if "wait" in request:
+            _, status = os.waitpid(request["wait"], 0)
+            answer = os.waitstatus_to_exitcode(status)
+        elif (answer := os.fork()) == 0:
+            control.close()
+            return _become(request, descriptors[0], own)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        control.send(json.dumps(answer).encode())
+
+
+def _become(request: dict[str, Any], log: int, server: int) -> None:
+    """Set what a new process would have."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (1, 2):
+        os.dup2(log, number)
+    os.close(log)
+    os.chdir(request["directory"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = ["podgate", *request["arguments"]]
+
+
+if __name__ == "__main__":
+    # Of a terminal, for the worker, which then ends what it started.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from agent.app import http_server, preflight, startup  # noqa: F401
+    from agent.cli.main import main
+    from agent.linux import malloc, scheduling  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+    _serve(socket.socket(fileno=int(sys.argv[1])))
+    main(prog_name="podgate")
