@@ -9,6 +9,7 @@ Addresses are of 198.18.0.0/15 (RFC 2544) and fd00:18::/32 only; the node has no
 
 import contextlib
 import dataclasses
+import errno
 import ipaddress
 import os
 import pathlib
@@ -16,6 +17,7 @@ import shutil
 import socket
 import subprocess
 import time
+from typing import Any
 
 import pyroute2
 
@@ -31,6 +33,10 @@ NODE_IPV6 = ipaddress.IPv6Address("fd00:18::1")
 _BRIDGE_IPV4 = ipaddress.IPv4Interface("198.18.2.1/24")
 _BRIDGE_IPV6 = ipaddress.IPv6Interface("fd00:18:0:2::1/64")
 BRIDGE = "pgbr0"
+# LOOPBACK_IFINDEX of net/flow.h: the first device of each namespace.
+_LOOPBACK = 1
+# Of the lab's links, which are deleted by one request: for each the kernel waits for RCU.
+_LINK_GROUP = 198
 
 # Mount points of pods' namespaces and the BPF file system, visible inside only.
 LAB_DIRECTORY = pathlib.Path("/run/podgate-lab")
@@ -95,23 +101,22 @@ class Lab:
         self._netlink = pyroute2.IPRoute()
         self._bridge_ifindex: int | None = None
         _enable_forwarding()
-        self._loopback = int(self._netlink.link_lookup(ifname="lo")[0])
-        self._netlink.link("set", index=self._loopback, state="up")
+        self._netlink.link("set", index=_LOOPBACK, state="up")
         for address in (NODE_IPV4, NODE_IPV6):
-            _add_address(self._netlink, self._loopback, address)
+            _add_address(self._netlink, _LOOPBACK, address)
 
     def __enter__(self) -> "Lab":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in list(self.pods):
-            self.remove_pod(name)
-        if self._bridge_ifindex is not None:
-            self._netlink.link("del", index=self._bridge_ifindex)
+        self._delete_links(group=_LINK_GROUP)
+        for pod in self.pods.values():
+            _remove_netns(pod.netns)
+        self.pods.clear()
         for address in (NODE_IPV4, NODE_IPV6):
             self._netlink.addr(
                 "del",
-                index=self._loopback,
+                index=_LOOPBACK,
                 address=str(address),
                 prefixlen=address.max_prefixlen,
             )
@@ -129,9 +134,10 @@ class Lab:
             "add",
             ifname=interface,
             kind="veth",
+            group=_LINK_GROUP,
             peer={"ifname": "eth0", "net_ns_fd": netns.path},
         )
-        ifindex = self._netlink.link_lookup(ifname=interface)[0]
+        ifindex = socket.if_nametoindex(interface)
         if bridged:
             addresses = self._join_bridge(netns, ifindex, number)
         else:
@@ -143,10 +149,16 @@ class Lab:
     def remove_pod(self, name: str) -> None:
         """Delete the pod's namespace and its interface, at once."""
         pod = self.pods.pop(name)
-        for ifindex in self._netlink.link_lookup(ifname=pod.interface):
-            self._netlink.link("del", index=ifindex)
-        namespaces.unmount(pod.netns.path)
-        os.unlink(pod.netns.path)
+        self._delete_links(ifname=pod.interface)
+        _remove_netns(pod.netns)
+
+    def _delete_links(self, **which: Any) -> None:
+        """A test may have deleted them."""
+        try:
+            self._netlink.link("del", **which)
+        except pyroute2.NetlinkError as error:
+            if error.code != errno.ENODEV:
+                raise
 
     def _route(self, netns: Netns, ifindex: int, number: int) -> tuple[IPAddress, ...]:
         ipv4 = ipaddress.IPv4Address(f"198.18.1.{number}")
@@ -189,8 +201,8 @@ class Lab:
         return ipv4, ipv6
 
     def _make_bridge(self) -> int:
-        self._netlink.link("add", ifname=BRIDGE, kind="bridge")
-        ifindex = int(self._netlink.link_lookup(ifname=BRIDGE)[0])
+        self._netlink.link("add", ifname=BRIDGE, kind="bridge", group=_LINK_GROUP)
+        ifindex = socket.if_nametoindex(BRIDGE)
         self._netlink.link("set", index=ifindex, state="up")
         for interface in (_BRIDGE_IPV4, _BRIDGE_IPV6):
             _add_address(self._netlink, ifindex, interface.ip, interface.network.prefixlen)
@@ -222,6 +234,11 @@ def _make_netns(name: str) -> Netns:
     return Netns.open(str(path))
 
 
+def _remove_netns(netns: Netns) -> None:
+    namespaces.unmount(netns.path)
+    os.unlink(netns.path)
+
+
 def _netlink_in(netns: Netns) -> pyroute2.IPRoute:
     # pyroute2 is built on asyncio, which accepts datagram sockets only; netlink treats both alike.
     sock = netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE)
@@ -229,15 +246,18 @@ def _netlink_in(netns: Netns) -> pyroute2.IPRoute:
 
 
 def _bring_up(netlink: pyroute2.IPRoute) -> int:
-    for name in ("lo", "eth0"):
-        netlink.link("set", index=netlink.link_lookup(ifname=name)[0], state="up")
-    return int(netlink.link_lookup(ifname="eth0")[0])
+    eth0 = int(netlink.link_lookup(ifname="eth0")[0])
+    for index in (_LOOPBACK, eth0):
+        netlink.link("set", index=index, state="up")
+    return eth0
 
 
 def _add_address(
     netlink: pyroute2.IPRoute, ifindex: int, address: IPAddress, prefix_length: int | None = None
 ) -> None:
     netlink.addr("add", **network_setup.address_request(ifindex, address, prefix_length))
+    if address.version == 4:
+        return
     for _ in range(_MAX_ROUTE_POLLS):
         with contextlib.suppress(pyroute2.NetlinkError):
             if network_setup.is_local(netlink.route("get", **network_setup.route_query(address))):
