@@ -3,8 +3,14 @@
 import contextlib
 import json
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+BARE_PYTHON = (sys.executable, "-S")
+"""An interpreter for scripts that import the standard library only: it starts in 11 ms of CPU time
+instead of 30, since it does not set up packages.
+"""
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import pathlib
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 
 import pytest
@@ -18,6 +17,7 @@ from agent.default_deny.table import DefaultDenyTable
 from agent.lab import lab as labs
 from agent.linux import nft
 from tests.kernel import cgroups, traffic
+from tests.processes import BARE_PYTHON
 
 VERSIONS = pytest.mark.parametrize("version", [4, 6])
 
@@ -123,7 +123,7 @@ OURS = ["table inet podgate", "table bridge podgate"]
 
 def connect_from(group: cgroups.Cgroup, pod: labs.LabPod, version: int, seconds: float) -> bool:
     address = traffic.address(pod, version)
-    done = group.run([sys.executable, "-c", _CONNECT, address, str(seconds)])
+    done = group.run([*BARE_PYTHON, "-c", _CONNECT, address, str(seconds)])
     assert done.returncode == 0 or b"TimeoutError" in done.stderr, done.stderr
     return done.returncode == 0
 

@@ -23,6 +23,7 @@ from agent.pods.conditions import FALSE, TRUE, Condition
 from tests.kernel import cgroups, offers, traffic
 from tests.kernel.cgroups import Cgroup
 from tests.polling import wait_until
+from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
@@ -384,7 +385,7 @@ sys.exit(1 if sock.connect_ex((sys.argv[1], int(sys.argv[2]))) else 0)
 
 def reaches(sender: Cgroup, pod: LabPod, port: int, seconds: float = traffic.LIMIT_SECONDS) -> bool:
     """Whether a process of this cgroup connects to the pod."""
-    command = [sys.executable, "-c", CONNECT, pod.ipv4, str(port), str(seconds)]
+    command = [*BARE_PYTHON, "-c", CONNECT, pod.ipv4, str(port), str(seconds)]
     return sender.run(command).returncode == 0
 
 

@@ -5,7 +5,6 @@ The copy on the last port is the original, so each test takes every pod as its t
 
 import contextlib
 import socket
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +18,7 @@ from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import cgroups, frames, guarded, links, syns, traffic, wire
 from tests.kernel.counting import Counting
+from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
@@ -94,7 +94,7 @@ def test_admitted_source_talks_over_a_flooding_bridge(
         rule = Rule(sender, 0, PORT, PORT, cgroup=cgroup, level=1)
         countings = flooding.enforce(rule)
         process = group.popen(
-            [sys.executable, "-c", TALK, kind, traffic.address(pod, version), str(PORT)]
+            [*BARE_PYTHON, "-c", TALK, kind, traffic.address(pod, version), str(PORT)]
         )
         answer(sock, kind)
         assert process.wait(10) == 0

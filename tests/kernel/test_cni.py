@@ -28,6 +28,7 @@ from tests.kernel import cgroups, cniruntime, dialling, offers, traffic
 from tests.kernel.cniruntime import FIRST, AddFailed, Network, pod_in, sandbox
 from tests.kernel.conftest import MakeGates
 from tests.kernel.dialling import PORT
+from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
@@ -115,7 +116,7 @@ def added(
 
 
 def kubelet_reaches(kubelet: cgroups.Cgroup, address: str) -> bool:
-    done = kubelet.run([sys.executable, "-c", CONNECT, address, str(PORT)])
+    done = kubelet.run([*BARE_PYTHON, "-c", CONNECT, address, str(PORT)])
     return done.returncode == 0
 
 

@@ -5,7 +5,6 @@ import asyncio
 import os
 import pathlib
 import socket
-import sys
 import time
 from collections.abc import Iterator
 
@@ -34,6 +33,7 @@ from tests.kernel.default_deny import (
     remove_without_agent,
     tables,
 )
+from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
@@ -230,7 +230,7 @@ def test_priority_is_set_only_while_no_agent_has_confirmed_the_cgroup(
 
 def priority_of_a_socket(group: cgroups.Cgroup) -> int:
     """Of one that has tried to connect."""
-    done = group.run([sys.executable, "-c", _SHOW_PRIORITY])
+    done = group.run([*BARE_PYTHON, "-c", _SHOW_PRIORITY])
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 

@@ -2,7 +2,6 @@
 
 import functools
 import socket
-import sys
 import time
 
 import pytest
@@ -15,6 +14,7 @@ from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode
 from tests import polling
 from tests.kernel import cgroups, frames, skb, traffic
+from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
@@ -75,7 +75,7 @@ for port in range(int(sys.argv[2]), int(sys.argv[3])):
 
 
 def dial(caller: cgroups.Cgroup, pod: labs.LabPod, first: int, last: int) -> None:
-    arguments = (sys.executable, "-c", DIAL, pod.ipv4, str(first), str(last + 1))
+    arguments = (*BARE_PYTHON, "-c", DIAL, pod.ipv4, str(first), str(last + 1))
     caller.run(arguments).check_returncode()
 
 

@@ -1,7 +1,6 @@
 """What decides before a gate: the verdict of `podgate explain` is that of the kernel."""
 
 import socket
-import sys
 import time
 from collections.abc import Iterator
 
@@ -22,6 +21,7 @@ from tests import polling
 from tests.kernel import cgroups, default_deny, explained, frames, redirecting, traffic
 from tests.kernel.default_deny import OpenTable, open_table, tracked
 from tests.kernel.redirecting import OTHER_PORT, PORT, Scene
+from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
@@ -123,7 +123,7 @@ def test_relay_is_for_the_kubelet_only(
             "sys.exit(sock.connect_ex((sys.argv[1], int(sys.argv[2]))) != 0)\n"
         )
         seconds = str(traffic.DROPPED_AFTER_SECONDS)
-        done = group.run([sys.executable, "-c", script, address, str(PORT), seconds])
+        done = group.run([*BARE_PYTHON, "-c", script, address, str(PORT), seconds])
         assert done.returncode == 1
 
 

@@ -16,6 +16,7 @@ from agent.lab.agent_process import AgentProcess, condition_of, wait_until
 from agent.linux.procfs import Procfs
 from tests.kernel import cgroups, traffic
 from tests.kernel.cgroups import Cgroup
+from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
@@ -82,7 +83,7 @@ def start(operator: AgentProcess, pod: labs.LabPod, source: Cgroup, mode: str) -
 
 
 def connects(source: Cgroup, address: str, port: int, seconds: float) -> bool:
-    command = [sys.executable, "-c", CONNECT, address, str(port), str(seconds)]
+    command = [*BARE_PYTHON, "-c", CONNECT, address, str(port), str(seconds)]
     return source.run(command).returncode == 0
 
 

@@ -2,7 +2,6 @@
 
 import ipaddress
 import socket
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +17,7 @@ from bpf.node_config import NodeConfig
 from probes.spec.specs import parse_pod
 from tests.kernel import offers
 from tests.kernel.cgroups import Cgroup, cgroup
+from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
@@ -76,7 +76,7 @@ def port(lab: object) -> Iterator[int]:
 
 
 def connect(source: Cgroup, address: str, port: int) -> str:
-    done = source.run([sys.executable, "-c", _CONNECT, address, str(port)])
+    done = source.run([*BARE_PYTHON, "-c", _CONNECT, address, str(port)])
     return done.stdout.decode().strip() or done.stderr.decode()
 
 

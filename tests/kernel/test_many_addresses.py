@@ -3,7 +3,6 @@
 import ipaddress
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +14,7 @@ from agent.lab.lab import Lab, LabPod
 from bpf import abi
 from tests.kernel import cgroups, traffic
 from tests.kernel.cgroups import Cgroup
+from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
@@ -49,7 +49,7 @@ def assert_gated_at(address: str, kubelet: Cgroup) -> None:
     the kubelet's connections to a declared port would be dropped, too.
     """
     assert traffic.is_dropped(address, PORT)
-    done = kubelet.run([sys.executable, "-c", CONNECT, address, str(PORT)])
+    done = kubelet.run([*BARE_PYTHON, "-c", CONNECT, address, str(PORT)])
     assert done.returncode == 0, (address, done.stderr)
 
 

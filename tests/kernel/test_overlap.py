@@ -5,7 +5,6 @@ import functools
 import http.server
 import pathlib
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +21,7 @@ from probes.protocols.http_get import PROBE_CLIENT, HttpClientProfile, HttpTarge
 from probes.spec.specs import HttpGet
 from tests.kernel import links
 from tests.kernel.strictnode import RANGE4, RANGE6, Node, strict_node
+from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
@@ -165,7 +165,7 @@ def behind(request: bytes, path: str, referer: str, address: str) -> bytes:
 def exchange(node: Node, address: str, *requests: bytes, port: int = PORT) -> list[str]:
     """Bodies of the responses that the kubelet gets on one connection."""
     texts = [request.hex() for request in requests]
-    done = node.kubelet.run([sys.executable, "-c", _CLIENT, address, str(port), *texts])
+    done = node.kubelet.run([*BARE_PYTHON, "-c", _CLIENT, address, str(port), *texts])
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode().split("\n")[:-1]
 

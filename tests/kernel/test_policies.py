@@ -8,7 +8,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +32,7 @@ from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import cgroups
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.test_agent import is_dropped, isolated_as, podgate, reaches
+from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
@@ -306,7 +306,7 @@ def test_admitted_source_stays_admitted_during_edits_and_a_restart(
         node.start(pod)
         accepting = threading.Thread(target=accept)
         accepting.start()
-        arguments = [sys.executable, "-c", KEEP_CONNECTING, pod.ipv4, str(PORT)]
+        arguments = [*BARE_PYTHON, "-c", KEEP_CONNECTING, pod.ipv4, str(PORT)]
         process = service.popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
             for number in range(1, 6):

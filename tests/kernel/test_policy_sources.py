@@ -5,7 +5,6 @@ import json
 import pathlib
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +19,7 @@ from bpf import abi, pins
 from tests.kernel import cgroups, traffic
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.test_policies import PORT, Node, metrics, policy
+from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
@@ -122,7 +122,7 @@ def remove_host_pod(node: Node, uid: str) -> None:
 def results(group: Cgroup, pod: LabPod, seconds: float) -> set[bool]:
     """Whether connections of the cgroup succeed, over both families, which may differ only for a
     moment."""
-    command = [sys.executable, "-c", CONNECT]
+    command = [*BARE_PYTHON, "-c", CONNECT]
     arguments = [[address, str(PORT), str(seconds)] for address in (pod.ipv4, pod.ipv6)]
     return {group.run([*command, *each]).returncode == 0 for each in arguments}
 
@@ -216,7 +216,7 @@ def serving(pod: LabPod) -> Iterator[None]:
 def connecting(group: Cgroup, pod: LabPod) -> Iterator[list[int]]:
     """A process that connects all the time; afterwards the numbers of attempts and of failures."""
     found: list[int] = []
-    arguments = [sys.executable, "-c", KEEP_CONNECTING, pod.ipv4, str(PORT)]
+    arguments = [*BARE_PYTHON, "-c", KEEP_CONNECTING, pod.ipv4, str(PORT)]
     process = group.popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"started\n"

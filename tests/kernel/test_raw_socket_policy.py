@@ -7,7 +7,6 @@ import pathlib
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +25,7 @@ from bpf.verdicts import Verdict
 from tests import polling
 from tests.kernel import cgroups, offers
 from tests.kernel.cgroups import Cgroup
+from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
@@ -58,7 +58,7 @@ FAMILIES = {RAW4: socket.AF_INET, RAW6: socket.AF_INET6, PACKET: socket.AF_PACKE
 
 def opened(group: Cgroup, *kinds: str, before: tuple[str, ...] = ()) -> dict[str, bool]:
     """Whether a process of this cgroup can open a socket of each kind. before: its command."""
-    done = group.run([*before, sys.executable, "-c", OPEN, *kinds])
+    done = group.run([*before, *BARE_PYTHON, "-c", OPEN, *kinds])
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.decode().splitlines()]
     return {kind: result == "open" for kind, result in lines}
@@ -278,7 +278,7 @@ def test_agent_names_the_holder_of_a_packet_socket(
 ) -> None:
     """By its creation, or where the kernel does not report that while it is open."""
     start(operator, tmp_path / "rules", "audit", pods)
-    command = [sys.executable, "-c", OPEN, PACKET]
+    command = [*BARE_PYTHON, "-c", OPEN, PACKET]
     with container.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         [line] = polling.wait_until("log", lambda: lines_about(operator, container))
         assert process.stdin is not None

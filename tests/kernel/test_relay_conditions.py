@@ -25,6 +25,7 @@ from bpf import pins
 from tests.kernel import cgroups
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.secondagent import SecondAgent
+from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
@@ -96,7 +97,7 @@ def dial(kubelet: Cgroup, address: str) -> str:
         "import socket, sys\n"
         "with socket.create_connection((sys.argv[1], 8080), 2) as s: print(s.getpeername()[0])"
     )
-    done = kubelet.run([sys.executable, "-c", script, address])
+    done = kubelet.run([*BARE_PYTHON, "-c", script, address])
     return done.stdout.decode().strip() or done.stderr.decode().splitlines()[-1]
 
 
@@ -208,7 +209,7 @@ def test_relay_outlives_its_agent_and_the_next_agent_takes_the_next_slot(
         "s = socket.create_connection((sys.argv[1], 8080), 2)\n"
         "print('open', flush=True); sys.stdin.readline(); s.sendall(b'x'); print(s.recv(1))"
     )
-    arguments = [sys.executable, "-c", script, pod.ipv4]
+    arguments = [*BARE_PYTHON, "-c", script, pod.ipv4]
     with kubelet.popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as held:
         assert held.stdin is not None
         assert held.stdout is not None

@@ -5,7 +5,6 @@ import errno
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -25,6 +24,7 @@ from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import cgroups, frames, redirecting, skb, syns, traffic
 from tests.kernel.counting import Counting
 from tests.kernel.redirecting import OTHER_PORT, PORT, Scene
+from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
@@ -159,7 +159,7 @@ def test_kubelet_that_the_kernel_followed_is_redirected(
 
 def connected(sender: cgroups.Cgroup, address: str, seconds: float = traffic.LIMIT_SECONDS) -> int:
     """How the connect of a process in this cgroup ended: 0, or the errno."""
-    command = [sys.executable, "-c", CONNECT, address, str(PORT), str(seconds)]
+    command = [*BARE_PYTHON, "-c", CONNECT, address, str(PORT), str(seconds)]
     return int(sender.run(command).stdout)
 
 

@@ -1,7 +1,6 @@
 """Sources on the host that gates admit: by rules, as the kubelet, and without a heartbeat."""
 
 import socket
-import sys
 import time
 from collections.abc import Iterator
 
@@ -15,6 +14,7 @@ from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import cgroups, traffic
 from tests.kernel.cgroups import Cgroup
+from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
@@ -34,7 +34,7 @@ def connects(
     sender: Cgroup, address: str, port: int, seconds: float = traffic.LIMIT_SECONDS
 ) -> bool:
     """Whether a process created in this cgroup reaches a server."""
-    command = [sys.executable, "-c", CONNECT, address, str(port), str(seconds)]
+    command = [*BARE_PYTHON, "-c", CONNECT, address, str(port), str(seconds)]
     return sender.run(command).returncode == 0
 
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +18,7 @@ from agent.logs import Event
 from agent.pods.conditions import TRUE
 from tests.kernel import cgroups, offers, traffic
 from tests.kernel.cgroups import Cgroup
+from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
@@ -85,7 +85,7 @@ def results(kubelet: Cgroup, pod: LabPod, bound: bool, seconds: float) -> set[bo
     interface = pod.interface if bound else ""
     found = set()
     for address in (pod.ipv4, pod.ipv6):
-        command = [sys.executable, "-c", DIAL, address, str(PORT), interface, str(seconds)]
+        command = [*BARE_PYTHON, "-c", DIAL, address, str(PORT), interface, str(seconds)]
         found.add(int(kubelet.run(command).stdout) == 0)
     return found
 

@@ -4,7 +4,6 @@ As with the CNI bridge plugin's `vlan`, and Weave's bridge.
 """
 
 import contextlib
-import sys
 from collections.abc import Iterator
 
 import pyroute2
@@ -23,6 +22,7 @@ from tests.kernel.counting import Counting
 from tests.kernel.test_bypass_flood import TALK, answer, server
 from tests.kernel.test_bypass_reentry import programs
 from tests.kernel.test_untouched import expect_nothing_counted
+from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
@@ -105,7 +105,7 @@ def test_admitted_source_talks_through_the_pair(
     ):
         counting = enforce(gates, pod, Rule(SourceKind.CGROUP, cgroup=group.id))
         process = group.popen(
-            [sys.executable, "-c", TALK, kind, traffic.address(pod, version), str(PORT)]
+            [*BARE_PYTHON, "-c", TALK, kind, traffic.address(pod, version), str(PORT)]
         )
         answer(sock, kind)
         assert process.wait(10) == 0
