@@ -1,6 +1,7 @@
 import io
 import json
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Protocol
@@ -124,3 +125,17 @@ def test_fields_are_not_the_names_of_the_head() -> None:
 @pytest.mark.parametrize("event", Event)
 def test_sentences_have_no_banned_words(event: Event) -> None:
     assert list(voice.problems("", [voice.Text(1, event.message, "string")])) == []
+
+
+@pytest.mark.parametrize(
+    ("modules", "has_rich"),
+    [
+        ("agent.logs", False),
+        ("agent.logs, rich.console", True),
+        ("rich.console, agent.logs", True),
+    ],
+)
+def test_rich_is_imported_only_by_what_uses_it(modules: str, has_rich: bool) -> None:
+    program = f"import sys, {modules}; print('structlog' in sys.modules, 'rich' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert result.stdout.decode().split() == ["True", str(has_rich)]
