@@ -100,6 +100,10 @@ class Map:
             if position is None:
                 return
 
+    def array_values(self) -> bytes:
+        """All values of an array, one after another, with one system call."""
+        return syscalls.array_values(self.fd, self.spec.max_entries, self.value_size)
+
     def items_by_key(self) -> Iterator[tuple[bytes, bytes]]:
         """As `items`, with two system calls for each entry: also where the kernel has no batches
         (maps of maps before Linux 5.19) and for any length of a hash bucket.

@@ -170,6 +170,24 @@ def map_lookup_batch(
     Hash maps of every kind have it since Linux 5.6, arrays too. Raises `BpfError` with ENOSPC where
     one hash bucket holds more than `count`.
     """
+    found, keys, values, after = _lookup_batch(map_fd, position, count, key_size, value_size)
+    return (
+        [keys[i * key_size : (i + 1) * key_size] for i in range(found)],
+        [values[i * value_size : (i + 1) * value_size] for i in range(found)],
+        after,
+    )
+
+
+def array_values(map_fd: int, count: int, value_size: int) -> bytes:
+    """The first `count` values of an array, one after another. Raises `BpfError`."""
+    found, _, values, _ = _lookup_batch(map_fd, None, count, 4, value_size)
+    return values[: found * value_size]
+
+
+def _lookup_batch(
+    map_fd: int, position: bytes | None, count: int, key_size: int, value_size: int
+) -> tuple[int, bytes, bytes, bytes | None]:
+    """Number of entries found, their keys, their values, and the next position."""
     keys = ctypes.create_string_buffer(key_size * count)
     values = ctypes.create_string_buffer(value_size * count)
     # The kernel's position is a bucket number for hashes and a key for arrays: 4 bytes for ours.
@@ -193,12 +211,7 @@ def map_lookup_batch(
         tolerated=(errno.ENOENT,),
     )
     (found,) = struct.unpack_from("=I", answer, 32)
-    key_bytes, value_bytes = keys.raw, values.raw
-    return (
-        [key_bytes[i * key_size : (i + 1) * key_size] for i in range(found)],
-        [value_bytes[i * value_size : (i + 1) * value_size] for i in range(found)],
-        after.raw if result == 0 else None,
-    )
+    return found, keys.raw, values.raw, after.raw if result == 0 else None
 
 
 def map_next_key(map_fd: int, key: bytes | None, key_size: int) -> bytes | None:
