@@ -48,6 +48,8 @@ class ClusterOutputs:
         self._events = events
         self._metrics = metrics
         self._objects = source.changes.subscribe()
+        for uid in source.pods.uids:
+            self._objects.mark(uid)
         self._conditions = store.conditions.changes.subscribe()
         self._in_force = store.in_force.subscribe()
         self._first_gates: dict[str, datetime.datetime] = {}

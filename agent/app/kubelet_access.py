@@ -61,6 +61,12 @@ class KubeletAccess:
         return current.id if current else 0
 
     @property
+    def path(self) -> str | None:
+        """Of the kubelet's cgroup; None while it is unknown."""
+        current = self.identity.current
+        return current.path if current else None
+
+    @property
     def collectors(self) -> tuple[registry.Collector, ...]:
         return self.admission, self._host_probes
 

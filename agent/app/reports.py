@@ -3,7 +3,7 @@
 import asyncio
 import datetime
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -26,25 +26,15 @@ from agent.api.services.source import ServiceEndpoints
 from agent.app import service_outputs
 from agent.app.answer_report import AnswerReport
 from agent.app.cluster_outputs import ClusterOutputs
+from agent.app.drop_reporting import DropReporting
 from agent.app.exporter import Exporter
+from agent.app.gating import Gating
 from agent.app.handover import Handover
 from agent.app.isolation_conditions import IsolationConditions
-from agent.app.open_ports import OpenPorts
-from agent.app.reconciler import Reconciler
-from agent.drops.events import DropEventLog
-from agent.drops.history import SourceHistory
-from agent.drops.raw_sockets import RawSocketSources
-from agent.drops.source_processes import CgroupName, SourceProcesses, protocol_word, wall_clock
-from agent.gates.existing_flows import ExistingFlows
-from agent.gates.worker import GateWorker
-from agent.kubelet.admission import KubeletAdmission
-from agent.kubelet.identity import KubeletIdentity
-from agent.pods.pod_modes import PodModes
+from agent.drops.source_processes import CgroupName, protocol_word, wall_clock
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
-from agent.policy.controller import PolicyController
 from agent.probing.manager import ProbeManager
-from agent.sources.source import PodSource
 from agent.strict.process import RelayError
 from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import RelaySupervisor
@@ -53,87 +43,51 @@ from bpf.counters import labelled
 from bpf.drop_sources import DropSource
 from bpf.gates import Counts
 
-# A pass over 250 new pods takes 3 s by tcx; a single call times out after 60.
-_STUCK_SECONDS = 90
-
 
 class Reports:
     """Makes the content of the agent's HTTP responses."""
 
     def __init__(
         self,
+        gating: Gating,
         *,
-        store: PodStore,
-        modes: PodModes,
-        source: PodSource,
         outputs: ClusterOutputs | None,
         services: ServiceEndpoints | None,
-        gate_worker: GateWorker,
-        reconciler: Reconciler,
         isolation: IsolationConditions,
-        open_ports: OpenPorts,
-        policy: PolicyController,
         relays: RelaySupervisor,
         connections: ConnectionStats,
         probing: ProbeManager,
         answers: AnswerReport,
-        existing_flows: ExistingFlows,
-        kubelet: KubeletIdentity,
-        kubelet_admission: KubeletAdmission,
-        source_processes: SourceProcesses,
-        history: SourceHistory,
+        drops: DropReporting,
         node: str,
-        raw_sockets: RawSocketSources,
-        drop_events: DropEventLog,
+        http_address: str,
         metrics: Exporter,
         handover: Handover,
-        remains: Callable[[], list[str]],
     ) -> None:
         """services: of a node without a cluster; node: its name, empty without a cluster."""
-        self.http_address = ""
+        self.http_address = http_address
         self._started = datetime.datetime.now(datetime.UTC)
-        self._store = store
-        self._modes = modes
-        self._source = source
+        self._gating = gating
+        self._store = gating.store
+        self._modes = gating.modes
+        self._gate_worker = gating.gate_worker
         self._outputs = outputs
         self._services = services
-        self._gate_worker = gate_worker
-        self._reconciler = reconciler
         self._isolation = isolation
-        self._open_ports = open_ports
-        self._policy = policy
         self._relays = relays
         self._connections = connections
         self._probing = probing
         self._answers = answers
-        self._existing_flows = existing_flows
-        self._kubelet = kubelet
-        self._kubelet_admission = kubelet_admission
-        self._source_processes = source_processes
-        self._history = history
+        self._drops = drops
         self._node = node
-        self._raw_sockets = raw_sockets
-        self._drop_events = drop_events
         self._metrics = metrics
         self._handover = handover
-        self._remains = remains
 
     def unhealthy_reason(self) -> str | None:
-        seconds = self._reconciler.seconds_in_pass()
-        if seconds > _STUCK_SECONDS:
-            return f"reconcile pass running for {seconds:.0f} s"
-        return None
+        return self._gating.unhealthy_reason()
 
     def unready_reason(self) -> str | None:
-        return self.unsynced_reason() or self._open_ports.problem or None
-
-    def unsynced_reason(self) -> str | None:
-        """Why the pods are not all of this node's yet."""
-        if reason := self._source.unready_reason:
-            return reason
-        if not self._store.is_synced:
-            return "initial pod sync not finished"
-        return None
+        return self._gating.unready_reason()
 
     async def metrics(self) -> bytes:
         return await self._metrics.render()
@@ -141,11 +95,12 @@ class Reports:
     async def report(self) -> AgentReport:
         counts = await self._gate_worker.counts()
         node_drops = await self._gate_worker.host_drops()
-        raw_sockets = await self._raw_sockets.report()
+        raw_sockets = await self._drops.raw_sockets.report()
         # Nothing below waits, so that states and the conditions that follow from them agree.
         self._isolation.publish()
         states = sorted(self._store.states(), key=lambda state: state.pod.full_name)
         loaded = self._gate_worker.loaded
+        kubelet = self._gating.kubelet
         return AgentReport(
             version=VERSION,
             pid=os.getpid(),
@@ -155,10 +110,10 @@ class Reports:
             programs=loaded.outcome.origin.value,
             load_ms=loaded.outcome.seconds * 1000,
             is_synced=self._store.is_synced,
-            kubelet=self._kubelet.current.path if self._kubelet.current else None,
-            kubelet_problem=self._kubelet.problem,
-            kubelet_unfollowed=self._kubelet_admission.problem,
-            open_ports=self._open_ports.problem,
+            kubelet=kubelet.path,
+            kubelet_problem=kubelet.identity.problem,
+            kubelet_unfollowed=kubelet.admission.problem,
+            open_ports=kubelet.open_ports.problem,
             http_address=self.http_address,
             default_mode=self._modes.node.default.label,
             max_mode=self._modes.node.ceiling.label,
@@ -175,33 +130,44 @@ class Reports:
             pods=[self._pod_status(state, counts) for state in states],
         )
 
+    def _remains(self) -> list[str]:
+        """What podgate has in force on the node, by kind; nothing once it is off."""
+        remains = self._gating.off_switch.remains()
+        if self._gating.default_deny.is_installed:
+            remains.append("default-deny table")
+        if self._relays.is_up:
+            remains.append("relay")
+        return remains
+
     def _pod_source(self) -> PodSourceStatus:
-        found = (self._outputs or self._source).status()
+        found = (self._outputs or self._gating.source).status()
         problems = service_outputs.problems(self._services) + found.problems
         return msgspec.structs.replace(found, problems=problems)
 
     async def drops(self) -> Drops:
-        seen = await asyncio.to_thread(self._source_processes.read)
-        report = drops_report(seen, self._store, lost_packets=self._source_processes.lost())
-        raw_sockets = await self._raw_sockets.report()
+        processes = self._drops.source_processes
+        seen = await asyncio.to_thread(processes.read)
+        report = drops_report(seen, self._store, lost_packets=processes.lost())
+        raw_sockets = await self._drops.raw_sockets.report()
         return msgspec.structs.replace(report, raw_sockets=raw_sockets.sources)
 
     async def observations(self) -> Observations:
-        seen = await asyncio.to_thread(self._history.observations)
-        rules = await self._policy.report()
+        policy = self._gating.policy
+        seen = await asyncio.to_thread(self._drops.history.observations)
+        rules = await policy.report()
         return msgspec.structs.replace(
             seen,
             node=self._node,
-            kubelet=self._kubelet.current.path if self._kubelet.current else None,
-            policies=self._policy.documents(),
+            kubelet=self._gating.kubelet.path,
+            policies=policy.documents(),
             rules=rules.policies,
         )
 
     async def rules(self) -> RulesReport:
-        return await self._policy.report()
+        return await self._gating.policy.report()
 
     async def drop_events(self, after: int) -> DropEvents:
-        return await self._drop_events.after(after)
+        return await self._drops.events.after(after)
 
     async def restart_relay(self) -> str | None:
         try:
@@ -232,7 +198,7 @@ class Reports:
                 PathStatus(address=address, result=result.value)
                 for address, result in (tested.results if tested else {}).items()
             ],
-            existing_flows=self._existing_flows.count(pod.uid),
+            existing_flows=self._gating.existing_flows.count(pod.uid),
             probes=self._probing.status(pod.uid, self._answers.of(state)),
             relayed=self._connections.status(pod.uid),
         )

@@ -1,10 +1,6 @@
-"""The agent's servers: HTTP for the node, metrics for clients with RBAC, and PodInfo.
-
-They start after the first gates, since their imports and first answers take the event loop's time.
-"""
+"""The agent's servers: HTTP for the node, metrics for clients with RBAC, and PodInfo."""
 
 import asyncio
-import contextlib
 import gc
 import os
 from collections.abc import Awaitable, Callable, Iterator
@@ -24,9 +20,6 @@ from bpf.attachment import Attachment
 
 log = structlog.get_logger(__name__)
 
-# While a source of pods is not available, health checks, metrics and PodInfo are, after this time.
-_FIRST_GATES_SECONDS = 1.0
-
 
 class Servers:
     """All of them, on sockets that the caller opened and closes."""
@@ -38,16 +31,14 @@ class Servers:
         *,
         reports: Reports,
         pod_info: PodInfoService | DisabledPodInfo,
-        synced: asyncio.Event,
         api: ApiClient | None,
         attachment: Attachment,
     ) -> None:
-        """synced: set with the first gates; attachment: of these gates, for the log."""
+        """attachment: of the gates, for the log."""
         self._settings = settings
         self._listeners = listeners
         self._reports = reports
         self._pod_info = pod_info
-        self._synced = synced
         self._api = api
         self._attachment = attachment
 
@@ -56,16 +47,10 @@ class Servers:
         yield "http", self._serve
         if self._listeners.metrics:
             yield "metrics", self._serve_metrics
-        yield "podinfo", self._serve_pod_info
-
-    async def _wait_for_first_gates(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FIRST_GATES_SECONDS):
-                await self._synced.wait()
+        yield "podinfo", self._pod_info.run
 
     async def _serve(self) -> None:
-        """Serve HTTP; its server's modules take 0.1 s."""
-        await self._wait_for_first_gates()
+        """Its server's modules take 0.1 s, which probes and relays do without."""
         http_server = await asyncio.to_thread(_import_http_server)
         # What is allocated by now stays; a full collection of it would block the loop for 20 ms.
         gc.collect()
@@ -81,7 +66,6 @@ class Servers:
             await asyncio.Event().wait()
 
     async def _serve_metrics(self) -> None:
-        await self._wait_for_first_gates()
         remote_metrics = await asyncio.to_thread(_import_remote_metrics)
         assert self._api is not None  # `podgate run` requires it
         sockets, certificate = self._listeners.metrics, self._settings.metrics_certificate
@@ -89,10 +73,6 @@ class Servers:
         await remote_metrics.RemoteMetrics(
             self._reports, self._api, sockets, certificate, page=page
         ).run()
-
-    async def _serve_pod_info(self) -> None:
-        await self._wait_for_first_gates()
-        await self._pod_info.run()
 
 
 def _import_http_server() -> ModuleType:

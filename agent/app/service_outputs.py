@@ -41,6 +41,8 @@ class ManifestServices:
             zones=FixedZone(chosen.node, chosen.zone),
         )
         self._pods = store.desired.subscribe()
+        for uid in store.pods:
+            self._pods.mark(uid)
         self._conditions = store.conditions.changes.subscribe()
 
     async def run(self) -> None:

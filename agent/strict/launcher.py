@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import pathlib
 import socket
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -21,13 +21,15 @@ from agent.strict import ranges as strict_ranges
 from agent.strict import veth_pair
 from agent.strict.check import NO_COOKIE
 from agent.strict.process import RelayChannel, RelayError, RelayProcess
-from agent.strict.stats import ConnectionStats
 from agent.strict.veth_pair import PairError
 from bpf.errors import AttachError
 from bpf.gates import GateConfig
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode
 from probes.netns import Netns, NetnsError
+
+if TYPE_CHECKING:
+    from agent.strict.stats import ConnectionStats
 
 log = structlog.get_logger(__name__)
 
@@ -96,7 +98,7 @@ class ProcessLauncher:
         except PairError as error:
             raise RelayError(str(error)) from error
 
-    async def launch(self, stats: ConnectionStats, wake: asyncio.Event) -> RelayHandle:
+    async def launch(self, stats: "ConnectionStats", wake: asyncio.Event) -> RelayHandle:
         """stats, wake: as of `RelayChannel.open`. Raises `RelayError`; then nothing is left."""
         if netns_cookie() is None:
             raise RelayError(NO_COOKIE)

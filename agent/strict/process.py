@@ -10,13 +10,15 @@ import os
 import signal
 import socket
 import sys
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
 from agent.logs import Event
 from agent.relay import messages
-from agent.strict.stats import ConnectionStats
+
+if TYPE_CHECKING:
+    from agent.strict.stats import ConnectionStats
 
 A = TypeVar("A", bound=messages.FromRelay)
 
@@ -42,7 +44,7 @@ class RelayChannel:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         *,
-        stats: ConnectionStats,
+        stats: "ConnectionStats",
         wake: asyncio.Event,
     ) -> None:
         """Use `open`."""
@@ -60,7 +62,7 @@ class RelayChannel:
 
     @classmethod
     async def open(
-        cls, sock: socket.socket, *, stats: ConnectionStats, wake: asyncio.Event
+        cls, sock: socket.socket, *, stats: "ConnectionStats", wake: asyncio.Event
     ) -> "RelayChannel":
         """sock: owned by the channel; stats: gets the relay's reports; wake: set when the channel
         closes, with its reason in `problem`."""

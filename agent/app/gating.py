@@ -1,0 +1,286 @@
+"""The gates of a node's pods, and what they depend on: sources, modes, policies, the kubelet."""
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Iterator
+
+import structlog
+
+from agent.app import network_managers
+from agent.app.kubelet_access import KubeletAccess
+from agent.app.reconciler import Reconciler
+from agent.cni import installer
+from agent.cni.publisher import CniStatePublisher
+from agent.default_deny.controller import DefaultDenyController
+from agent.gates.address_claims import AddressAuthority
+from agent.gates.chain_order import ChainOrder
+from agent.gates.crowds import Crowds
+from agent.gates.existing_flows import ExistingFlows
+from agent.gates.grace_periods import GracePeriods
+from agent.gates.heartbeat import Heartbeat
+from agent.gates.host_devices import HostDevices
+from agent.gates.injectable import InjectableInterfaces
+from agent.gates.metrics import GateMetrics
+from agent.gates.off_switch import OffSwitch
+from agent.gates.path_test import PathTester
+from agent.gates.pod_gates import PodGates
+from agent.gates.worker import GateWorker
+from agent.kube.client import ApiClient
+from agent.linux.cgroups import cgroup2_mount
+from agent.linux.link_monitor import LinkMonitor
+from agent.linux.pod_network import PodNetworkReader
+from agent.logs import Event
+from agent.pods.conditions import Conditions
+from agent.pods.events import PodEvents
+from agent.pods.object_labels import ObjectLabels
+from agent.pods.off_file import OffFile
+from agent.pods.pod_modes import PodModes
+from agent.pods.store import PodStore
+from agent.policy.api_callees import ApiCallees
+from agent.policy.api_source import ApiPolicies
+from agent.policy.controller import PolicyController
+from agent.policy.default_rules import API_SERVER, DefaultRules
+from agent.policy.raw_sockets import RawSocketAdmission
+from agent.settings import Settings
+from agent.sources.cluster import ClusterSource
+from agent.sources.manifests import ManifestDirectory
+from agent.sources.source import ManifestSource, PodSource
+from agent.strict.launcher import ProcessLauncher
+from bpf.attachment import Attachment
+from bpf.replies import ReplyTables
+from bpf.rule_hits import RuleHits
+
+log = structlog.get_logger(__name__)
+
+
+# How often every pod is reconciled without a mark; a pass over one pod is 20 ms of CPU. Netlink
+# messages mark pods within milliseconds, and lost messages are reported, so a resync repairs what
+# nothing reports, such as filters that another program removes.
+_RESYNC_SECONDS = {Attachment.TCX: 300.0, Attachment.CLSACT: 30.0}
+
+# A pass over 250 new pods takes 3 s by tcx; a single call times out after 60.
+_STUCK_SECONDS = 90
+
+
+class Gating:
+    """Attaches the gates of the pods in `store`, for one turn on the node.
+
+    To be created on the loop. It imports only what the first gates need; `agent.app.pod_services`
+    has the rest.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        gate_worker: GateWorker,
+        api: ApiClient | None,
+        on_kubelet: Callable[[], None],
+    ) -> None:
+        """api: for a node of a cluster; on_kubelet: called when the kubelet may have been found or
+        lost."""
+        self._on_kubelet_changed = on_kubelet
+        self._settings = settings
+        self.gate_worker = gate_worker
+        state = settings.run_directory / "state"
+        self.store = PodStore(Conditions())
+        self.modes = PodModes(
+            settings.mode,
+            settings.max_mode,
+            own_namespace=settings.namespace,
+            state=state / "modes.json",
+            is_complete=api is None,
+        )
+        self._off_file = OffFile(settings.run_directory, self.modes)
+        self.metrics = GateMetrics(self.store)
+        self.events = PodEvents()
+        policies = ApiPolicies(api, state=state / "apipolicies.json") if api else None
+        self.source: PodSource
+        self.cluster: ClusterSource | None = None
+        """The source, on a node of a cluster."""
+        defaults: DefaultRules | None = None
+        self._callees: ApiCallees | None = None
+        if api and policies:
+            self.cluster = ClusterSource(
+                api, settings, self.store, self.events, policies, self.modes
+            )
+            self.source = self.cluster
+            self._callees = ApiCallees(api, state=state / "callees.json")
+            defaults = DefaultRules(
+                self._callees, store=self.store, disabled=settings.disabled_default_rules
+            )
+        else:
+            assert settings.manifests is not None  # `startup.run`
+            manifests = ManifestDirectory(settings.manifests, self.store, self.modes)
+            self.source = ManifestSource(manifests, settings.manifests)
+        self.labels = self.cluster.pods.labels if self.cluster else ObjectLabels()
+        self._reader = PodNetworkReader()
+        self._authority = AddressAuthority(self.store)
+        self.policy = PolicyController(
+            settings,
+            RuleHits(gate_worker.loaded),
+            RawSocketAdmission(gate_worker.raw_socket_policy, settings.raw_sockets),
+            api=policies,
+            store=self.store,
+            labels=self.labels,
+            modes=self.modes,
+            defaults=defaults,
+        )
+        self._chain_order = ChainOrder(gate_worker, self.store, self.metrics)
+        self._path_tester = PathTester(gate_worker.path_tests, self.store, self.metrics)
+        self._crowds = Crowds(gate_worker, self.store)
+        self._grace_periods = GracePeriods(gate_worker, self.store, self._crowds)
+        self._reconciler = Reconciler(
+            store=self.store,
+            source=self.source,
+            gate_worker=gate_worker,
+            pod_gates=PodGates(
+                store=self.store,
+                events=self.events,
+                gate_worker=gate_worker,
+                reader=self._reader,
+                authority=self._authority,
+                admitter=self.policy,
+                chain_order=self._chain_order,
+                crowds=self._crowds,
+                metrics=self.metrics,
+                has_fallback=not settings.strict_without_fallback,
+            ),
+            grace_periods=self._grace_periods,
+            path_tester=self._path_tester,
+            resync_seconds=_RESYNC_SECONDS[gate_worker.gates.attachment],
+        )
+        host_devices = HostDevices(gate_worker, self.store)
+        self._injectable = InjectableInterfaces(
+            gate_worker, self.store, host_devices, forwarding=settings.forwarding_interfaces
+        )
+        self.default_deny = DefaultDenyController(
+            self.store, self.modes, abandoned_seconds=int(settings.dead_man_hours * 3600)
+        )
+        self._cni_state = CniStatePublisher(
+            settings.run_directory, gate_worker.gates.attachment, self.modes
+        )
+        self.cni_status = installer.PluginStatus()
+        cgroup = cgroup2_mount()
+        assert cgroup is not None  # `preflight.check`
+        self.launcher = ProcessLauncher(
+            gate_worker=gate_worker,
+            ranges=settings.relay_ranges,
+            bpffs=settings.bpffs,
+            cgroup=cgroup,
+            store=self.store,
+            default_deny=self.default_deny,
+            injectable=self._injectable,
+        )
+        self.kubelet = KubeletAccess(
+            settings,
+            gate_worker,
+            store=self.store,
+            events=self.events,
+            default_deny=self.default_deny,
+            on_changed=self._on_kubelet,
+        )
+        self.off_switch = OffSwitch(
+            gate_worker,
+            self.modes,
+            self.store,
+            host_devices=host_devices,
+            on_changed=self._on_switched,
+        )
+        self.existing_flows = ExistingFlows(
+            store=self.store,
+            kubelet_cgroup=lambda: self.kubelet.cgroup,
+            replies=ReplyTables(gate_worker.loaded),
+            closes=settings.close_existing_flows,
+        )
+        self._heartbeat = Heartbeat(
+            gate_worker.config, cgroup2=cgroup, dead_man_hours=settings.dead_man_hours
+        )
+        self._links = LinkMonitor(
+            on_link_changed=self._on_link_changed,
+            on_address_changed=self.store.mark_namespace,
+            on_overrun=self._on_overrun,
+        )
+
+    async def open(self) -> None:
+        """Do what precedes any gate; then run `tasks`."""
+        worker = self.gate_worker
+        # Before all that acts on new pods, since the modes of these come with the saved state.
+        self.modes.restore()
+        self._off_file.read()
+        self.source.start()
+        await self.off_switch.open()
+        # Before gates use new maps, in which it is unknown: those that are taken over, and those
+        # that podgate-cni attaches.
+        await self.kubelet.identity.refresh()
+        self._cni_state.open()
+        await self.default_deny.open(await worker.run(worker.gates.installed))
+        await asyncio.to_thread(network_managers.exclude_relay)
+        # Before any gate relies on what was stamped.
+        await self._injectable.refresh()
+        # Before the gates of a previous agent's relays count as leftovers.
+        await self.launcher.check()
+        await self.policy.open()
+
+    def tasks(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+        """What runs as long as the agent does, by name."""
+        yield "heartbeat", self._heartbeat.run
+        yield "default-deny", self.default_deny.run
+        yield from self.kubelet.tasks()
+        yield "netlink", self._links.run
+        yield "reconciler", self._reconciler.run
+        yield "crowds", self._crowds.run
+        yield "grace-periods", self._grace_periods.run
+        yield "path-tests", self._path_tester.run
+        yield "chain-order", self._chain_order.run
+        yield "existing-flows", self.existing_flows.run
+        yield "injectable", self._injectable.run
+        yield "pods", self.source.run
+        yield "modes", self.modes.run
+        yield "off-file", self._off_file.run
+        yield "off-switch", self.off_switch.run
+        yield "cni-state", self._cni_state.run
+        if self._callees and API_SERVER not in self._settings.disabled_default_rules:
+            yield "callees of the API server", self._callees.run
+        if self.policy.is_enabled:
+            yield "policy", self.policy.run
+        if plugin := installer.CniInstaller.of(self._settings):
+            yield "cni", functools.partial(installer.run, plugin, self.cni_status)
+
+    def unhealthy_reason(self) -> str | None:
+        """Why this agent should be started again."""
+        seconds = self._reconciler.seconds_in_pass()
+        if seconds > _STUCK_SECONDS:
+            return f"reconcile pass running for {seconds:.0f} s"
+        return None
+
+    def unready_reason(self) -> str | None:
+        """Why the node is not closed as desired."""
+        return self.unsynced_reason() or self.kubelet.open_ports.problem or None
+
+    def unsynced_reason(self) -> str | None:
+        """Why the pods are not all of this node's yet."""
+        if reason := self.source.unready_reason:
+            return reason
+        if not self.store.is_synced:
+            return "initial pod sync not finished"
+        return None
+
+    def _on_link_changed(self) -> None:
+        self.source.hint()
+        self.store.mark_pending()
+        self._chain_order.hint()
+        self._injectable.hint()
+
+    def _on_switched(self) -> None:
+        self._injectable.hint()
+        # The kernel follows it again.
+        self.kubelet.write_again()
+
+    def _on_overrun(self) -> None:
+        log.warning(Event.NETLINK_OVERRUN)
+        self.store.mark_all()
+        self._injectable.hint()
+
+    def _on_kubelet(self) -> None:
+        self.existing_flows.hint()
+        self._on_kubelet_changed()

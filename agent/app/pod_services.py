@@ -1,0 +1,210 @@
+"""What the agent does for pods behind their gates: probes, relays, conditions, reports and APIs.
+
+It is imported once the first gates are attached, since importing it takes 0.15 s.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+
+from agent import VERSION, tasks
+from agent.api.podinfo.disabled import DisabledPodInfo
+from agent.api.podinfo.service import PodInfoService
+from agent.api.services.metrics import ServiceCollector
+from agent.app import component_metrics
+from agent.app.answer_report import AnswerReport
+from agent.app.cluster_metrics import ClusterCollector
+from agent.app.cluster_outputs import ClusterOutputs
+from agent.app.component_metrics import ComponentCollector
+from agent.app.drop_reporting import DropReporting
+from agent.app.exporter import Exporter
+from agent.app.gate_metrics import GateCollector
+from agent.app.gating import Gating
+from agent.app.handover import Handover
+from agent.app.isolation_conditions import IsolationConditions
+from agent.app.kernel_metrics import KernelCollector
+from agent.app.listeners import Listeners
+from agent.app.loop_lag import LoopLag
+from agent.app.node_reporter import NodeReporter
+from agent.app.reports import Reports
+from agent.app.servers import Servers
+from agent.app.service_outputs import ManifestServices
+from agent.kube.client import ApiClient
+from agent.kube.kubelet_version import KubeletVersion
+from agent.kube.node_report import NodeStatus
+from agent.pods.metrics import PodCollector
+from agent.policy.metrics import PolicyCollector
+from agent.probing.answered_probes import AnsweredProbes
+from agent.probing.manager import ProbeManager
+from agent.settings import Settings
+from agent.strict.metrics import RelayCollector
+from agent.strict.stats import ConnectionStats
+from agent.strict.supervisor import RelaySupervisor
+from bpf import pins
+
+
+class PodServices:
+    """All of it, for one turn on the node. To be created on the loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        gating: Gating,
+        api: ApiClient | None,
+        listeners: Listeners,
+        handover: Handover,
+    ) -> None:
+        """api: for a node of a cluster; listeners: to be served, and closed by the caller."""
+        self._gating = gating
+        store, cluster, gate_worker = gating.store, gating.cluster, gating.gate_worker
+        self._outputs: ClusterOutputs | None = None
+        if api and cluster:
+            self._outputs = ClusterOutputs(
+                api, settings, store, cluster, gating.events, gating.metrics
+            )
+        self._manifest_services: ManifestServices | None = None
+        if settings.service_endpoints and api is None:
+            self._manifest_services = ManifestServices(settings, settings.service_endpoints, store)
+        connections = ConnectionStats(store)
+        answered = AnsweredProbes()
+        self._relays = RelaySupervisor(
+            gating.launcher,
+            modes=gating.modes,
+            has_fallback=not settings.strict_without_fallback,
+            https_hooks=settings.feature_gates.pod_lifecycle_https,
+            store=store,
+            stats=connections,
+            answered=answered,
+        )
+        self._isolation = IsolationConditions(store, self._relays, gating.kubelet.open_ports)
+        self._probing = ProbeManager(
+            store,
+            pins.Pins(settings.bpffs),
+            containers=gating.source,
+            events=gating.events,
+            answered=answered,
+            state=settings.run_directory / "state" / "probes.json",
+        )
+        answers = AnswerReport(store, answered, self._relays.bypassed_because)
+        self._drops = DropReporting(settings, gate_worker, store=store, labels=gating.labels)
+        self._loop_lag = LoopLag()
+        exporter = Exporter(
+            refreshed=(
+                GateCollector(store, gate_worker),
+                KernelCollector(gate_worker.loaded.open_maps, gate_worker.loaded.programs),
+                PolicyCollector(gating.policy),
+                ComponentCollector(
+                    gate_worker,
+                    component_metrics.checks(
+                        gate_worker=gate_worker,
+                        default_deny=gating.default_deny,
+                        relays=self._relays,
+                        policy=gating.policy,
+                        cni_status=gating.cni_status if settings.cni_conf_directory else None,
+                        cluster=cluster,
+                        outputs=self._outputs,
+                    ),
+                    unready_reason=gating.unready_reason,
+                    turns=lambda: handover.turns,
+                ),
+            ),
+            collectors=(
+                PodCollector(store),
+                gating.metrics,
+                gating.existing_flows,
+                *self._drops.collectors,
+                self._probing,
+                RelayCollector(self._relays, connections),
+                answers,
+                *gating.kubelet.collectors,
+                self._loop_lag,
+            ),
+        )
+        if cluster and self._outputs:
+            exporter.add(ClusterCollector(cluster, self._outputs))
+        publishes_services = self._manifest_services or self._outputs
+        if publishes_services and publishes_services.endpoints:
+            exporter.add(ServiceCollector(publishes_services.endpoints))
+        pod_info: PodInfoService | DisabledPodInfo = DisabledPodInfo(settings.run_directory)
+        if settings.feature_gates.pod_info_api:
+            pod_info = PodInfoService(
+                settings.run_directory,
+                uids=lambda: store.pods,
+                pod_of=store.pod,
+                conditions_of=store.conditions.of,
+                changes=(store.desired, store.in_force, store.conditions.changes),
+                source=cluster.pods if cluster else None,
+                synced=store.synced,
+                unready_because=gating.unsynced_reason,
+            )
+            exporter.add(pod_info)
+        self._kubelet_version: KubeletVersion | None = None
+        self._node_reporter: NodeReporter | None = None
+        if api and cluster and settings.node_name:
+            self._kubelet_version = KubeletVersion(
+                api,
+                settings.node_name,
+                needed=answered.needs_user_agent,
+                publish=answered.set_user_agent,
+            )
+            self._node_reporter = NodeReporter(
+                api, settings.node_name, status=self._node_status, node_uid=cluster.node_uid
+            )
+        manifest_services = self._manifest_services
+        reports = Reports(
+            gating,
+            outputs=self._outputs,
+            services=manifest_services.endpoints if manifest_services else None,
+            isolation=self._isolation,
+            relays=self._relays,
+            connections=connections,
+            probing=self._probing,
+            answers=answers,
+            drops=self._drops,
+            node=settings.node_name or "",
+            http_address=listeners.http_address,
+            metrics=exporter,
+            handover=handover,
+        )
+        self._servers = Servers(
+            settings,
+            listeners,
+            reports=reports,
+            pod_info=pod_info,
+            api=api,
+            attachment=gate_worker.gates.attachment,
+        )
+        # What these subscribed to has changed before.
+        for uid in store.pods:
+            store.in_force.mark(uid)
+
+    async def run(self) -> None:
+        """Run all of it until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for name, run in self._tasks():
+                tasks.start(group, name, run)
+
+    def on_kubelet(self) -> None:
+        """The kubelet may have been found or lost."""
+        if self._kubelet_version:
+            self._kubelet_version.hint()
+
+    def _tasks(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+        yield "isolation", self._isolation.run
+        yield "probes", self._probing.run
+        yield from self._drops.tasks()
+        yield "loop-lag", self._loop_lag.run
+        yield "relays", self._relays.run
+        yield "verdicts", self._relays.verdicts.run
+        yield from self._servers.tasks()
+        if self._outputs:
+            yield "outputs", self._outputs.run
+        if self._manifest_services:
+            yield "services", self._manifest_services.run
+        if self._node_reporter:
+            yield "node-report", self._node_reporter.run
+        if self._kubelet_version:
+            yield "kubelet-version", self._kubelet_version.run
+
+    def _node_status(self) -> NodeStatus | None:
+        policies = self._gating.policy.node_policies()
+        return NodeStatus(VERSION, policies) if policies else None

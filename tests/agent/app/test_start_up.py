@@ -1,0 +1,52 @@
+"""What `podgate run` imports before the first gate: each module delays it."""
+
+import subprocess
+import sys
+
+import pytest
+
+# Everything that `podgate run` imports before it runs its event loop.
+BEFORE_GATES = ("agent.cli.main", "agent.app.program_loading", "agent.app.startup")
+# Everything that it imports once the first gates are attached.
+AFTER_GATES = ("agent.app.pod_services", "agent.app.http_server")
+
+LATER = (
+    *("aiohttp", "cryptography", "h2", "hpack"),
+    *("agent.api.podinfo", "agent.api.services", "agent.client", "agent.page"),
+    *("agent.drops", "agent.probing", "probes.engine", "probes.protocols"),
+    *("agent.strict.supervisor", "agent.strict.targets"),
+    *("agent.app.reports", "agent.app.exporter", "agent.app.cluster_outputs"),
+)
+NEVER = ("rich", "pygments", "kubernetes", "bcc", "agent.demo", "agent.doctor", "agent.kubectl")
+
+
+def imported(*modules: str) -> set[str]:
+    """All modules, with their packages, that a new interpreter has after importing these."""
+    program = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    found = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60
+    )
+    return set(found.stdout.split())
+
+
+@pytest.fixture(scope="module")
+def before_gates() -> set[str]:
+    return imported(*BEFORE_GATES)
+
+
+@pytest.fixture(scope="module")
+def after_gates() -> set[str]:
+    return imported(*BEFORE_GATES, *AFTER_GATES)
+
+
+@pytest.mark.parametrize("module", LATER)
+def test_module_is_imported_after_the_first_gates(
+    module: str, before_gates: set[str], after_gates: set[str]
+) -> None:
+    assert module not in before_gates
+    assert module in after_gates
+
+
+@pytest.mark.parametrize("module", NEVER)
+def test_module_is_never_imported_by_the_agent(module: str, after_gates: set[str]) -> None:
+    assert module not in after_gates
