@@ -141,7 +141,7 @@ def test_packets_of_a_flood_are_all_counted(
     assert one.last_ns >= one.first_ns > 0
 
 
-def test_times_of_packets_go_on_with_the_clock(
+def test_packet_times_follow_the_clock(
     gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
 ) -> None:
     """Although a CPU reads the clock only once for a tick."""
