@@ -2,9 +2,10 @@
 
 Those of cgroups that no policy names are counted by source, and rejected if so set
 (`src/raw_socket_policy.h`). Raw sockets run a cgroup hook; packet sockets need a tracing program at
-`security_socket_create`, and with it the kernel's BTF (CONFIG_DEBUG_INFO_BTF) and BPF trampolines
-(Linux 5.7; on arm64 6.4). Otherwise `packet_problem` states why, and user space records the packet
-sockets that exist (`record_packet_socket`). All of it outlives the agent.
+`security_socket_create`, and with it the kernel's BTF (CONFIG_DEBUG_INFO_BTF), BPF trampolines
+(Linux 5.7; on arm64 6.4) and cgroups' ancestors in such programs (5.15). Otherwise `packet_problem`
+states why, and user space records the packet sockets that exist (`record_packet_socket`). All of it
+outlives the agent.
 """
 
 import array
@@ -23,6 +24,7 @@ from bpf.verdicts import Verdict
 _KEY = bytes(4)
 _CGROUP = struct.Struct("=Q")
 _SCOPE = struct.Struct("=I")
+_INSTRUCTION = struct.Struct("=BBhi")  # struct bpf_insn
 _HOST_NETNS = "/proc/self/ns/net"
 _FUNCTION = abi.CREATE_PACKET_SOCKET.kernel_function
 
@@ -178,8 +180,9 @@ class RawSocketPolicy:
 def try_to_reject() -> None:
     """Try what rejecting packet sockets needs, and reject none. Raises `BpfError`."""
     _member_offsets()
-    # r0 = 0; exit
-    instructions = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
+    # r1 = 0; call bpf_get_current_ancestor_cgroup_id; r0 = 0; exit
+    instructions = _INSTRUCTION.pack(0xB7, 1, 0, 0) + _INSTRUCTION.pack(0x85, 0, 0, 123)
+    instructions += _INSTRUCTION.pack(0xB7, 0, 0, 0) + _INSTRUCTION.pack(0x95, 0, 0, 0)
     try:
         program_fd = syscalls.program_load(
             abi.CREATE_PACKET_SOCKET.type,

@@ -54,7 +54,7 @@ def lists_raw_sockets() -> bool:
 
 @functools.cache
 def rejects_packet_sockets() -> bool:
-    """Whether a program may reject them when they are created (Linux 5.7, with BTF)."""
+    """Whether a program may reject them when they are created (Linux 5.15, with BTF)."""
     try:
         raw_socket_policy.try_to_reject()
     except errors.BpfError:

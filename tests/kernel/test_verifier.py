@@ -9,6 +9,7 @@ import struct
 
 import pytest
 
+from agent.gates.worker import netns_cookie
 from bpf import artefacts, btf, features, loader, maps, syscalls
 from bpf.errors import BpfError
 from bpf.program_sets import ProgramSpec
@@ -56,7 +57,10 @@ def test_verifier_has_room(prebuilt_programs: pathlib.Path, program: ProgramSpec
             descriptors[spec.name] = maps.create(spec, descriptors.get(spec.template, 0))
             close.callback(os.close, descriptors[spec.name])
         instructions = artefact.functions[program.function].link(descriptors)
-        if program.kernel_function and not offers.rejects_packet_sockets():
+        is_rejected = (program.kernel_function and not offers.rejects_packet_sockets()) or (
+            program.name == "hook_setsockopt" and netns_cookie() is None
+        )
+        if is_rejected:
             with pytest.raises(BpfError):
                 processed(program, instructions)
             return

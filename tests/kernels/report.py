@@ -25,8 +25,9 @@ where they are missing:
 * **listener events (5.15)**: probes run on schedule only.
 * **tcx (6.6)**: gates are clsact filters, which run after tcx programs and can be removed by any
   process with CAP_NET_ADMIN.
-* **BPF trampolines (5.7; arm64 6.4) and type information**: `--raw-sockets=deny-pods` rejects raw
-  sockets of containers, and only counts their packet sockets. Some machines forbid trampolines.
+* **BPF trampolines (5.7; arm64 6.4) with ancestors of cgroups (5.15), and type information**:
+  `--raw-sockets=deny-pods` rejects raw sockets of containers, and only counts their packet sockets.
+  Some machines forbid trampolines.
 * **existing listeners (6.12; before it by a tracepoint, which needs type information)**: the close
   of a listener that is older than podgate triggers no probe.
 * **process names in gates (6.16)**: `podgate drops` shows cgroups, and processes only for hooks.
