@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from probes.spec.probespec import ANNOTATION, API_VERSION
+from tests import polling
 from tests.cluster import kubelet_log, switched
 from tests.cluster.api import Json
 from tests.cluster.kubelet import DIRECTORY
@@ -214,8 +215,12 @@ class SwitchedPod:
 
     def ended(self) -> float:
         """When its container before this one ended; whole seconds of the wall clock."""
-        text = self.status()["lastState"]["terminated"]["finishedAt"]
-        return datetime.datetime.fromisoformat(text).timestamp()
+        # The kubelet may report the restart first, and how the container before it ended later.
+        last = polling.wait_until(
+            "the kubelet reports the end",
+            lambda: self.status().get("lastState", {}).get("terminated"),
+        )
+        return datetime.datetime.fromisoformat(last["finishedAt"]).timestamp()
 
     def events(self, reason: str) -> list[Json]:
         found = self._users.events(reason)
