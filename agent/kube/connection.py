@@ -9,8 +9,9 @@ import asyncio
 import dataclasses
 import os
 import pathlib
+import socket
 import ssl
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent.errors import PodgateError
 
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
 SERVICE_ACCOUNT = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """What the kubelet mounts into each pod: `token` and `ca.crt`."""
+
+# tcp(7), in seconds; the last one in milliseconds, for what the server does not acknowledge.
+_KEEPALIVE = {
+    socket.TCP_KEEPIDLE: 10,
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 25_000,
+}
 
 
 class ConnectionConfigError(PodgateError):
@@ -89,10 +98,21 @@ def _environment_proxy(url: str) -> str:
 
 
 def connector(tls: ssl.SSLContext) -> "aiohttp.BaseConnector":
-    """Opens and keeps connections."""
+    """Opens and keeps connections. One whose way is lost ends after some 25 s: watches send nothing
+    themselves, and would only miss a bookmark later. client-go pings its own after 30 s."""
     import aiohttp
 
-    return aiohttp.TCPConnector(ssl=tls)
+    return aiohttp.TCPConnector(ssl=tls, socket_factory=_keepalive_socket)
+
+
+def _keepalive_socket(
+    info: tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[Any, ...]],
+) -> socket.socket:
+    sock = socket.socket(*info[:3])
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    return sock
 
 
 def _of_service_account() -> Connection:
