@@ -26,8 +26,12 @@ def programs(installation: pins.Pins) -> list[str]:
 def everything(installation: pins.Pins) -> list[str]:
     """As `programs`, and relays' interfaces, and nftables tables."""
     tables = [line for line in _run("nft", "list", "tables").splitlines() if "podgate" in line]
-    interfaces = [name for name in _interfaces() if relay_interfaces.is_relay_interface(name)]
-    return [*programs(installation), *interfaces, *tables]
+    return [*programs(installation), *relays(), *tables]
+
+
+def relays() -> list[str]:
+    """Names of relays' interfaces."""
+    return [name for name in _interfaces() if relay_interfaces.is_relay_interface(name)]
 
 
 def _names(installation: pins.Pins) -> dict[int, str]:

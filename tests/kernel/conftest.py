@@ -17,7 +17,8 @@ from bpf import abi, loader, pins
 from bpf import gates as gates_module
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
-from tests.kernel import cgroups, offers
+from tests import polling
+from tests.kernel import attached, cgroups, offers
 from tests.kernel.secondagent import SecondAgent
 
 _numbers = itertools.count()
@@ -44,6 +45,12 @@ def fresh_pins(isolated: None) -> Iterator[pins.Pins]:
     made = _pins(f"fresh{next(_numbers)}")
     yield made
     made.remove_everything()
+
+
+@pytest.fixture
+def no_relays(isolated: None) -> None:
+    """The kernel removes the interfaces of earlier tests' relays some time after their ends."""
+    polling.wait_until("interfaces of relays are gone", lambda: not attached.relays())
 
 
 @pytest.fixture

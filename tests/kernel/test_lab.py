@@ -34,7 +34,7 @@ def test_pods_reach_each_other_and_the_host_reaches_them_at_once(lab: Lab, bridg
             socket.create_connection((address, PORT), timeout=1).close()
 
 
-def test_nothing_is_left_of_a_lab(isolated: None) -> None:
+def test_nothing_is_left_of_a_lab(no_relays: None) -> None:
     before = names()
     with links.pair() as others:
         with Lab() as lab:

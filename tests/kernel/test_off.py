@@ -158,6 +158,8 @@ def test_off_opens_the_node_of_an_agent_that_hangs(
     operator: AgentProcess, installation: pins.Pins, web: LabPod
 ) -> None:
     start(operator, web, "enforce")
+    # The last one of its first programs: it would end up attached behind the command's back.
+    wait_until("a guarded bridge", lambda: "bridge_gate" in attached.programs(installation))
     os.kill(operator.pid, signal.SIGSTOP)
     try:
         assert "by this command" in switch(operator, "off")

@@ -152,7 +152,7 @@ def test_pod_is_strict_when_the_relay_has_it_and_its_connections_are_counted(
 
 
 def test_killed_relay_is_reported_replaced_and_leaves_no_interface(
-    operator: AgentProcess, pod: LabPod, kubelet: Cgroup
+    no_relays: None, operator: AgentProcess, pod: LabPod, kubelet: Cgroup
 ) -> None:
     operator.write_manifest(pod, mode="strict", container=PROBE)
     start(operator, kubelet)
@@ -306,7 +306,7 @@ def test_connect_to_the_relays_range_is_rejected_counted_and_named(
 
 
 def test_relay_whose_interface_is_removed_exits_and_is_replaced(
-    operator: AgentProcess, kubelet: Cgroup, pod: LabPod
+    no_relays: None, operator: AgentProcess, kubelet: Cgroup, pod: LabPod
 ) -> None:
     operator.write_file("web.yaml", manifest(pod))
     start(operator, kubelet)
