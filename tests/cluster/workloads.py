@@ -18,7 +18,7 @@ REASONS = {"": "Audit", "audit": "Audit", "enforce": "Enforced", "strict": "Stri
 """Of isolation-ready, by the label of the pod's namespace."""
 PORT = 8080
 _POLL_SECONDS = 0.1
-# Controller manager and kubelet list again late after an outage of the API server.
+# Controller manager, scheduler and kubelet list again late after an outage of the API server.
 _LATE_SECONDS = 180
 HTTP_PROBE: Json = {"httpGet": {"path": "/healthz", "port": PORT}, "periodSeconds": 1}
 WEB: Json = {
@@ -133,7 +133,7 @@ class Workloads:
 
     def _wait(self, name: str, what: str, check: Any) -> Json:
         try:
-            found: Json = polling.wait_until(what, check)
+            found: Json = polling.wait_until(what, check, seconds=_LATE_SECONDS)
         except polling.TimedOutError as error:
             status = self.pod(name)["status"]
             kept = {key: status.get(key) for key in ("phase", "conditions", "containerStatuses")}

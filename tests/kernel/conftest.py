@@ -49,7 +49,7 @@ def fresh_pins(isolated: None) -> Iterator[pins.Pins]:
 
 @pytest.fixture
 def no_relays(isolated: None) -> None:
-    """The kernel removes the interfaces of earlier tests' relays some time after their ends."""
+    """The kernel removes interfaces of relays of previous tests some time after their ends."""
     polling.wait_until("interfaces of relays are gone", lambda: not attached.relays())
 
 
