@@ -1,6 +1,7 @@
 """`podgate off --node` opens the node at once, whatever state its agent is in, and stays in force
 until `podgate on --node`."""
 
+import contextlib
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import pytest
 
 from agent.admin.report import AgentReport
 from agent.lab import attempts, leftovers
-from agent.lab.agent_process import AgentProcess, condition_of, pod_of, wait_until
+from agent.lab.agent_process import AgentProcess, LabTimeoutError, condition_of, pod_of, wait_until
 from agent.lab.lab import Lab, LabPod
 from agent.labels import ISOLATION_READY
 from agent.logs import Event
@@ -74,6 +75,12 @@ def start(operator: AgentProcess, web: LabPod, mode: str, *extra: str) -> None:
     operator.start("--mode", mode, *RANGES, *extra)
     reason = {"enforce": "Enforced", "strict": "Strict"}[mode]
     operator.wait_for(f"mode {mode}", lambda report: isolated_as(report, reason))
+    # The last of an agent's first programs: a command that lists programs before it leaves it.
+    wait_until("a guarded bridge", lambda: _guards_bridge(pins.Pins(operator.bpffs)))
+
+
+def _guards_bridge(installation: pins.Pins) -> bool:
+    return any("bridge_gate" in name for name in attached.programs(installation))
 
 
 def switch(operator: AgentProcess, word: str) -> str:
@@ -109,7 +116,9 @@ def test_off_detaches_everything_and_on_attaches_it_again(
 
     assert "Modes up to strict, by --max-mode." in switch(operator, "on")
     operator.wait_for("enforce", lambda report: isolated_as(report, "Enforced"))
-    wait_until("everything as before", lambda: attached.everything(installation) == before)
+    with contextlib.suppress(LabTimeoutError):
+        wait_until("everything as before", lambda: attached.everything(installation) == before)
+    assert attached.everything(installation) == before
     assert is_closed(web)
 
 
@@ -158,8 +167,6 @@ def test_off_opens_the_node_of_an_agent_that_hangs(
     operator: AgentProcess, installation: pins.Pins, web: LabPod
 ) -> None:
     start(operator, web, "enforce")
-    # The last one of its first programs: it would end up attached behind the command's back.
-    wait_until("a guarded bridge", lambda: "bridge_gate" in attached.programs(installation))
     os.kill(operator.pid, signal.SIGSTOP)
     try:
         assert "by this command" in switch(operator, "off")
