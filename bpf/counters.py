@@ -55,9 +55,7 @@ class Counters:
         value = self._counters.get(slot) if slot else None
         if value is None:
             return 0
-        is_would_drop = verdict is Verdict.WOULD_DROP
-        index = abi.REASON_SLOTS + reason if is_would_drop else int(reason)
-        (packets,) = _PACKETS.unpack_from(value, index * _PACKETS.size)
+        (packets,) = _PACKETS.unpack_from(value, _index(verdict, reason) * _PACKETS.size)
         return int(packets)
 
     def of_host(self) -> Counts:
@@ -80,6 +78,11 @@ class Counters:
         counts = {}
         for reason in Reason:
             decided = Verdict.DROP if reason.is_drop else Verdict.PASS
-            counts[decided, reason] = packets[reason]
-            counts[Verdict.WOULD_DROP, reason] = packets[abi.REASON_SLOTS + reason]
+            for verdict in (decided, Verdict.WOULD_DROP):
+                counts[verdict, reason] = packets[_index(verdict, reason)]
         return {key: count for key, count in counts.items() if count}
+
+
+def _index(verdict: Verdict, reason: Reason) -> int:
+    """In a slot's counts."""
+    return reason + abi.REASON_SLOTS * (verdict is Verdict.WOULD_DROP)
