@@ -253,7 +253,7 @@ class ClsactFilters:
         for message in self._netlink.dump(_RTM_GETQDISC, _TCMSG.pack(0, 0, 0, 0, 0)):
             _, ifindex, _, parent, _ = _TCMSG.unpack_from(message, netlink.HEADER_BYTES)
             values = netlink.attributes(message, _TCA_AT)
-            yield ifindex, parent, _text(values.get(_TCA_KIND, b""))
+            yield ifindex, parent, netlink.text(values.get(_TCA_KIND, b""))
 
     def _ours(self, ifindex: int) -> list[Filter]:
         return [
@@ -290,11 +290,6 @@ class ClsactFilters:
                 program_id = options.get(_TCA_BPF_ID)
                 yield Filter(
                     handle,
-                    _text(options.get(_TCA_BPF_NAME, b"")),
+                    netlink.text(options.get(_TCA_BPF_NAME, b"")),
                     _U32.unpack(program_id)[0] if program_id else None,
                 )
-
-
-def _text(value: bytes) -> str:
-    """An attribute's, which ends with a zero byte."""
-    return value.rstrip(b"\0").decode(errors="replace")

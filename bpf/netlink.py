@@ -89,6 +89,11 @@ def attributes(content: bytes, at: int = 0) -> dict[int, bytes]:
     return found
 
 
+def text(value: bytes) -> str:
+    """An attribute's, which ends with a zero byte."""
+    return value.rstrip(b"\0").decode(errors="replace")
+
+
 class RouteSocket:
     """Route netlink of the namespace of the thread that creates it, for any thread."""
 

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 from collections.abc import Container, Iterable
 
-import pyroute2
 import structlog
 
 from agent.gates.worker import GateWorker
@@ -115,7 +114,7 @@ class HostDevices:
                     udp_ports=sorted(tunnels.udp_ports),
                     any=tunnels.has_any,
                 )
-        except (AttachError, OSError, ValueError, pyroute2.NetlinkError) as error:
+        except (AttachError, OSError, ValueError) as error:
             if str(error) != self._problem:
                 log.error(Event.HOST_DEVICES_NOT_PROTECTED, error=str(error))
             self._problem = str(error)

@@ -4,18 +4,18 @@ Each path is shown to work without the program that stamps them, or without the 
 interface, so that this alone closes it.
 """
 
+import asyncio
 import contextlib
 import dataclasses
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 
-import pyroute2
 import pytest
 
 from agent.gates.host_devices import programs_for
 from agent.lab import lab as labs
-from agent.linux.rtnetlink import of_message
+from agent.linux import rtnetlink
 from bpf import injectable, loader, pins
 from bpf.gates import Attachment, Gates
 from bpf.host_devices import HostDevicePrograms
@@ -228,8 +228,8 @@ def test_packet_from_a_tun_counts_as_of_the_host(
 @STAMPED
 def test_agent_stamps_where_it_leaves_and_marks_no_pod_s(lab: labs.Lab, way: MakeWay) -> None:
     pods = [lab.add_pod("routed", 1), lab.add_pod("bridged", 2, bridged=True)]
-    with way() as by, pyroute2.IPRoute() as netlink:
-        found = [of_message(message) for message in netlink.get_links()]
+    with way() as by:
+        found = asyncio.run(rtnetlink.read())
         own = {pod.ifindex for pod in pods}
         needed = programs_for(found, gated=own, enforced=own)
         assert by.leaves_by is not None

@@ -3,15 +3,15 @@
 As with the CNI bridge plugin's `vlan`, and Weave's bridge.
 """
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 
-import pyroute2
 import pytest
 
 from agent.gates.host_devices import programs_for
 from agent.lab import lab as labs
-from agent.linux.rtnetlink import of_message
+from agent.linux import rtnetlink
 from bpf import loader, pins
 from bpf.gates import GateConfig, Gates
 from bpf.host_devices import HostDevicePrograms
@@ -53,8 +53,8 @@ def pods(lab: labs.Lab) -> Iterator[tuple[labs.LabPod, labs.LabPod]]:
 def as_the_agent_does(
     loaded: loader.Loaded, installation: pins.Pins, *pods: labs.LabPod
 ) -> Iterator[HostDevicePrograms]:
-    with programs(loaded, installation) as devices, pyroute2.IPRoute() as netlink:
-        found = map(of_message, netlink.get_links())
+    with programs(loaded, installation) as devices:
+        found = asyncio.run(rtnetlink.read())
         own = {pod.ifindex for pod in pods}
         needed = programs_for(found, gated=own, enforced=own)
         assert {links.index_of("inner0"), links.index_of("inner1")} <= needed.devices

@@ -8,22 +8,7 @@ import pytest
 from agent.linux import rtnetlink, udp_listeners
 from agent.linux.rtnetlink import Link
 from agent.linux.tunnels import TunnelPorts, find_tunnels
-
-
-class _Message(dict[str, int]):
-    """A link's message as pyroute2 decodes it."""
-
-    def __init__(self, kind: str, data: object) -> None:
-        super().__init__(index=7, flags=1, ifi_type=0xFFFE)
-        self._attributes = {"IFLA_IFNAME": "tunnel7", "IFLA_LINKINFO": self}
-        self._info = {"IFLA_INFO_KIND": kind, "IFLA_INFO_DATA": data}
-
-    def get_attr(self, name: str) -> object:
-        return self._attributes.get(name) or self._info.get(name)
-
-
-def attribute(type_: int, value: bytes) -> bytes:
-    return struct.pack("=HH", 4 + len(value), type_) + value + bytes(-len(value) % 4)
+from bpf.netlink import attribute, encode
 
 
 def dumped(*attributes: bytes, kind: int = 0x20) -> bytes:
@@ -31,15 +16,46 @@ def dumped(*attributes: bytes, kind: int = 0x20) -> bytes:
     return struct.pack("=IHHII", 16 + len(body), kind, 2, 1, 0) + body
 
 
-def test_bareudp_shows_its_port_in_attributes_that_pyroute2_does_not_decode() -> None:
-    data = attribute(2, b"\x08\x00") + attribute(1, (6635).to_bytes(2, "big"))
-    link = rtnetlink.of_message(_Message("bareudp", data.hex(":")))
+# Attributes of RTM_NEWLINK (include/uapi/linux/if_link.h).
+_IFNAME, _LINKINFO, _INFO_KIND, _INFO_DATA = 3, 18, 1, 2
+_NEWLINK = 16
+
+
+def tunnel(kind: str, *data: bytes) -> Link:
+    """An interface as the kernel describes it, with attributes of its kind."""
+    info = attribute(_INFO_KIND, kind.encode() + b"\0") + attribute(_INFO_DATA, b"".join(data))
+    header = struct.pack("=BxHiII", 0, 0xFFFE, 7, 1, 0)
+    body = header + attribute(_IFNAME, b"tunnel7\0") + attribute(_LINKINFO, info)
+    return rtnetlink.parse(encode(_NEWLINK, 0, body))
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        *(("vxlan", 15), ("geneve", 5), ("bareudp", 1)),
+        *((kind, 18) for kind in ("ipip", "sit", "ip6tnl")),
+        *((kind, 17) for kind in ("gre", "gretap", "erspan", "ip6gre", "ip6gretap", "ip6erspan")),
+    ],
+)
+def test_port_of_a_tunnel_is_read_from_its_kinds_attribute(kind: str, number: int) -> None:
+    port = attribute(number, (6635).to_bytes(2, "big"))
+    link = tunnel(kind, attribute(number + 1, b"\x08\x00"), port)
+    assert (link.name, link.kind) == ("tunnel7", kind)
     assert link.udp_ports == {6635}
     assert not link.is_ethernet
+    # FOU and GUE are off.
+    assert tunnel(kind, attribute(number, bytes(2))).udp_ports == frozenset()
+    assert tunnel(kind).udp_ports == frozenset()
 
 
 def test_gtp_has_the_ports_of_its_protocol() -> None:
-    assert rtnetlink.of_message(_Message("gtp", None)).udp_ports == {2152, 3386}
+    assert tunnel("gtp").udp_ports == {2152, 3386}
+
+
+def test_interface_without_a_kind_has_no_port() -> None:
+    header = struct.pack("=BxHiII", 0, 1, 2, 1, 0)
+    link = rtnetlink.parse(encode(_NEWLINK, 0, header + attribute(_IFNAME, b"eth0\0")))
+    assert link == Link(2, "eth0", flags=1)
 
 
 def test_listeners_without_an_interface_are_protected_too() -> None:

@@ -5,6 +5,7 @@ Each attack is shown to work without the program on the switch's internal port. 
 before each packet, so that it comes back from ovs-vswitchd; then it is sent again, by its flow.
 """
 
+import asyncio
 import contextlib
 import dataclasses
 import errno
@@ -12,15 +13,14 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-import pyroute2
 import pytest
 
 from agent.gates.host_devices import programs_for
 from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
-from agent.linux import tunnels
+from agent.linux import rtnetlink, tunnels
 from agent.linux.cgroups import cgroup2_mount
-from agent.linux.rtnetlink import Link, of_message
+from agent.linux.rtnetlink import Link
 from bpf import abi, injectable, loader, pins
 from bpf.gates import GateConfig, Gates
 from bpf.hooks import Hooks
@@ -71,8 +71,7 @@ class Switched:
         NodeConfig(self.loaded).set_ovs(is_there=True)
 
     def found_links(self) -> list[Link]:
-        with pyroute2.IPRoute() as netlink:
-            return [of_message(message) for message in netlink.get_links()]
+        return asyncio.run(rtnetlink.read())
 
     def target(self, version: int) -> syns.Target:
         pod = traffic.address(self.watched.pod, version)

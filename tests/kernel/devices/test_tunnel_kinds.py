@@ -3,19 +3,18 @@
 Each path is shown to work before the host's tunnels are found, as the agent finds them.
 """
 
+import asyncio
 import contextlib
 import dataclasses
 import errno
 from collections.abc import Iterator
 
-import pyroute2
 import pytest
 
 from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
-from agent.linux import tunnels, udp_listeners
+from agent.linux import rtnetlink, tunnels, udp_listeners
 from agent.linux.cgroups import cgroup2_mount
-from agent.linux.rtnetlink import of_message
 from bpf import abi, loader, pins
 from bpf.gates import Attachment, Gates
 from bpf.hooks import Hooks
@@ -47,8 +46,7 @@ class Node:
 
     def guard(self, kind: Kind) -> None:
         """As the agent does where it finds tunnels."""
-        with pyroute2.IPRoute() as netlink:
-            found = [of_message(message) for message in netlink.get_links()]
+        found = asyncio.run(rtnetlink.read())
         ports = tunnels.find_tunnels(found, udp_listeners.read())
         assert ports.has_any
         assert kind.port is None or kind.port in ports.udp_ports
