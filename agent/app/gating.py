@@ -45,7 +45,7 @@ from agent.settings import Settings
 from agent.sources.cluster import ClusterSource
 from agent.sources.manifests import ManifestDirectory
 from agent.sources.source import ManifestSource, PodSource
-from agent.strict.launcher import ProcessLauncher
+from agent.strict.relay_gates import RelayGates
 from bpf.attachment import Attachment
 from bpf.replies import ReplyTables
 from bpf.rule_hits import RuleHits
@@ -162,11 +162,8 @@ class Gating:
         self.cni_status = installer.PluginStatus()
         cgroup = cgroup2_mount()
         assert cgroup is not None  # `preflight.check`
-        self.launcher = ProcessLauncher(
+        self.relay_gates = RelayGates(
             gate_worker=gate_worker,
-            ranges=settings.relay_ranges,
-            bpffs=settings.bpffs,
-            cgroup=cgroup,
             store=self.store,
             default_deny=self.default_deny,
             injectable=self._injectable,
@@ -218,7 +215,7 @@ class Gating:
         # Before any gate relies on what was stamped.
         await self._injectable.refresh()
         # Before the gates of a previous agent's relays count as leftovers.
-        await self.launcher.check()
+        await self.relay_gates.check()
         await self.policy.open()
 
     def tasks(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:

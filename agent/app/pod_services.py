@@ -31,11 +31,13 @@ from agent.app.service_outputs import ManifestServices
 from agent.kube.client import ApiClient
 from agent.kube.kubelet_version import KubeletVersion
 from agent.kube.node_report import NodeStatus
+from agent.linux.cgroups import cgroup2_mount
 from agent.pods.metrics import PodCollector
 from agent.policy.metrics import PolicyCollector
 from agent.probing.answered_probes import AnsweredProbes
 from agent.probing.manager import ProbeManager
 from agent.settings import Settings
+from agent.strict.launcher import ProcessLauncher
 from agent.strict.metrics import RelayCollector
 from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import RelaySupervisor
@@ -66,8 +68,13 @@ class PodServices:
             self._manifest_services = ManifestServices(settings, settings.service_endpoints, store)
         connections = ConnectionStats(store)
         answered = AnsweredProbes()
+        cgroup = cgroup2_mount()
+        assert cgroup is not None  # `preflight.check`
+        launcher = ProcessLauncher(
+            settings.relay_ranges, bpffs=settings.bpffs, cgroup=cgroup, gates=gating.relay_gates
+        )
         self._relays = RelaySupervisor(
-            gating.launcher,
+            launcher,
             modes=gating.modes,
             has_fallback=not settings.strict_without_fallback,
             https_hooks=settings.feature_gates.pod_lifecycle_https,

@@ -3,16 +3,12 @@
 import asyncio
 import contextlib
 import pathlib
-import socket
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from agent.default_deny.controller import DefaultDenyController
-from agent.gates.injectable import InjectableInterfaces
-from agent.gates.worker import GateWorker, netns_cookie
+from agent.gates.worker import netns_cookie
 from agent.logs import Event
-from agent.pods.store import PodStore
 from agent.relay import interfaces as relay_interfaces
 from agent.relay import messages
 from agent.settings import RelayRanges
@@ -21,22 +17,15 @@ from agent.strict import ranges as strict_ranges
 from agent.strict import veth_pair
 from agent.strict.check import NO_COOKIE
 from agent.strict.process import RelayChannel, RelayError, RelayProcess
+from agent.strict.relay_gates import RelayGates
 from agent.strict.veth_pair import PairError
 from bpf.errors import AttachError
-from bpf.gates import GateConfig
-from bpf.rules import Rule, SourceKind
-from bpf.verdicts import Mode
 from probes.netns import Netns, NetnsError
 
 if TYPE_CHECKING:
     from agent.strict.stats import ConnectionStats
 
 log = structlog.get_logger(__name__)
-
-# Only the kubelet sends to a relay; the relay itself checks the ports.
-_GATE = GateConfig(
-    Mode.ENFORCE, (), (Rule(SourceKind.KUBELET, socket.IPPROTO_TCP),), any_address=True
-)
 
 
 class RelayHandle(Protocol):
@@ -52,44 +41,25 @@ class RelayHandle(Protocol):
 
 
 class ProcessLauncher:
-    """Starts relay processes, and attaches gates to their interfaces."""
+    """Starts relay processes with gated interfaces."""
 
     def __init__(
         self,
-        *,
-        gate_worker: GateWorker,
         ranges: RelayRanges,
+        *,
         bpffs: pathlib.Path,
         cgroup: pathlib.Path,
-        store: PodStore,
-        default_deny: DefaultDenyController,
-        injectable: InjectableInterfaces,
+        gates: RelayGates,
     ) -> None:
-        """cgroup: the root's directory; store: has the relays' gated interfaces for the others."""
-        self._gate_worker = gate_worker
+        """cgroup: the root's directory."""
         self._ranges = ranges
         self._bpffs = bpffs
         self._cgroup = cgroup
-        self._store = store
-        self._default_deny = default_deny
-        self._injectable = injectable
-        self._pairs: set[int] | None = None
-        """Interfaces that drop what is forwarded to relays; None: as a previous agent left them."""
+        self._gates = gates
 
     async def check(self) -> None:
-        """Gate the relays of a previous agent, and detach from removed ones; idempotent."""
-        try:
-            present = relay_interfaces.present()
-            for ifindex, name in present.items():
-                if ifindex not in self._store.relay_gates:
-                    await self._gate(ifindex, name)
-            for ifindex in self._store.relay_gates.keys() - present.keys():
-                await self._gate_worker.remove(ifindex)
-                await self._mark_injectable(ifindex, is_node_sent=False)
-                del self._store.relay_gates[ifindex]
-            await self._ensure_pairs(set(present))
-        except (AttachError, OSError, TimeoutError) as error:
-            log.error(Event.RELAY_INTERFACE_UNREADABLE, error=str(error))
+        """As `RelayGates.check`."""
+        await self._gates.check()
 
     async def ensure_ranges(self) -> None:
         """Restore the routes of the ranges. Raises `RelayError`."""
@@ -128,7 +98,7 @@ class ProcessLauncher:
         name = relay_interfaces.name_of(slot)
 
         async def gate(ifindex: int) -> None:
-            await self._gate(ifindex, name)
+            await self._gates.gate(ifindex, name)
 
         try:
             netns = Netns.open(f"/proc/{relay.process.pid}/ns/net")
@@ -138,26 +108,6 @@ class ProcessLauncher:
             raise RelayError(str(error)) from error
         await relay.channel.request(messages.PairReady(pair.ifindex), messages.RelayReady)
         log.info(Event.RELAY_STARTED, pid=relay.process.pid, interface=pair.name)
-
-    async def _gate(self, ifindex: int, name: str) -> None:
-        # The relay has sent no packet yet, so none can be a reply.
-        worker = self._gate_worker
-        await worker.run(worker.gates.install, ifindex, _GATE)
-        await self._ensure_pairs({*relay_interfaces.present(), ifindex})
-        # Packets from it were sent by the relay, or by the host before.
-        await self._mark_injectable(ifindex, is_node_sent=True)
-        self._store.relay_gates[ifindex] = name
-        self._injectable.hint()
-        await self._default_deny.add_gated({ifindex})
-
-    async def _ensure_pairs(self, ifindexes: set[int]) -> None:
-        if ifindexes != self._pairs:
-            await self._gate_worker.run(self._gate_worker.host_devices.ensure_pairs, ifindexes)
-            self._pairs = ifindexes
-
-    async def _mark_injectable(self, ifindex: int, *, is_node_sent: bool) -> None:
-        mark = self._gate_worker.injectable.mark
-        await self._gate_worker.run(mark, ifindex, is_node_sent=is_node_sent)
 
 
 class _RunningRelay:

@@ -1,0 +1,79 @@
+"""The gates of relays' interfaces, and what drops traffic that is forwarded to relays."""
+
+import socket
+
+import structlog
+
+from agent.default_deny.controller import DefaultDenyController
+from agent.gates.injectable import InjectableInterfaces
+from agent.gates.worker import GateWorker
+from agent.logs import Event
+from agent.pods.store import PodStore
+from agent.relay import interfaces as relay_interfaces
+from bpf.errors import AttachError
+from bpf.gates import GateConfig
+from bpf.rules import Rule, SourceKind
+from bpf.verdicts import Mode
+
+log = structlog.get_logger(__name__)
+
+# Only the kubelet sends to a relay; the relay itself checks the ports.
+_GATE = GateConfig(
+    Mode.ENFORCE, (), (Rule(SourceKind.KUBELET, socket.IPPROTO_TCP),), any_address=True
+)
+
+
+class RelayGates:
+    """Gates relays' interfaces, also those of a previous agent."""
+
+    def __init__(
+        self,
+        *,
+        gate_worker: GateWorker,
+        store: PodStore,
+        default_deny: DefaultDenyController,
+        injectable: InjectableInterfaces,
+    ) -> None:
+        """store: has the relays' gated interfaces for the others."""
+        self._gate_worker = gate_worker
+        self._store = store
+        self._default_deny = default_deny
+        self._injectable = injectable
+        self._pairs: set[int] | None = None
+        """Interfaces that drop what is forwarded to relays; None: as a previous agent left them."""
+
+    async def check(self) -> None:
+        """Gate the relays of a previous agent, and detach from removed ones; idempotent."""
+        try:
+            present = relay_interfaces.present()
+            for ifindex, name in present.items():
+                if ifindex not in self._store.relay_gates:
+                    await self.gate(ifindex, name)
+            for ifindex in self._store.relay_gates.keys() - present.keys():
+                await self._gate_worker.remove(ifindex)
+                await self._mark_injectable(ifindex, is_node_sent=False)
+                del self._store.relay_gates[ifindex]
+            await self._ensure_pairs(set(present))
+        except (AttachError, OSError, TimeoutError) as error:
+            log.error(Event.RELAY_INTERFACE_UNREADABLE, error=str(error))
+
+    async def gate(self, ifindex: int, name: str) -> None:
+        """Gate a new relay's interface. Raises `AttachError`, `OSError` or `TimeoutError`."""
+        # The relay has sent no packet yet, so none can be a reply.
+        worker = self._gate_worker
+        await worker.run(worker.gates.install, ifindex, _GATE)
+        await self._ensure_pairs({*relay_interfaces.present(), ifindex})
+        # Packets from it were sent by the relay, or by the host before.
+        await self._mark_injectable(ifindex, is_node_sent=True)
+        self._store.relay_gates[ifindex] = name
+        self._injectable.hint()
+        await self._default_deny.add_gated({ifindex})
+
+    async def _ensure_pairs(self, ifindexes: set[int]) -> None:
+        if ifindexes != self._pairs:
+            await self._gate_worker.run(self._gate_worker.host_devices.ensure_pairs, ifindexes)
+            self._pairs = ifindexes
+
+    async def _mark_injectable(self, ifindex: int, *, is_node_sent: bool) -> None:
+        mark = self._gate_worker.injectable.mark
+        await self._gate_worker.run(mark, ifindex, is_node_sent=is_node_sent)
