@@ -11,10 +11,10 @@ BEFORE_GATES = ("agent.cli.main", "agent.app.program_loading", "agent.app.startu
 AFTER_GATES = ("agent.app.pod_services", "agent.app.http_server")
 
 LATER = (
-    *("aiohttp", "cryptography", "h2", "hpack"),
+    *("aiohttp", "cryptography", "h2", "hpack", "pyroute2"),
     *("agent.api.podinfo", "agent.api.services", "agent.client", "agent.page"),
     *("agent.drops", "agent.probing", "probes.engine", "probes.protocols"),
-    *("agent.strict.supervisor", "agent.strict.targets"),
+    *("agent.strict.launcher", "agent.strict.supervisor", "agent.strict.targets"),
     *("agent.app.reports", "agent.app.exporter", "agent.app.cluster_outputs"),
 )
 NEVER = ("rich", "pygments", "kubernetes", "bcc", "agent.demo", "agent.doctor", "agent.kubectl")
