@@ -33,11 +33,11 @@ class IsolationConditions:
     def _publish(self, state: PodState, *, is_path_blocked: bool) -> None:
         status = isolation.isolation_status(
             state,
-            self._relays.problem_for(state),
+            self._relays.pods.problem_for(state),
             has_fallback=self._relays.has_fallback,
             kubelet_problem=self._open_ports.problem_for(state),
-            relay_need=self._relays.need_for(state),
-            relay_note=self._relays.note_for(state),
+            relay_need=self._relays.pods.need_for(state),
+            relay_note=self._relays.pods.note_for(state),
             is_path_blocked=is_path_blocked,
         )
         if status is None:

@@ -20,7 +20,6 @@ from agent.backoff import Backoff, no_jitter
 from agent.logs import Event
 from agent.pods.changes import Subscription
 from agent.pods.pod_modes import PodModes
-from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
 from agent.probing.answered_probes import AnsweredProbes
 from agent.relay import messages
@@ -28,8 +27,9 @@ from agent.strict import targets as relay_targets
 from agent.strict.active_relay import CHECK_SECONDS, ActiveRelay
 from agent.strict.launcher import RelayHandle
 from agent.strict.process import RelayError
+from agent.strict.relayed_pods import RelayedPods, sentence
 from agent.strict.stats import ConnectionStats
-from agent.strict.targets import PlanMemory, RelayPlan
+from agent.strict.targets import PlanMemory
 from agent.strict.verdicts import VerdictUpdates
 from bpf.verdicts import Mode
 
@@ -102,8 +102,8 @@ class RelaySupervisor:
         """answered: the probes that relays answer; modes: where strict is the node's default, a
         relay runs before there are pods, and with a ceiling below strict pods in enforce have none;
         has_fallback: whether gates of pods in strict admit the kubelet while no relay serves;
-        https_hooks: the feature gate PodLifecycleHTTPS; store: pods whose `problem_for` or
-        `need_for` changed are marked there; stats: gets the relays' reports."""
+        https_hooks: the feature gate PodLifecycleHTTPS; store: pods of
+        which `pods` answers differently are marked there; stats: gets the relays' reports."""
         self.has_fallback = has_fallback
         self._https_hooks = https_hooks
         self._launcher = launcher
@@ -122,15 +122,14 @@ class RelaySupervisor:
         self._state: _Idle | _Starting | _BackingOff | ActiveRelay = _Idle()
         self._released: dict[RelayHandle, float] = {}
         """Relays that drain their connections, and when they are overdue."""
-        self._plan = RelayPlan((), {})
+        self.pods = RelayedPods(store, self._serving)
+        """What their conditions show of the relay, with the newest plan."""
         self._plan_memory = PlanMemory()
         self._planned_at = 0.0
         self._backoff = Backoff(
             base_seconds=_FIRST_RETRY_SECONDS, cap_seconds=_MAX_RETRY_SECONDS, jitter=no_jitter
         )
         self._restart_requests: list[asyncio.Future[None]] = []
-        self._reported: dict[str, tuple[str | None, str, str]] = {}
-        """Last results of `problem_for`, `need_for` and `note_for`, by pod's uid."""
         self._logged_problem = ""
         self._launches = 0
 
@@ -143,61 +142,26 @@ class RelaySupervisor:
     def _active(self) -> ActiveRelay | None:
         return self._state if isinstance(self._state, ActiveRelay) else None
 
+    def _serving(self) -> ActiveRelay | str:
+        """The relay that serves, or why none does."""
+        if isinstance(self._state, ActiveRelay) and not self._state.problem:
+            return self._state
+        return sentence(self._state.problem)
+
     @property
     def is_up(self) -> bool:
         """Whether a relay serves."""
-        return isinstance(self._state, ActiveRelay) and not self._state.problem
+        return isinstance(self._serving(), ActiveRelay)
 
     @property
     def problem(self) -> str:
         """Why no relay serves; empty while one does, or none is needed."""
-        return "" if self.is_up or not self.is_needed else _sentence(self._state.problem)
+        return "" if self.is_up or not self.is_needed else sentence(self._state.problem)
 
     @property
     def last_reports(self) -> Collection[messages.RelayReport]:
         """The newest report of each running relay."""
         return [report for relay in self._relays() if (report := relay.channel.last_report)]
-
-    def problem_for(self, state: PodState) -> str | None:
-        """One sentence about why kubelet connections bypass the relay for this pod, or None."""
-        problem, _, _ = self._reported[state.pod.uid] = self._report_on(state)
-        return problem
-
-    def note_for(self, state: PodState) -> str:
-        """One sentence about ports that the pod shares with others; empty if it shares none."""
-        return self._plan.notes.get(state.pod.uid, "")
-
-    def _report_on(self, state: PodState) -> tuple[str | None, str, str]:
-        return self.bypassed_because(state), self.need_for(state), self.note_for(state)
-
-    def need_for(self, state: PodState) -> str:
-        """Why a pod in enforce needs the relay, as a clause; empty if it does not."""
-        return self._plan.needs.get(state.pod.uid, "") if state.pod.mode is Mode.ENFORCE else ""
-
-    def bypassed_because(self, state: PodState) -> str | None:
-        """The same, for a reader that follows no changes."""
-        uid = state.pod.uid
-        if state.pod.mode is Mode.ENFORCE and not self.need_for(state):
-            return relay_targets.NOT_STRICT
-        if (excluded := relay_targets.excluded_reason(state)) is not None:
-            return excluded
-        planned = self._plan.by_key
-        desired = relay_targets.desired_targets(state, state.own_addresses)
-        if state.pod.mode is Mode.ENFORCE:
-            desired = tuple(target for target in desired if target.key in planned)
-        elif not desired:
-            return None  # the pod has no probe or hook
-        if conflict := self._plan.conflicts.get(uid):
-            return conflict
-        if not isinstance(self._state, ActiveRelay) or self._state.problem:
-            return _sentence(self._state.problem)
-        for target in desired:
-            claimant = self._plan.claimants.get(target.key, target.key)
-            if rejection := self._state.rejected.get(claimant):
-                return _sentence(f"the relay rejects {target.address}: {rejection}")
-            if not self._state.proxies(target, planned.get(target.key)):
-                return "the relay is not updated yet."
-        return None
 
     async def restart(self) -> None:
         """Replace the relay, and wait until the new one serves. Raises `RelayError`."""
@@ -219,14 +183,15 @@ class RelaySupervisor:
                 before = self._state
                 await self._reconcile()
                 if is_due or self._state is not before:
-                    self._publish()
+                    self._stats.keep_only(self._store.pods)
+                    self.pods.publish()
                 is_woken = await self._wait()
         finally:
             self._release_all()
 
     def _make_plan(self) -> None:
         self._planned_at = self._now()
-        self._plan = relay_targets.plan_of(
+        self.pods.plan = relay_targets.plan_of(
             self._store.states(),
             self._answered.answers,
             proxies_enforced=self._modes.node.ceiling is Mode.STRICT,
@@ -277,8 +242,8 @@ class RelaySupervisor:
             if self._now() >= serving.routes_due_at:
                 serving.routes_due_at = self._now() + _ROUTES_SECONDS
                 await self._launcher.ensure_ranges()
-            if serving.applied_targets != self._plan.targets:
-                await serving.set_targets(self._plan.targets)
+            if serving.applied_targets != self.pods.plan.targets:
+                await serving.set_targets(self.pods.plan.targets)
                 self.verdicts.send_all(serving)
         except RelayError as error:
             await self._abandon(serving, f"the relay failed: {error}")
@@ -324,7 +289,7 @@ class RelaySupervisor:
         relay = await self._launcher.launch(self._stats, self._wake)
         try:
             serving = ActiveRelay(relay, self._now())
-            await serving.set_targets(self._plan.targets)
+            await serving.set_targets(self.pods.plan.targets)
             self.verdicts.send_all(serving)
             await relay.channel.request(messages.Engage(), messages.Engaged)
         except BaseException:
@@ -356,7 +321,7 @@ class RelaySupervisor:
         if self._now() - serving.since >= _HEALTHY_SECONDS:
             self._backoff.reset()
         self._back_off(problem)
-        self._publish()
+        self.pods.publish()
         await self._kill(serving.relay)
 
     async def _kill(self, relay: RelayHandle) -> None:
@@ -396,18 +361,4 @@ class RelaySupervisor:
     @property
     def is_needed(self) -> bool:
         """Whether a pod of this node has a relay, or would get one."""
-        return bool(self._plan.targets) or self._modes.default is Mode.STRICT
-
-    def _publish(self) -> None:
-        """Mark the pods whose problem with the relay changed."""
-        states = {state.pod.uid: state for state in self._store.states()}
-        self._stats.keep_only(states)
-        for uid, reported in list(self._reported.items()):
-            if (state := states.get(uid)) is None:
-                del self._reported[uid]
-            elif self._report_on(state) != reported:
-                self._store.in_force.mark(uid)
-
-
-def _sentence(text: str) -> str:
-    return f"{text.rstrip('.')}."
+        return bool(self.pods.plan.targets) or self._modes.default is Mode.STRICT

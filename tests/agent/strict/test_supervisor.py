@@ -50,7 +50,7 @@ class Node:
     def add(self, pod: PodState) -> PodState:
         self.store.pods[pod.pod.uid] = pod
         self.store.desired.mark(pod.pod.uid)
-        self.supervisor.problem_for(pod)
+        self.supervisor.pods.problem_for(pod)
         return pod
 
     def remove(self, pod: PodState) -> None:
@@ -67,7 +67,7 @@ class _Marks(Subscription):
     def mark(self, uid: str) -> None:
         self._node.changed.append(uid)
         self._node.has_changed.set()
-        self._node.supervisor.problem_for(self._node.store.pods[uid])
+        self._node.supervisor.pods.problem_for(self._node.store.pods[uid])
 
 
 class _Stats(ConnectionStats):
@@ -110,7 +110,7 @@ def with_a_relay(
     async def begun(node: Node) -> None:
         pod = node.add(strict_pod("web", ONE))
         await asyncio.sleep(1)
-        assert node.supervisor.problem_for(pod) is None
+        assert node.supervisor.pods.problem_for(pod) is None
         node.changed.clear()
         node.has_changed.clear()
         await test(node, pod)
@@ -135,29 +135,29 @@ async def test_relay_runs_for_a_pod_in_enforce_while_the_kubelet_cannot_reach_it
 ) -> None:
     pod = node.add(strict_pod("web", ONE, mode=Mode.ENFORCE))
     await asyncio.sleep(1)
-    assert node.supervisor.problem_for(pod) == "Mode is not strict."
+    assert node.supervisor.pods.problem_for(pod) == "Mode is not strict."
     assert node.launcher.relays == []
     record_path(pod, PathTestResult.UNREACHABLE)
     node.store.in_force.mark(pod.pod.uid)
     await asyncio.sleep(1)
-    assert node.supervisor.problem_for(pod) is None
-    assert node.supervisor.need_for(pod) == f"The kubelet cannot reach {ONE} from the host"
+    assert node.supervisor.pods.problem_for(pod) is None
+    assert node.supervisor.pods.need_for(pod) == f"The kubelet cannot reach {ONE} from the host"
     assert node.launcher.relays[0].targets() == {ONE}
     node.changed.clear()
     record_path(pod, PathTestResult.CONFIRMED)
     node.store.in_force.mark(pod.pod.uid)
     await asyncio.sleep(1)
     assert node.launcher.relays[0].targets() == set()
-    assert node.supervisor.need_for(pod) == ""
+    assert node.supervisor.pods.need_for(pod) == ""
     assert pod.pod.uid in node.changed
 
 
 @on_a_node
 async def test_relay_gets_its_targets_and_is_then_engaged(node: Node) -> None:
     pod = node.add(strict_pod("web", ONE))
-    assert node.supervisor.problem_for(pod) == STARTING
+    assert node.supervisor.pods.problem_for(pod) == STARTING
     await asyncio.sleep(0.5)
-    assert node.supervisor.problem_for(pod) is None
+    assert node.supervisor.pods.problem_for(pod) is None
     assert node.changed == [pod.pod.uid]
     kinds = [type(message) for message in node.launcher.newest.received]
     assert kinds == [messages.SetTargets, messages.Engage]
@@ -170,7 +170,7 @@ async def test_relay_starts_before_pods_if_strict_is_the_default() -> None:
         assert node.supervisor.is_up
         pod = node.add(strict_pod("web", ONE))
         await asyncio.sleep(0.2)
-        assert node.supervisor.problem_for(pod) is None
+        assert node.supervisor.pods.problem_for(pod) is None
 
 
 @with_a_relay
@@ -204,9 +204,9 @@ async def test_targets_are_not_planned_again_each_second_without_a_change(
 @with_a_relay
 async def test_new_pod_reports_that_the_relay_is_not_updated_yet(node: Node, web: PodState) -> None:
     pod = node.add(strict_pod("new", OTHER))
-    assert node.supervisor.problem_for(pod) == "the relay is not updated yet."
+    assert node.supervisor.pods.problem_for(pod) == "the relay is not updated yet."
     await asyncio.sleep(0.2)
-    assert node.supervisor.problem_for(pod) is None
+    assert node.supervisor.pods.problem_for(pod) is None
     assert node.changed == [pod.pod.uid]
 
 
@@ -217,9 +217,9 @@ async def test_new_sandbox_of_a_pod_is_a_new_target(node: Node, web: PodState) -
     netns = type(again.netns)(again.netns.path, again.netns.device, 4711)
     again.netns = again.gated_netns = netns
     node.add(again)
-    assert node.supervisor.problem_for(again) is not None
+    assert node.supervisor.pods.problem_for(again) is not None
     await asyncio.sleep(0.2)
-    assert node.supervisor.problem_for(again) is None
+    assert node.supervisor.pods.problem_for(again) is None
 
 
 @on_a_node
@@ -232,8 +232,8 @@ async def test_rejected_target_is_reported_with_the_relays_sentence(node: Node) 
     node.launcher.next = Picky
     pod, other = node.add(strict_pod("web", ONE)), node.add(strict_pod("db", OTHER))
     await asyncio.sleep(0.5)
-    assert node.supervisor.problem_for(pod) == f"the relay rejects {ONE}: no address is left."
-    assert node.supervisor.problem_for(other) is None
+    assert node.supervisor.pods.problem_for(pod) == f"the relay rejects {ONE}: no address is left."
+    assert node.supervisor.pods.problem_for(other) is None
 
 
 @with_a_relay
@@ -243,21 +243,21 @@ async def test_pods_with_a_conflict_report_it_and_others_are_proxied(
     twins = [node.add(strict_pod(name, OTHER, container=tcp(80))) for name in ("a", "b")]
     await asyncio.sleep(0.2)
     for twin, other in zip(twins, reversed(twins), strict=True):
-        problem = node.supervisor.problem_for(twin)
+        problem = node.supervisor.pods.problem_for(twin)
         assert problem is not None
         assert f"Pod {other.pod.full_name} has the same address" in problem
-    assert node.supervisor.problem_for(web) is None
+    assert node.supervisor.pods.problem_for(web) is None
 
 
 @with_a_relay
 async def test_relay_that_exits_is_reported_and_started_again(node: Node, web: PodState) -> None:
     node.launcher.newest.exit()
     await asyncio.sleep(0.2)
-    assert node.supervisor.problem_for(web) == "the relay failed: it exited."
+    assert node.supervisor.pods.problem_for(web) == "the relay failed: it exited."
     assert node.changed == [web.pod.uid]
     assert node.launcher.relays[0].is_killed
     await asyncio.sleep(3)
-    assert node.supervisor.problem_for(web) is None
+    assert node.supervisor.pods.problem_for(web) is None
     assert node.supervisor.restarts == 1
 
 
@@ -265,7 +265,7 @@ async def test_relay_that_exits_is_reported_and_started_again(node: Node, web: P
 async def test_failed_relay_reports_why(node: Node, web: PodState) -> None:
     node.launcher.newest.send(messages.RelayFailed("no descriptor is left"))
     await asyncio.sleep(0.2)
-    assert node.supervisor.problem_for(web) == "the relay failed: no descriptor is left."
+    assert node.supervisor.pods.problem_for(web) == "the relay failed: no descriptor is left."
 
 
 @with_a_relay
@@ -273,10 +273,10 @@ async def test_silent_relay_is_killed_and_replaced(node: Node, web: PodState) ->
     node.launcher.newest.is_hung = True
     async with asyncio.timeout(5):
         await node.has_changed.wait()
-    assert node.supervisor.problem_for(web) == "the relay does not respond."
+    assert node.supervisor.pods.problem_for(web) == "the relay does not respond."
     assert node.launcher.relays[0].is_killed
     await asyncio.sleep(3)
-    assert node.supervisor.problem_for(web) is None
+    assert node.supervisor.pods.problem_for(web) is None
 
 
 @with_a_relay
@@ -286,7 +286,7 @@ async def test_many_passes_are_not_many_checks_of_a_relay_that_reports(
     for _ in range(50):
         node.store.desired.mark(web.pod.uid)
         await asyncio.sleep(0.06)
-    assert node.supervisor.problem_for(web) is None
+    assert node.supervisor.pods.problem_for(web) is None
     assert len(node.launcher.relays) == 1
 
 
@@ -297,14 +297,14 @@ async def test_relay_that_does_not_respond_is_replaced(node: Node, web: PodState
     await asyncio.sleep(10.5)
     assert node.launcher.relays[0].is_killed
     await asyncio.sleep(3)
-    assert node.supervisor.problem_for(pod) is None
+    assert node.supervisor.pods.problem_for(pod) is None
 
 
 @with_a_relay
 async def test_relay_that_sends_an_invalid_message_is_replaced(node: Node, web: PodState) -> None:
     node.launcher.newest._writer.write(b"\x00\x00\x00\x02{]")
     await asyncio.sleep(0.2)
-    problem = node.supervisor.problem_for(web)
+    problem = node.supervisor.pods.problem_for(web)
     assert problem is not None
     assert "sent an invalid message" in problem
 
@@ -315,7 +315,7 @@ async def test_retry_delay_doubles_up_to_half_a_minute(node: Node) -> None:
     pod = node.add(strict_pod("web", ONE))
     await asyncio.sleep(120)
     problem = "the relay cannot be started: the range is in use."
-    assert node.supervisor.problem_for(pod) == problem
+    assert node.supervisor.pods.problem_for(pod) == problem
     assert node.supervisor.problem == problem
     tried = node.launcher.tried_at
     waits = [later - earlier for earlier, later in itertools.pairwise(tried)]
@@ -325,7 +325,7 @@ async def test_retry_delay_doubles_up_to_half_a_minute(node: Node) -> None:
     assert len(waits) >= 6
     node.launcher.problem = None
     await asyncio.sleep(32)
-    assert node.supervisor.problem_for(pod) is None
+    assert node.supervisor.pods.problem_for(pod) is None
 
 
 @with_a_relay
@@ -344,7 +344,7 @@ async def test_retry_delay_is_reset_after_a_healthy_minute(node: Node, web: PodS
 async def test_range_that_cannot_be_restored_is_reported(node: Node, web: PodState) -> None:
     node.launcher.range_problem = "the relay's range cannot be set apart"
     await asyncio.sleep(35)
-    problem = node.supervisor.problem_for(web)
+    problem = node.supervisor.pods.problem_for(web)
     assert problem is not None
     assert "the relay's range cannot be set apart" in problem
 
@@ -362,7 +362,7 @@ async def test_handover_engages_the_new_relay_before_the_old_is_released(
     await asyncio.sleep(0.1)
     assert old.has_received(messages.Release)
     assert not old.is_killed
-    assert node.supervisor.problem_for(web) is None
+    assert node.supervisor.pods.problem_for(web) is None
     assert node.changed == []
     assert node.supervisor.restarts == 1
     old.exit()
@@ -392,7 +392,7 @@ async def test_old_relay_stays_if_the_new_one_fails_and_gets_all_targets_again(
     await asyncio.sleep(0.2)
     assert isinstance(old.received[-1], messages.SetTargets)
     assert not old.has_received(messages.Release)
-    assert node.supervisor.problem_for(web) is None
+    assert node.supervisor.pods.problem_for(web) is None
 
 
 @on_a_node
@@ -420,7 +420,7 @@ async def test_pod_that_comes_back_in_time_finds_the_same_relay(node: Node, web:
     await asyncio.sleep(40)
     node.add(web)
     await asyncio.sleep(40)
-    assert node.supervisor.problem_for(web) is None
+    assert node.supervisor.pods.problem_for(web) is None
     assert len(node.launcher.relays) == 1
 
 

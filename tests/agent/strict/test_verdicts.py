@@ -174,9 +174,9 @@ async def test_new_answers_do_not_make_the_pod_count_as_bypassed() -> None:
     async with running() as node:
         web = node.add("web", ONE)
         await asyncio.sleep(0.5)
-        assert node.supervisor.problem_for(web) is None
+        assert node.supervisor.pods.problem_for(web) is None
         node.answered.forget(WEB)
-        assert node.supervisor.problem_for(web) is None
+        assert node.supervisor.pods.problem_for(web) is None
 
 
 async def test_verdict_of_a_pod_that_is_forgotten_is_withdrawn() -> None:
