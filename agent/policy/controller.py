@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from agent import tasks
-from agent.admin.report import PolicyStatus, RulesReport, RuleStatus
+from agent.admin.report import RulesReport
 from agent.kube.node_report import NodePolicies
 from agent.kube.objects import ObjectMetadata
 from agent.kubelet.admitted_ports import kubelet_rules
@@ -29,6 +29,7 @@ from agent.pods.pod import Pod
 from agent.pods.pod_modes import PodModes
 from agent.pods.pod_state import Admission
 from agent.pods.store import PodStore
+from agent.policy import rules_report
 from agent.policy.api_source import ApiPolicies
 from agent.policy.api_types import RuleSource
 from agent.policy.default_rules import DefaultRules
@@ -60,16 +61,6 @@ _REFRESH_SECONDS = 60.0
 _MAX_LINES = 20
 
 _Admitted = tuple[Pod, Admission | None]
-
-
-class RuleSample(msgspec.Struct, frozen=True):
-    """The hits of one rule."""
-
-    policy: str
-    source: str
-    protocol: str
-    ports: str
-    hits: int
 
 
 class PolicyController:
@@ -247,22 +238,22 @@ class PolicyController:
         """The policies in force, as objects of the API."""
         return [msgspec.to_builtins(policy.document) for policy in self._rule_set.policies]
 
-    async def samples(self) -> list[RuleSample]:
+    async def samples(self) -> list[rules_report.RuleSample]:
         """Hits of every rule with a counter."""
         hits = await asyncio.to_thread(self._hits.read)
-        return [
-            RuleSample(policy, str(rule.source), rule.protocol_text, rule.ports_text, hits[number])
-            for (policy, rule), number in self._rule_set.ids.items()
-            if number in hits
-        ]
+        return rules_report.samples(self._rule_set, hits)
 
     async def report(self) -> RulesReport:
+        """The policies in force, with hits."""
         gated = [
             (state.pod, state.admission)
             for state in self._store.states()
             if state.pod.mode is not Mode.OFF and not state.pod.host_network
         ]
-        return await asyncio.to_thread(self._report, self._rule_set, gated)
+        hits = await asyncio.to_thread(self._hits.read)
+        return await asyncio.to_thread(
+            rules_report.of, self._rule_set, gated, self._effective, hits
+        )
 
     async def _refreshed(self) -> tuple[RuleSet, float]:
         """The current rule set, and the CPU seconds that it took."""
@@ -306,42 +297,6 @@ class PolicyController:
             self._admits_raw_sockets_of, self._is_complete = self._rule_set, is_complete
             update = self._raw_sockets.update
             await asyncio.to_thread(update, self._rule_set, is_complete=is_complete)
-
-    def _report(self, rule_set: RuleSet, gated: Sequence[_Admitted]) -> RulesReport:
-        hits = self._hits.read()
-        found = [
-            PolicyStatus(
-                name=policy.name,
-                source=policy.source,
-                pods=sorted(
-                    pod.full_name for pod, _ in gated if policy in rule_set.selected.of(pod)
-                ),
-                rules=[
-                    RuleStatus(
-                        source=str(rule.source),
-                        protocol=rule.protocol_text,
-                        ports=rule.ports_text,
-                        hits=hits.get(rule_set.ids[policy.name, rule], 0),
-                        problem=rule_set.problem(rule),
-                    )
-                    for rule in policy.rules
-                ],
-                generation=policy.generation,
-                skipped={
-                    pod.full_name: count
-                    for pod, admission in gated
-                    if admission and (count := admission.skipped.count(policy.name))
-                },
-            )
-            for policy in rule_set.policies
-        ]
-        problems = self._effective.problems
-        problems += sorted(
-            f"Pod {pod.full_name}: {admission.problem}"
-            for pod, admission in gated
-            if admission and admission.problem
-        )
-        return RulesReport(sources=self._effective.names, policies=found, problems=problems)
 
 
 def _timed(call: Callable[..., T], *arguments: object) -> tuple[T, float]:

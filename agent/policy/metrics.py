@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from prometheus_client import core
 
 from agent.metrics import MetricFamily, labelled, single
-from agent.policy.controller import PolicyController, RuleSample
+from agent.policy.controller import PolicyController
+from agent.policy.rules_report import RuleSample
 
 RULE_HITS = MetricFamily(
     "podgate_rule_hits_total",
