@@ -2,14 +2,21 @@
 
 Connections from outside to node ports, external and load balancer IPs pass no socket of this node,
 and socket hooks can neither translate SCTP nor check source ranges. nftables has only these
-frontends: without any, there is no table.
+frontends: without any, there is no table, unless the kernel tracks connections.
+
+Another proxy before this one, such as kube-proxy, translated packets. The kernel remembers such a
+connection until two minutes after its end, and drops every packet of a new one whose replies have
+the same addresses and ports: a client's from the same port directly to the same endpoint. Where a
+table has a chain for NAT, the new one gets another source port instead.
 """
+
+import asyncio
 
 import structlog
 
 from agent.linux import nft
 from agent.logs import Event
-from agent.proxy import ebpf
+from agent.proxy import conntrack, ebpf
 from agent.proxy.ebpf import EbpfBackend
 from agent.proxy.frontends import Frontend, FrontendChange
 from agent.proxy.nftables import NftBackend
@@ -34,6 +41,8 @@ class CombinedBackend:
         except (nft.NftError, TimeoutError) as error:
             log.warning(Event.OUTSIDE_NOT_PROXIED, error=str(error) or "nft timed out")
             return cls(sockets, None)
+        if await asyncio.to_thread(conntrack.is_tracking):
+            packets.keep_table()
         return cls(sockets, packets)
 
     async def apply(self, change: FrontendChange) -> None:

@@ -1,4 +1,5 @@
-"""Deletes UDP flows that netfilter would still translate to an endpoint that was removed.
+"""The connections that netfilter tracks; deletes UDP flows that it would still translate to an
+endpoint that was removed.
 
 Netfilter evaluates only a flow's first packet, and UDP has no close: a client that sends again from
 the same port would never reach another endpoint. kube-proxy does the same (pkg/proxy/conntrack).
@@ -6,6 +7,7 @@ the same port would never reach another endpoint. kube-proxy does the same (pkg/
 
 import asyncio
 import contextlib
+import pathlib
 import socket
 from collections.abc import Collection, Mapping
 
@@ -19,7 +21,16 @@ from bpf.services.tables import ServiceAddress
 
 log = structlog.get_logger(__name__)
 
+_COUNT = pathlib.Path("/proc/sys/net/netfilter/nf_conntrack_count")
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
+
+
+def is_tracking() -> bool:
+    """Whether the kernel tracks connections of this process's network namespace."""
+    try:
+        return int(_COUNT.read_text(encoding="ascii")) > 0
+    except FileNotFoundError:
+        return False
 
 
 async def follow(change: FrontendChange) -> None:

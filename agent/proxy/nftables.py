@@ -34,11 +34,16 @@ class NftBackend:
         self._installed: dict[ServiceAddress, Frontend] = {}
         self._users: collections.Counter[Entry] = collections.Counter()
         self._is_complete = False
+        self._is_kept = False
         # Chains without rules that are still to be deleted.
         self._stale_chains: set[str] = set()
 
+    def keep_table(self) -> None:
+        """Have a table without services, too. To be called before `apply`."""
+        self._is_kept = True
+
     async def apply(self, change: FrontendChange) -> None:
-        """There is no table before the first service."""
+        """There is no table before the first service, but for `keep_table`."""
         moved: collections.Counter[Entry] = collections.Counter()
         for address in (*change.changed, *change.removed):
             if address in self._installed:
@@ -73,16 +78,17 @@ class NftBackend:
         ]
         is_late = any(isinstance(entry, NftChain) and entry.is_late for entry in added)
         if self._is_complete and not is_late:
-            await nft.apply(nft_scripts.removal_of(removed) + nft_scripts.addition_of(added))
+            if added or removed:
+                await nft.apply(nft_scripts.removal_of(removed) + nft_scripts.addition_of(added))
             self._stale_chains |= {entry.name for entry in removed if isinstance(entry, NftChain)}
             return
         entries = (users.keys() - removed) | set(added)
         await self._replace(entries)
-        self._is_complete = bool(entries)
+        self._is_complete = bool(entries) or self._is_kept
 
     async def _replace(self, entries: Collection[Entry]) -> None:
         """Replace the table in one transaction that keeps clients' affinity."""
-        if not entries:
+        if not entries and not self._is_kept:
             await _delete_table()
             return
         try:

@@ -2,13 +2,17 @@
 
 import asyncio
 import contextlib
+import socket
+import subprocess
+from collections.abc import Iterator
 
 import pytest
 import structlog.testing
+from pyroute2.netlink.nfnetlink.nfctsocket import NFCTSocket
 
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
-from agent.proxy import nftables
+from agent.proxy import conntrack, nftables
 from agent.proxy.combined import CombinedBackend
 from bpf import pins
 from bpf.services import links as service_links
@@ -25,14 +29,77 @@ def installed_maps() -> set[str] | None:
     return table.maps if table else None
 
 
-def test_cluster_ips_need_no_table(
-    ebpf: Proxy, pods: list[labs.LabPod], servers: scene.Servers
+@contextlib.contextmanager
+def opened(installation: pins.Pins, cgroup: cgroups.Cgroup) -> Iterator[Proxy]:
+    """A proxy that starts in this block."""
+    backend = asyncio.run(conftest.open_combined(installation, cgroup))
+    try:
+        yield Proxy(backend)
+    finally:
+        asyncio.run(nftables.remove())
+        service_links.detach(installation)
+        asyncio.run(backend.close())
+
+
+@pytest.fixture
+def untracked(lab: labs.Lab) -> None:
+    """The node tracks no connection."""
+    with NFCTSocket() as netlink:
+        netlink.flush()
+    assert not conntrack.is_tracking()
+
+
+@pytest.fixture
+def tracked(lab: labs.Lab) -> Iterator[None]:
+    """A firewall that is not podgate's has the kernel track connections."""
+    chains = "".join(
+        f"chain {hook} {{ type filter hook {hook} priority 0; ct state new counter; }}\n"
+        for hook in ("output", "forward")
+    )
+    script = f"table inet firewall {{\n{chains}}}\n"
+    subprocess.run(["nft", "-f", "-"], input=script, text=True, check=True)
+    yield
+    subprocess.run(["nft", "delete", "table", "inet", "firewall"], check=True)
+
+
+@pytest.mark.usefixtures("untracked", "servers")
+def test_cluster_ips_need_no_table_on_a_node_that_tracks_no_connection(
+    pods: list[labs.LabPod], shared_pins: pins.Pins, own_cgroup: cgroups.Cgroup
 ) -> None:
-    ebpf.serve(service("web", endpoints(pods[0])))
-    assert request(cluster_ip(4)) == "one"
-    assert installed_maps() is None
-    ebpf.serve(service("web", endpoints(pods[0]), node_port=scene.NODE_PORT))
-    assert installed_maps()
+    with scene.routed(), opened(shared_pins, own_cgroup) as ebpf:
+        ebpf.serve(service("web", endpoints(pods[0])))
+        assert request(cluster_ip(4)) == "one"
+        assert installed_maps() is None
+        ebpf.serve(service("web", endpoints(pods[0]), node_port=scene.NODE_PORT))
+        assert installed_maps()
+
+
+@pytest.mark.usefixtures("tracked", "servers")
+@pytest.mark.parametrize("version", [4, 6])
+def test_port_of_a_connection_that_another_proxy_translated_can_be_used_again(
+    pods: list[labs.LabPod], shared_pins: pins.Pins, own_cgroup: cgroups.Cgroup, version: int
+) -> None:
+    """The kernel tracks the other one for two minutes after its end."""
+    web = service("web", endpoints(pods[0]))
+
+    def responder() -> str:
+        sock = pods[1].open_socket(traffic.family(version), socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("", 40123))
+        return scene.responder_of(sock, cluster_ip(version), scene.SERVICE_PORT)
+
+    with scene.routed():
+        other = Proxy(nftables.NftBackend())
+        other.serve(web)
+        assert responder() == "one"
+        asyncio.run(nftables.remove())
+        with opened(shared_pins, own_cgroup) as ebpf:
+            ebpf.serve(web)
+            assert responder() == "one"
+            # The table stays when services change.
+            ebpf.serve(web, service("shop", endpoints(pods[1]), number=1))
+            ebpf.serve(web)
+            assert responder() == "one"
 
 
 def test_service_that_gets_and_loses_source_ranges_is_in_one_part_at_a_time(
