@@ -19,7 +19,7 @@ from agent.gates.metrics import GateMetrics
 from agent.gates.pod_gates import PodGates
 from agent.linux.pod_network import HostInterface, PodNetwork
 from agent.pods.changes import Changes
-from agent.pods.conditions import Conditions
+from agent.pods.conditions import TRUE, Conditions
 from agent.pods.container_runs import PodContainers
 from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
@@ -35,6 +35,7 @@ from probes.netns import Netns, NetnsGoneError
 P = ParamSpec("P")
 T = TypeVar("T")
 
+ENFORCED = (TRUE, "Enforced")
 RESYNC_SECONDS = 300.0
 
 
@@ -277,6 +278,18 @@ class Node:
         """Status and reason of the last pass over a pod."""
         status = self.store.pods[name].status
         return (status.status, status.reason) if status else None
+
+    def message(self, name: str) -> str:
+        """Of the pod's status."""
+        status = self.store.pods[name].status
+        assert status is not None
+        return status.message
+
+    def gated_addresses(self, ifindex: int) -> list[str]:
+        """Those that the gate has."""
+        config = self.gates.gates[ifindex]
+        assert config is not None
+        return list(map(str, config.addresses))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
