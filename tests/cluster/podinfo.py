@@ -15,6 +15,7 @@ from agent.client import podinfo
 from agent.client.v1alpha1 import podinfo_pb2
 from agent.kubelet import kubelet_pb2, pods_api_reading
 from agent.kubelet.pods_api import SOCKET
+from tests import polling
 from tests.cluster.api import Api, ApiError
 from tests.cluster.one_node import NAME
 from tests.image.node import RUN_DIRECTORY
@@ -25,6 +26,7 @@ OWN_SOCKET = sockets.pods_api(pathlib.Path(RUN_DIRECTORY))
 """podgate's pods API."""
 _LATE_SECONDS = 60.0
 _RETRY_SECONDS = 0.1
+_CALL_SECONDS = 5.0
 _END = "end-of-the-comparison"
 
 
@@ -63,22 +65,42 @@ def without_conditions(content: bytes) -> bytes:
     return bytes(pod.SerializeToString(deterministic=True))
 
 
-def has_what_the_api_has(state: podinfo.PodInfoState, api: Api) -> bool:
-    """Whether both have the same pods, and PodInfo each condition of the API with its status."""
+def until_as_in_the_api(follower: podinfo.PodInfoClient, api: Api) -> None:
+    """Wait until both have the same pods, and PodInfo each condition of the API server."""
+    found = [""]
+
+    def check() -> bool:
+        found.append(_difference(follower.list(_CALL_SECONDS), api))
+        return not found[-1]
+
+    try:
+        polling.wait_until("PodInfo has what the API server has", check)
+    except polling.TimedOutError as error:
+        raise AssertionError(f"{error}: {found[-1]}") from error
+
+
+def _difference(state: podinfo.PodInfoState, api: Api) -> str:
+    """Pods that only one of both has, and conditions of the API that PodInfo lacks or has with
+    another status; empty without any."""
     pods = api.items("/api/v1/pods", fieldSelector=f"spec.nodeName={NAME}")
     name = podinfo_pb2.ConditionStatus.Name
     published = {
-        (pod.pod_uid, one.type, name(one.status).removeprefix("CONDITION_STATUS_").capitalize())
+        (pod.pod_uid, one.type): name(one.status).removeprefix("CONDITION_STATUS_").capitalize()
         for pod in state.pods
         for one in pod.conditions
     }
     stored = {
-        (pod["metadata"]["uid"], one["type"], one["status"])
+        (pod["metadata"]["uid"], one["type"]): (pod["metadata"]["name"], one["status"])
         for pod in pods
         for one in pod["status"].get("conditions", [])
     }
-    uids = {pod["metadata"]["uid"] for pod in pods}
-    return {pod.pod_uid for pod in state.pods} == uids and stored <= published
+    lines = [
+        f"{pod}: {key[1]} {status}, but {published.get(key)}"
+        for key, (pod, status) in stored.items()
+        if published.get(key) != status
+    ]
+    only_one = {pod["metadata"]["uid"] for pod in pods} ^ {pod.pod_uid for pod in state.pods}
+    return "; ".join([*lines, *sorted(only_one)])
 
 
 class Comparison:

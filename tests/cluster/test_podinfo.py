@@ -20,7 +20,6 @@ _AT_ONCE = 12
 _EVERY = _PODS // 6
 _GATES = ((), (ISOLATION_READY,), (ISOLATION_READY, PROBES_PASSING))
 _PATIENT = {**PROBED, "startupProbe": {**HTTP_PROBE, "failureThreshold": 300}}
-_TIMEOUT_SECONDS = 5
 
 
 class Churn:
@@ -73,8 +72,5 @@ def test_states_are_complete_and_current_in_an_hour_of_changes(
     assert comparison.problems == []
     assert comparison.states > _PODS
     with podinfo.client() as client:
-        polling.wait_until(
-            "PodInfo has what the API server has",
-            lambda: podinfo.has_what_the_api_has(client.list(_TIMEOUT_SECONDS), node.api),
-        )
+        podinfo.until_as_in_the_api(client, node.api)
     assert users.restarts() == {}

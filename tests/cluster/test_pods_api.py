@@ -20,7 +20,6 @@ from tests.cluster.workloads import (
 
 pytestmark = pytest.mark.kernel
 BOTH = (ISOLATION_READY, PROBES_PASSING)
-_TIMEOUT_SECONDS = 5
 
 
 @pytest.fixture
@@ -65,10 +64,7 @@ def test_pods_are_gated_probed_and_reported_without_it(
     closed.run("c", PROBED, gates=BOTH)
     closed.until_isolated("a", "b", "c")
     with podinfo.client() as client:
-        polling.wait_until(
-            "PodInfo has what the API server has",
-            lambda: podinfo.has_what_the_api_has(client.list(_TIMEOUT_SECONDS), node.api),
-        )
+        podinfo.until_as_in_the_api(client, node.api)
     # Whole pods, by the API server: with its images and the node's address.
     with podinfo.pods_api(podinfo.OWN_SOCKET) as own:
         whole = own(pods[0]["metadata"]["uid"])
