@@ -2,10 +2,12 @@
 
 import pathlib
 import socket
-
-import grpc
+from typing import TYPE_CHECKING
 
 from agent.errors import PodgateError
+
+if TYPE_CHECKING:
+    import grpc
 
 
 class ListenError(PodgateError):
@@ -25,7 +27,7 @@ def unix_socket(path: pathlib.Path, *, directory_mode: int, mode: int) -> socket
     return bound
 
 
-def add_grpc_socket(server: grpc.aio.Server, path: pathlib.Path) -> None:
+def add_grpc_socket(server: "grpc.aio.Server", path: pathlib.Path) -> None:
     """Have gRPC listen at `path`, in a directory that only root enters. Raises `ListenError`."""
     try:
         _prepare(path, 0o700)
@@ -34,7 +36,7 @@ def add_grpc_socket(server: grpc.aio.Server, path: pathlib.Path) -> None:
         raise _socket_error(path, error) from error
 
 
-def add_grpc_port(server: grpc.aio.Server, host: str, port: int) -> int:
+def add_grpc_port(server: "grpc.aio.Server", host: str, port: int) -> int:
     """Have gRPC listen on TCP; returns the port, a free one for 0. Raises `ListenError`."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
@@ -46,7 +48,7 @@ def add_grpc_port(server: grpc.aio.Server, host: str, port: int) -> int:
 
 
 def add_grpc_tls_port(
-    server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials
+    server: "grpc.aio.Server", host: str, port: int, credentials: "grpc.ServerCredentials"
 ) -> int:
     """The same with TLS, for other machines; host: empty for all addresses."""
     address = f"[{host}]:{port}" if ":" in host else f"{host or '[::]'}:{port}"

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -42,13 +43,14 @@ from agent.policy.controller import PolicyController
 from agent.policy.default_rules import API_SERVER, DefaultRules
 from agent.policy.raw_sockets import RawSocketAdmission
 from agent.settings import Settings
-from agent.sources.cluster import ClusterSource
-from agent.sources.manifests import ManifestDirectory
-from agent.sources.source import ManifestSource, PodSource
+from agent.sources.source import PodSource
 from agent.strict.relay_gates import RelayGates
 from bpf.attachment import Attachment
 from bpf.replies import ReplyTables
 from bpf.rule_hits import RuleHits
+
+if TYPE_CHECKING:
+    from agent.sources.cluster import ClusterSource
 
 log = structlog.get_logger(__name__)
 
@@ -100,7 +102,9 @@ class Gating:
         defaults: DefaultRules | None = None
         self._callees: ApiCallees | None = None
         if api and policies:
-            self.cluster = ClusterSource(
+            from agent.sources import cluster
+
+            self.cluster = cluster.ClusterSource(
                 api, settings, self.store, self.events, policies, self.modes
             )
             self.source = self.cluster
@@ -109,9 +113,10 @@ class Gating:
                 self._callees, store=self.store, disabled=settings.disabled_default_rules
             )
         else:
+            from agent.sources.manifest_source import ManifestSource
+
             assert settings.manifests is not None  # `startup.run`
-            manifests = ManifestDirectory(settings.manifests, self.store, self.modes)
-            self.source = ManifestSource(manifests, settings.manifests)
+            self.source = ManifestSource(settings.manifests, self.store, self.modes)
         self.labels = self.cluster.pods.labels if self.cluster else ObjectLabels()
         self._reader = PodNetworkReader()
         self._authority = AddressAuthority(self.store)

@@ -1,47 +1,41 @@
 """The command line. Commands import what they need when they run, so that `status` starts fast."""
 
+import importlib
 import sys
 from typing import Any
 
 import click
 
 from agent import VERSION
-from agent.cli.commands import (
-    bugtool,
-    cleanup,
-    cni,
-    completion,
-    controller,
-    doctor,
-    drops,
-    explain,
-    hub,
-    maps,
-    metrics,
-    off,
-    pods,
-    probe,
-    probes,
-    programs,
-    proxy,
-    relay,
-    rules,
-    run,
-    services,
-    status,
-    suggest,
-)
 from agent.errors import AgentUnreachableError, PodgateError
 from bpf import errors
 
+# Commands that are in a module of another's name; all others are in their own.
+_MODULES = {"on": "off"}
+_COMMANDS = (
+    *("bugtool", "cleanup", "cni", "completion", "controller", "doctor", "drops", "explain", "hub"),
+    *("maps", "metrics", "off", "on", "pods", "probe", "probes", "programs", "proxy", "relay"),
+    *("rules", "run", "services", "status", "suggest"),
+)
 _NO_AGENT = 3
 _FAILURES = (PodgateError, errors.KernelSideError, OSError)
 
 
 class _Podgate(click.Group):
     """Handles errors of every command: one sentence on stderr and exit status 1, 3 if no agent
-    responds. Usage errors keep click's exit status 2.
+    responds. Usage errors keep click's exit status 2. Only the command that runs is imported.
     """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *_COMMANDS})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        module = _MODULES.get(cmd_name, cmd_name)
+        found = getattr(importlib.import_module(f"agent.cli.commands.{module}"), cmd_name)
+        assert isinstance(found, click.Command)
+        return found
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -97,29 +91,3 @@ def demo(output: str, verbose: bool) -> None:
         sys.exit(supervisor.run(view.JsonView()))
     console = rich.console.Console(highlight=False)
     sys.exit(supervisor.run(view.TextView(console, is_verbose=verbose)))
-
-
-main.add_command(run.run)
-main.add_command(controller.controller)
-main.add_command(hub.hub)
-main.add_command(status.status)
-main.add_command(drops.drops)
-main.add_command(pods.pods)
-main.add_command(probe.probe)
-main.add_command(rules.rules)
-main.add_command(explain.explain)
-main.add_command(suggest.suggest)
-main.add_command(metrics.metrics)
-main.add_command(maps.maps)
-main.add_command(programs.programs)
-main.add_command(bugtool.bugtool)
-main.add_command(doctor.doctor)
-main.add_command(cni.cni)
-main.add_command(completion.completion)
-main.add_command(cleanup.cleanup)
-main.add_command(off.off)
-main.add_command(off.on)
-main.add_command(proxy.proxy)
-main.add_command(probes.probes)
-main.add_command(relay.relay)
-main.add_command(services.services)

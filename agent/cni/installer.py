@@ -22,8 +22,8 @@ from agent.backoff import Backoff, no_jitter
 from agent.cni import conflist
 from agent.cni.conflist import ConflistError, Entry
 from agent.errors import PodgateError
+from agent.linux import directory_changes
 from agent.logs import Event
-from agent.pods import documents
 from agent.settings import CNI_BIN_DIRECTORY, CNI_CONF_DIRECTORY, RUN_DIRECTORY, Settings
 from bpf import pins
 
@@ -239,7 +239,9 @@ async def run(plugin: CniInstaller, status: "PluginStatus | None" = None) -> Non
             with _open_directory(directory) as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 await reconciler.check()
-                async for _ in documents.changes(directory, at_least_every_seconds=_CHECK_SECONDS):
+                async for _ in directory_changes.follow(
+                    directory, at_least_every_seconds=_CHECK_SECONDS
+                ):
                     # Another directory of this name is locked before anything is written there.
                     if not await asyncio.to_thread(_is_open_at, directory, lock):
                         break

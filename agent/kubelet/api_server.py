@@ -5,8 +5,6 @@ import ipaddress
 import pathlib
 import urllib.parse
 
-import yaml
-
 from agent.errors import PodgateError
 from bpf.abi import IPAddress
 
@@ -36,6 +34,8 @@ def read(pid: int, *, procfs: pathlib.Path = pathlib.Path("/proc")) -> list[Kube
 
     Blocks. Raises `KubeletConfigError`.
     """
+    import yaml  # takes 30 ms, which the first gates would wait for
+
     directory = procfs / str(pid)
     try:
         arguments = (directory / "cmdline").read_bytes().decode(errors="replace").split("\0")

@@ -1,15 +1,9 @@
-"""Files of YAML or JSON that operators write: read safely, and followed while they change.
-
-Events of the file system are hints only: the whole directory is read again after each, so
-renames, atomic symlink swaps (ConfigMaps) and lost events are all the same.
-"""
+"""Files of YAML or JSON that operators write, read safely."""
 
 import os
 import pathlib
-from collections.abc import AsyncIterator
 
 import msgspec
-import watchfiles
 import yaml
 
 from agent.errors import PodgateError
@@ -25,8 +19,6 @@ _MAX_DEPTH = 100
 # A pod with a hundred containers has some thousands. libyaml composes a document without letting
 # other threads run, 1 ms for a thousand values, so this bounds the delay of probes.
 _MAX_VALUES = 20_000
-# Editors write in several steps; an immediate read would report a half-written file as invalid.
-_SETTLE_MS = 50
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -56,24 +48,6 @@ def stamps(directory: pathlib.Path, only: str | None = None) -> dict[str, Stamp]
                 continue
             found[entry.name] = (status.st_ino, status.st_size, status.st_mtime_ns)
     return found
-
-
-async def changes(
-    directory: pathlib.Path, *, at_least_every_seconds: float | None = None
-) -> AsyncIterator[None]:
-    """One item whenever something changes in the directory, until cancelled.
-
-    at_least_every_seconds: one item after so long without any change, too.
-    """
-    async for _ in watchfiles.awatch(
-        directory,
-        debounce=_SETTLE_MS,
-        step=_SETTLE_MS,
-        recursive=False,
-        rust_timeout=int((at_least_every_seconds or 5) * 1000),
-        yield_on_timeout=at_least_every_seconds is not None,
-    ):
-        yield
 
 
 def read_one(path: pathlib.Path) -> object:

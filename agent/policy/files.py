@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 
 import msgspec
 
+from agent.linux import directory_changes
 from agent.pods import documents
 from agent.policy import api_types, effective
 from agent.policy import saved as saved_policies
@@ -57,7 +58,9 @@ class PolicyFiles:
     """An unreadable directory is one of the batch's problems."""
 
     def changes(self, *, at_least_every_seconds: float) -> AsyncIterator[None]:
-        return documents.changes(self._directory, at_least_every_seconds=at_least_every_seconds)
+        return directory_changes.follow(
+            self._directory, at_least_every_seconds=at_least_every_seconds
+        )
 
     def restore(self) -> None:
         """Restore what the previous run saved, for files that are invalid now."""

@@ -11,6 +11,7 @@ import msgspec
 import structlog
 
 from agent import tasks
+from agent.linux import directory_changes
 from agent.logs import Event
 from agent.pods import documents
 from agent.pods.pod import Pod, PodError, Problem, read_pod
@@ -78,7 +79,7 @@ class ManifestDirectory:
 
     async def _follow_files(self) -> None:
         """Files are read in a thread."""
-        async for _ in documents.changes(self._directory):
+        async for _ in directory_changes.follow(self._directory):
             try:
                 while self._apply(await asyncio.to_thread(self._read_changed)):
                     pass

@@ -1,12 +1,10 @@
-"""Sources of the agent's pods: a cluster, or a directory of manifests."""
+"""A source of the agent's pods: a cluster, or a directory of manifests. Only the one that an agent
+has is imported."""
 
-import pathlib
 from typing import Protocol
 
 from agent.admin.report import PodSourceStatus
-from agent.pods.changes import Changes
-from agent.pods.container_runs import ContainerSource, PodContainers
-from agent.sources.manifests import ManifestDirectory
+from agent.pods.container_runs import ContainerSource
 
 
 class PodSource(ContainerSource, Protocol):
@@ -27,29 +25,3 @@ class PodSource(ContainerSource, Protocol):
 
     def status(self) -> PodSourceStatus:
         """For `podgate status`."""
-
-
-class ManifestSource:
-    """Pods of manifests. Their authors read status, log and metrics."""
-
-    unready_reason: str | None = None
-
-    def __init__(self, manifests: ManifestDirectory, directory: pathlib.Path) -> None:
-        self.changes = Changes()
-        self._manifests = manifests
-        self._directory = directory
-
-    def start(self) -> None:
-        self._manifests.refresh()
-
-    async def run(self) -> None:
-        await self._manifests.run()
-
-    def hint(self) -> None:
-        """Manifests are read when they change."""
-
-    def containers_of(self, uid: str) -> PodContainers | None:
-        return None
-
-    def status(self) -> PodSourceStatus:
-        return PodSourceStatus(pods_from=f"manifests in {self._directory}")

@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import pathlib
 
+import click
 import pytest
 import yaml
 
@@ -44,6 +45,13 @@ def _agent_container() -> manifests.Json:
     return made
 
 
+def _parsed(command: str, arguments: list[str]) -> click.Context:
+    """The command line of a container. Raises `click.UsageError`."""
+    found = cli.main.get_command(click.Context(cli.main), command)
+    assert found is not None
+    return found.make_context(command, arguments)
+
+
 def test_every_file_is_applied() -> None:
     files = {path.name for path in manifests.DIRECTORY.glob("*.yaml")} - {"kustomization.yaml"}
     kinds = [thing["kind"] for thing in manifests.applied()]
@@ -79,7 +87,7 @@ def test_arguments_and_ports_of_the_controller_are_those_of_the_command_line() -
     spec = manifests.of_kind("Deployment", "podgate-controller")["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     command, *arguments = container["args"]
-    parsed = cli.main.commands[command].make_context(command, arguments)
+    parsed = _parsed(command, arguments)
     ports = {one["name"]: one["containerPort"] for one in container["ports"]}
     assert parsed.params["http_address"] == ("", ports["http"])
     assert parsed.params["webhook_address"] == ("", ports["webhook"])
@@ -112,14 +120,14 @@ def test_every_volume_is_mounted_and_every_mount_has_one() -> None:
 
 def test_arguments_are_those_of_the_command_line() -> None:
     command, *arguments = _agent_container()["args"]
-    parsed = cli.main.commands[command].make_context(command, arguments)
+    parsed = _parsed(command, arguments)
     assert parsed.params["mode"] == Mode.AUDIT.label
     assert parsed.params["standby_seconds"] > 0
 
 
 def test_the_only_probe_reads_the_pod_s_own_file() -> None:
     container = _agent_container()
-    parsed = cli.main.commands["run"].make_context("run", container["args"][1:])
+    parsed = _parsed("run", container["args"][1:])
     directory = str(parsed.params["pod_directory"])
     assert {name for name in container if name.endswith("Probe")} == {"readinessProbe"}
     assert container["readinessProbe"]["exec"]["command"] == ["test", "-e", f"{directory}/ready"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import importlib
 import ipaddress
 import pathlib
 
@@ -320,6 +321,8 @@ def run(
     gc.disable()
     from agent.app import startup
 
+    # With the source that this agent has.
+    importlib.import_module(f"agent.sources.{'cluster' if node_name else 'manifest_source'}")
     gc.freeze()
     gc.enable()
     asyncio.run(startup.run(settings, loading))

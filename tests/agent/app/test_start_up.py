@@ -6,7 +6,8 @@ import sys
 import pytest
 
 # Everything that `podgate run` imports before it runs its event loop.
-BEFORE_GATES = ("agent.cli.main", "agent.app.program_loading", "agent.app.startup")
+RUN = ("agent.cli.main", "agent.cli.commands.run", "agent.app.program_loading", "agent.app.startup")
+BEFORE_GATES = (*RUN, "agent.sources.cluster")
 # Everything that it imports once the first gates are attached.
 AFTER_GATES = ("agent.app.pod_services", "agent.app.http_server")
 
@@ -45,6 +46,19 @@ def test_module_is_imported_after_the_first_gates(
 ) -> None:
     assert module not in before_gates
     assert module in after_gates
+
+
+def test_agent_imports_only_the_source_that_it_has(before_gates: set[str]) -> None:
+    without_cluster = imported(*RUN, "agent.sources.manifest_source")
+    assert "yaml" in without_cluster - before_gates
+    assert {"grpc", "google.protobuf"} <= before_gates - without_cluster
+
+
+def test_only_the_command_that_runs_is_imported(before_gates: set[str]) -> None:
+    commands = {name for name in before_gates if name.startswith("agent.cli.commands.")}
+    assert {name.rpartition(".")[2] for name in commands} == {
+        *("run", "cni", "options", "service_options")
+    }
 
 
 @pytest.mark.parametrize("module", NEVER)
