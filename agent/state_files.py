@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import math
 import os
 import pathlib
 import threading
@@ -66,7 +67,8 @@ def replace(path: pathlib.Path, content: bytes, *, mode: int = 0o600) -> None:
 class StateSaver:
     """Keeps a file up to date: writes it soon after each change, and when it is cancelled.
 
-    Changes within `settle_seconds` are one write. Writes run in a thread, one step each.
+    Changes within `settle_seconds` are one write, and large content is written less often. Writes
+    run in a thread, one step each.
     """
 
     def __init__(
@@ -76,13 +78,16 @@ class StateSaver:
         *,
         failure: Event,
         settle_seconds: float,
+        bytes_per_second: float = math.inf,
     ) -> None:
         """content: makes the file's content, on the event loop; a struct is encoded in the thread,
-        so it must not change any more. failure: logs that it cannot be written."""
+        so it must not change any more. failure: logs that it cannot be written. bytes_per_second:
+        the most that changes without an end cause."""
         self._path = path
         self._content = content
         self._failure = failure
         self._settle_seconds = settle_seconds
+        self._bytes_per_second = bytes_per_second
         self._changed = asyncio.Event()
         self._is_writing = False
         self._lock = threading.Lock()
@@ -105,8 +110,9 @@ class StateSaver:
                 await asyncio.sleep(self._settle_seconds)
                 self._changed.clear()
                 self._is_writing = True
-                await asyncio.to_thread(self._write, *self._next())
+                size = await asyncio.to_thread(self._write, *self._next())
                 self._is_writing = False
+                await asyncio.sleep(size / self._bytes_per_second)
         finally:
             if self._changed.is_set() or self._is_writing:
                 self._write(*self._next())
@@ -115,10 +121,12 @@ class StateSaver:
         self._made += 1
         return self._made, self._content()
 
-    def _write(self, number: int, content: Content) -> None:
-        """Write, unless newer content is written: cancelling `run` does not stop its thread."""
+    def _write(self, number: int, content: Content) -> int:
+        """Write, unless newer content is written: cancelling `run` does not stop its thread.
+        Returns the number of bytes."""
         encoded = content if isinstance(content, bytes) else msgspec.json.encode(content)
         with self._lock:
             if number >= self._written:
                 self._written = number
                 write(self._path, encoded, failure=self._failure)
+        return len(encoded)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import pathlib
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -23,7 +24,9 @@ class Numbers(msgspec.Struct):
 class Saving:
     """A saver of a list of numbers."""
 
-    def __init__(self, path: pathlib.Path, settle_seconds: float) -> None:
+    def __init__(
+        self, path: pathlib.Path, settle_seconds: float, bytes_per_second: float = math.inf
+    ) -> None:
         self.path = path
         self.numbers: list[int] = []
         self.saver = StateSaver(
@@ -31,6 +34,7 @@ class Saving:
             lambda: Numbers(list(self.numbers)),
             failure=Event.RESULTS_NOT_SAVED,
             settle_seconds=settle_seconds,
+            bytes_per_second=bytes_per_second,
         )
 
     def add(self, number: int) -> None:
@@ -173,3 +177,16 @@ def test_replace_makes_a_private_directory_and_file(path: pathlib.Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.looptime
+async def test_large_content_is_written_less_often(path: pathlib.Path) -> None:
+    saving = Saving(path, settle_seconds=0.5, bytes_per_second=1)
+    async with running(saving.saver):
+        saving.add(1)
+        await until("the first write", lambda: saving.content() == [1])
+        saving.add(2)
+        # {"numbers":[1]} has 15 bytes.
+        await asyncio.sleep(14)
+        assert saving.content() == [1]
+        await until("the next one", lambda: saving.content() == [1, 2])

@@ -40,8 +40,9 @@ log = structlog.get_logger(__name__)
 SourceFactory = Callable[[OnService, OnSlice], ObjectSource]
 """Makes the source that reports to these functions."""
 
-# Some endpoint of a big cluster changes all the time, and its file has megabytes.
-_SAVE_SECONDS = 10.0
+# What is newer than the file is unknown to an agent that starts after a kill, until the API server
+# responds. Some endpoint of a big cluster changes all the time, and its file has megabytes.
+_SAVE_SECONDS, _SAVED_BYTES_PER_SECOND = 0.5, 1 << 20
 # A node gets its zone once, soon after it joins; and whether a source has a saved state.
 _FOLLOW_SECONDS = 5.0
 
@@ -96,6 +97,7 @@ class ServiceEndpoints:
             self._content,
             failure=Event.SERVICES_NOT_SAVED,
             settle_seconds=_SAVE_SECONDS,
+            bytes_per_second=_SAVED_BYTES_PER_SECOND,
         )
 
     async def run(self) -> None:
