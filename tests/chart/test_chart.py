@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+import click
 import pytest
 import yaml
 
@@ -16,7 +17,13 @@ from tests.chart.rendering import CHART, Json
 from tests.chart.schemas import Schemas
 
 _SCHEMA = schemas.read(CHART / "values.schema.json")
-_RUN = cli.main.commands["run"]
+
+
+def _options(command: str, arguments: list[str]) -> dict[str, Any]:
+    """The parsed command line of a container. Raises `click.UsageError`."""
+    found = cli.main.get_command(click.Context(cli.main), command)
+    assert found is not None
+    return dict(found.make_context(command, arguments).params)
 
 
 def _problems(overrides: Json) -> list[str]:
@@ -45,7 +52,7 @@ def _arguments(overrides: Json) -> dict[str, Any]:
     """As podgate itself parses them."""
     command, *arguments = _container(overrides)["args"]
     assert command == "run"
-    return dict(_RUN.make_context("run", arguments).params)
+    return _options("run", arguments)
 
 
 @pytest.mark.parametrize("path", outputs.files(), ids=str)
@@ -228,7 +235,7 @@ def service_options_of(arguments: list[str], name: str) -> dict[str, Any]:
     """As podgate itself parses them."""
     command, *options = arguments
     assert command == name
-    return dict(cli.main.commands[name].make_context(name, options).params)
+    return _options(name, options)
 
 
 def _mounts_of(container: Json) -> list[Json]:
@@ -340,7 +347,7 @@ def test_service_proxy_has_the_options_of_the_values() -> None:
     ]
     (container,) = spec["containers"]
     command, *arguments = container["args"]
-    parsed = dict(cli.main.commands[command].make_context(command, arguments).params)
+    parsed = _options(command, arguments)
     wanted = {
         "backend": "ebpf",
         "pod_networks": ("198.18.0.0/16", "fd00:18::/32"),
