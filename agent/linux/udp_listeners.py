@@ -10,14 +10,10 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from agent.linux.tunnels import TunnelPorts
+from bpf import netlink
 
 _NETLINK_GENERIC = 16
-_NLM_F_REQUEST, _NLM_F_DUMP = 1, 0x300
-_NLMSG_ERROR, _NLMSG_DONE = 2, 3
-_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port id
 _GENERIC = struct.Struct("=BBH")  # command, version, reserved
-_ATTRIBUTE = struct.Struct("=HH")
-_TYPE_MASK = 0x3FFF
 _BUFFER_BYTES = 1 << 16
 _TIMEOUT_SECONDS = 2
 
@@ -54,16 +50,14 @@ def read() -> TunnelPorts:
 
 
 def _read(sock: socket.socket, kind: _Listeners) -> Iterator[int]:
-    name = kind.family.encode() + b"\0"
-    attribute = _ATTRIBUTE.pack(_ATTRIBUTE.size + len(name), _FAMILY_NAME) + name
-    padding = bytes(-len(attribute) % 4)
-    sock.send(message(_CONTROL, _GET_FAMILY, _NLM_F_REQUEST, attribute + padding))
+    name = netlink.attribute(_FAMILY_NAME, kind.family.encode() + b"\0")
+    sock.send(message(_CONTROL, _GET_FAMILY, 0, name))
     try:
         (family,) = values(sock.recv(_BUFFER_BYTES), _FAMILY_ID)
     except FileNotFoundError:
         return
     number = int.from_bytes(family, sys.byteorder)
-    sock.send(message(number, kind.command, _NLM_F_REQUEST | _NLM_F_DUMP, b""))
+    sock.send(message(number, kind.command, netlink.NLM_F_DUMP, b""))
     with contextlib.suppress(EOFError):
         while True:
             for value in values(sock.recv(_BUFFER_BYTES), kind.attribute):
@@ -72,25 +66,19 @@ def _read(sock: socket.socket, kind: _Listeners) -> Iterator[int]:
 
 def message(family: int, command: int, flags: int, attributes: bytes) -> bytes:
     """A request of generic netlink."""
-    body = _GENERIC.pack(command, 1, 0) + attributes
-    return _HEADER.pack(_HEADER.size + len(body), family, flags, 1, 0) + body
+    return netlink.encode(family, flags, _GENERIC.pack(command, 1, 0) + attributes)
 
 
 def values(data: bytes, attribute: int) -> Iterator[bytes]:
     """The values of one attribute in all messages. Raises `EOFError` at the end of a dump, and
     `OSError` if the kernel rejects the request."""
-    at = 0
-    while at < len(data):
-        length, kind, *_ = _HEADER.unpack_from(data, at)
-        if kind == _NLMSG_DONE:
+    for found in netlink.decode(data):
+        if found.is_last:
+            try:
+                netlink.check(found)
+            except netlink.NetlinkError as error:
+                raise OSError(error.errno, "generic netlink") from error
             raise EOFError
-        if kind == _NLMSG_ERROR:
-            (code,) = struct.unpack_from("=i", data, at + _HEADER.size)
-            raise OSError(-code, "generic netlink")
-        position = at + _HEADER.size + _GENERIC.size
-        while position < at + length:
-            size, type_ = _ATTRIBUTE.unpack_from(data, position)
-            if type_ & _TYPE_MASK == attribute:
-                yield data[position + _ATTRIBUTE.size : position + size]
-            position += (size + 3) & ~3
-        at += (length + 3) & ~3
+        own = netlink.attributes(found.content, netlink.HEADER_BYTES + _GENERIC.size)
+        if attribute in own:
+            yield own[attribute]
