@@ -16,6 +16,7 @@ from agent.settings import RelayRanges, parse_range4, parse_range6
 from agent.strict import ranges as strict_ranges
 from agent.strict import veth_pair
 from bpf.pins import Pins
+from bpf.redirect import Redirect
 from probes.netns import Netns
 from tests.polling import PATIENCE_SECONDS
 
@@ -172,3 +173,5 @@ def relay_process(bpffs: Pins, pod: LabPod) -> Iterator[RelayProcess]:
             process.kill()
             process.wait()
             asyncio.run(veth_pair.remove_everything())
+            with Redirect.open(bpffs) as redirect:
+                redirect.delete_within([share.subnet for share in strict_ranges.shares(_RANGES, 0)])
