@@ -79,17 +79,21 @@ class StateSaver:
         failure: Event,
         settle_seconds: float,
         bytes_per_second: float = math.inf,
+        after: "StateSaver | None" = None,
     ) -> None:
         """content: makes the file's content, on the event loop; a struct is encoded in the thread,
         so it must not change any more. failure: logs that it cannot be written. bytes_per_second:
-        the most that changes without an end cause."""
+        the most that changes without an end cause. after: its changes are written first, so its
+        file is never older than this one."""
         self._path = path
         self._content = content
         self._failure = failure
         self._settle_seconds = settle_seconds
         self._bytes_per_second = bytes_per_second
+        self._after = after
         self._changed = asyncio.Event()
-        self._is_writing = False
+        self._writes = 0
+        """That have started, and are not done."""
         self._lock = threading.Lock()
         self._made = 0
         self._written = 0
@@ -102,20 +106,35 @@ class StateSaver:
         """Write now, and return when it is written."""
         await asyncio.to_thread(self._write, *self._next())
 
+    async def save_changes(self) -> int:
+        """Write now if a change is not written. Returns the number of bytes when they are."""
+        if not self._has_changes:
+            return 0
+        self._changed.clear()
+        content = self._next()
+        # If this is cancelled the write counts as not done.
+        self._writes += 1
+        if self._after:
+            await self._after.save_changes()
+        size = await asyncio.to_thread(self._write, *content)
+        self._writes -= 1
+        return size
+
     async def run(self) -> None:
         """Write after each change until cancelled; then once more if a change is not written."""
         try:
             while True:
                 await self._changed.wait()
                 await asyncio.sleep(self._settle_seconds)
-                self._changed.clear()
-                self._is_writing = True
-                size = await asyncio.to_thread(self._write, *self._next())
-                self._is_writing = False
+                size = await self.save_changes()
                 await asyncio.sleep(size / self._bytes_per_second)
         finally:
-            if self._changed.is_set() or self._is_writing:
+            if self._has_changes:
                 self._write(*self._next())
+
+    @property
+    def _has_changes(self) -> bool:
+        return self._changed.is_set() or self._writes > 0
 
     def _next(self) -> tuple[int, Content]:
         self._made += 1

@@ -73,6 +73,7 @@ class ClusterOutputs:
                 run_directory=settings.run_directory,
                 api=api,
                 zones=WatchedZones(nodes),
+                saved_pods=source.pods.saver,
             )
 
     async def run(self) -> None:

@@ -92,9 +92,14 @@ class ApiPods:
         self._node_name = node_name
         self._modes = modes
         self._events = events
-        self._saver = state and StateSaver(
-            state, self._content, failure=Event.PODS_NOT_SAVED, settle_seconds=_SETTLE_SECONDS
+        self.saver = (
+            StateSaver(
+                state, self._content, failure=Event.PODS_NOT_SAVED, settle_seconds=_SETTLE_SECONDS
+            )
+            if state
+            else None
         )
+        """Of what all origins have; None without a file."""
         self._state = state
         self._by_origin: dict[str, dict[str, ApiPod]] = {API: {}, KUBELET: {}}
         self._current: set[str] = set()
@@ -135,8 +140,8 @@ class ApiPods:
         async with asyncio.TaskGroup() as group:
             for watcher in (self.pods, self.namespaces, self.nodes):
                 tasks.start(group, f"watch of {watcher.query.name}", watcher.run)
-            if self._saver:
-                tasks.start(group, "saved pods", self._saver.run)
+            if self.saver:
+                tasks.start(group, "saved pods", self.saver.run)
             await self._wait_for_labels()
             await self.pods.synced.wait()
             # Saved pods are confirmed.
@@ -311,8 +316,8 @@ class ApiPods:
             self.refresh_all()
 
     def _mark(self) -> None:
-        if self._saver:
-            self._saver.mark()
+        if self.saver:
+            self.saver.mark()
 
     def _content(self) -> SavedPods:
         return SavedPods(

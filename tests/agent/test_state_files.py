@@ -25,7 +25,11 @@ class Saving:
     """A saver of a list of numbers."""
 
     def __init__(
-        self, path: pathlib.Path, settle_seconds: float, bytes_per_second: float = math.inf
+        self,
+        path: pathlib.Path,
+        settle_seconds: float,
+        bytes_per_second: float = math.inf,
+        after: StateSaver | None = None,
     ) -> None:
         self.path = path
         self.numbers: list[int] = []
@@ -35,6 +39,7 @@ class Saving:
             failure=Event.RESULTS_NOT_SAVED,
             settle_seconds=settle_seconds,
             bytes_per_second=bytes_per_second,
+            after=after,
         )
 
     def add(self, number: int) -> None:
@@ -95,6 +100,28 @@ async def test_changes_within_the_settle_time_are_one_write(
     assert written == [b'{"numbers":[0,1,2]}']
 
 
+async def test_unwritten_changes_of_the_file_before_are_written_first(
+    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[tuple[str, bytes]] = []
+    monkeypatch.setattr(
+        state_files, "replace", lambda path, content: written.append((path.name, content))
+    )
+    first = Saving(path.with_name("first.json"), settle_seconds=3600)
+    second = Saving(path.with_name("second.json"), 0.001, after=first.saver)
+    async with running(first.saver), running(second.saver):
+        first.add(1)
+        second.add(1)
+        await until("both are written", lambda: len(written) == 2)
+        second.add(2)
+        await until("the changed one is written", lambda: len(written) == 3)
+    assert written == [
+        ("first.json", b'{"numbers":[1]}'),
+        ("second.json", b'{"numbers":[1]}'),
+        ("second.json", b'{"numbers":[1,2]}'),
+    ]
+
+
 async def test_nothing_is_written_without_a_change(path: pathlib.Path) -> None:
     saving = Saving(path, 0.001)
     async with running(saving.saver):
@@ -119,7 +146,7 @@ async def test_write_that_was_interrupted_does_not_replace_the_last(
     saving = Saving(path, 0.0)
     async with running(saving.saver):
         saving.add(1)
-        await until("the write has started", lambda: saving.saver._is_writing)
+        await until("the write has started", lambda: saving.saver._writes == 1)
         saving.numbers.append(2)
     assert saving.content() == [1, 2]
     goes_on.set()

@@ -11,6 +11,7 @@ from agent.api.services.source import NodesEndpoint, ServiceEndpoints, SourceFac
 from agent.api.tls import CurrentTls, TlsFiles
 from agent.kube.client import ApiClient
 from agent.settings import ServiceSettings
+from agent.state_files import StateSaver
 
 
 def endpoints(
@@ -20,9 +21,10 @@ def endpoints(
     run_directory: pathlib.Path,
     api: ApiClient | None,
     zones: NodeZones,
+    saved_pods: StateSaver | None = None,
 ) -> ServiceEndpoints:
     """node: empty for a process that only serves others; api: None without a cluster; zones: run
-    by the caller."""
+    by the caller; saved_pods: saves the node's pods."""
     tls = None
     if chosen.tls:
         files = TlsFiles(chosen.tls.authorities, chosen.tls.certificate, chosen.tls.key)
@@ -36,6 +38,7 @@ def endpoints(
         address=chosen.address,
         state=chosen.state,
         others=others,
+        saved_pods=saved_pods,
     )
 
 

@@ -68,9 +68,11 @@ class ServiceEndpoints:
         address: tuple[str, int] | None = None,
         state: pathlib.Path | None = None,
         others: NodesEndpoint | None = None,
+        saved_pods: StateSaver | None = None,
     ) -> None:
         """zones: run by the caller; address: of the loopback, to serve there as well; state: the
-        file of the saved state, in the run directory by default; others: to serve other nodes."""
+        file of the saved state, in the run directory by default; others: to serve other nodes;
+        saved_pods: saves what `set_pod` gets."""
         self._node = node
         self._zones = zones
         self.readiness = LocalReadiness(on_changed=lambda keys: self.store.pod_changed(keys))
@@ -98,6 +100,9 @@ class ServiceEndpoints:
             failure=Event.SERVICES_NOT_SAVED,
             settle_seconds=_SAVE_SECONDS,
             bytes_per_second=_SAVED_BYTES_PER_SECOND,
+            # The kubelet reports a pod before the slices have it: older reports would contradict
+            # newer slices.
+            after=saved_pods,
         )
 
     async def run(self) -> None:

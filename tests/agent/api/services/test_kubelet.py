@@ -4,10 +4,12 @@ away, after its own restart, and after the agent's (KEP-4188)."""
 import asyncio
 import contextlib
 import pathlib
+import shutil
 from collections.abc import AsyncIterator
 
 import pytest
 
+from agent.api.services import saved
 from agent.api.services.api_objects import SERVICES, SLICES
 from agent.kube import api_pods
 from agent.kube.client import ApiClient
@@ -71,9 +73,24 @@ def stored(*, is_ready: bool, uid: str = UID) -> ApiServer:
     made = ApiServer()
     made.put({"metadata": {"name": NODE, "uid": "n"}}, path=NODES)
     made.put(service_json(), path=SERVICES.path)
-    here = endpoint_json(ADDRESSES[0], node=NODE, uid=uid, ready=is_ready)
-    made.put(slice_json(here, endpoint_json("198.19.0.2")), path=SLICES.path)
+    put_slice(made, is_ready=is_ready, uid=uid)
     return made
+
+
+def put_slice(server: ApiServer, *, is_ready: bool, uid: str = UID) -> None:
+    here = endpoint_json(ADDRESSES[0], node=NODE, uid=uid, ready=is_ready)
+    server.put(slice_json(here, endpoint_json("198.19.0.2")), path=SLICES.path)
+
+
+def is_saved_as_ready(path: pathlib.Path) -> bool:
+    """Of the recorded pod, in the slices that an agent saved."""
+    found = saved.read(path)
+    return found is not None and any(
+        endpoint.conditions.ready
+        for each in found.slices
+        for endpoint in each.endpoints or ()
+        if ADDRESSES[0] in (endpoint.addresses or ())
+    )
 
 
 @contextlib.asynccontextmanager
@@ -168,6 +185,45 @@ async def test_last_report_counts_after_the_stream_and_the_agent_have_ended(
     kubelet.is_initializing = True
     async with opened(kubeconfig) as api, beside(api, tmp_path, kubelet) as agent:
         assert await agent.shown(1) == [AWAY]
+        assert agent.publisher.rev == 1
+
+
+async def test_killed_agent_has_saved_the_report_that_its_saved_slices_followed(
+    tmp_path: pathlib.Path,
+    listening: pathlib.Path,
+    kubeconfig: str,
+    kubelet: Kubelet,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(api_pods, "_SETTLE_SECONDS", 3600)
+    state = tmp_path / "state"
+    server = stored(is_ready=False)
+    server.put(in_api(STARTING))
+    kubelet.put([*ALL, LIST_END, STARTING])
+    async with (
+        server.running(listening),
+        opened(kubeconfig) as api,
+        beside(api, tmp_path, kubelet) as agent,
+    ):
+        assert await agent.shown(1) == [AWAY]
+        assert agent.source.pods.saver
+        await agent.source.pods.saver.save()
+        kubelet.put([RUNNING])
+        assert len(await agent.shown(2)) == 2
+        put_slice(server, is_ready=True)
+        services = state / "services.json"
+        await polling.request_until(
+            "saved slices", lambda: asyncio.to_thread(is_saved_as_ready, services), bool
+        )
+        at_kill = tmp_path / "at-kill"
+        await asyncio.to_thread(shutil.copytree, state, at_kill)
+    # Agents that end by themselves save once more.
+    shutil.rmtree(state)
+    at_kill.rename(state)
+    # From here on there are neither an API server nor a kubelet.
+    kubelet.is_initializing = True
+    async with opened(kubeconfig) as api, beside(api, tmp_path, kubelet) as agent:
+        assert len(await agent.shown(2)) == 2
         assert agent.publisher.rev == 1
 
 
