@@ -162,13 +162,17 @@ class PodStore:
         return RELAY if ifindex in self.relay_gates else None
 
     def netns_owner(self, netns: Netns, pod: Pod) -> Pod | None:
-        """Another pod that already uses this network namespace, if there is one."""
+        """Another pod that already uses this network namespace, if there is one.
+
+        Calls stat(): once a namespace is removed, the kernel gives its number to the next one.
+        """
         for uid, state in self.pods.items():
             other = state.netns
             if (
                 uid != pod.uid
                 and other is not None
                 and (other.device, other.inode) == (netns.device, netns.inode)
+                and other.exists()
             ):
                 return state.pod
         return None

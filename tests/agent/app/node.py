@@ -239,6 +239,9 @@ class Node:
         )
         monkeypatch.setattr(pod_gates, "Netns", this)
         monkeypatch.setattr(
+            Netns, "exists", lambda netns: self.inodes.get(netns.path) == netns.inode
+        )
+        monkeypatch.setattr(
             pending_flows, "read", lambda netns, network: pending_flows.PendingFlows((), "")
         )
 

@@ -154,6 +154,31 @@ async def test_two_pods_cannot_use_one_namespace(monkeypatch: pytest.MonkeyPatch
         assert node.status("a") == ENFORCED
 
 
+async def test_pods_that_get_the_inode_numbers_of_one_anothers_previous_namespaces_are_gated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel uses the number of a removed namespace again at once (fs/nsfs.c: ida_alloc)."""
+    node = Node(monkeypatch)
+    pods = [node.add("a", 1), node.add("b", 2)]
+    async with node.running():
+        await asyncio.sleep(0.5)
+        first, second = (pod.netns_path for pod in pods)
+        assert first
+        assert second
+        numbers = node.inodes[second], node.inodes[first]
+        for pod in pods:
+            node.store.set_pod(msgspec.structs.replace(pod, netns_path=None))
+        node.inodes.clear()
+        await asyncio.sleep(0.5)
+        assert [node.status(pod.uid) for pod in pods] == [(FALSE, "NetnsMissing")] * 2
+        for pod, path, number in zip(pods, (first, second), numbers, strict=True):
+            node.inodes[f"{path}-new"] = number
+            node.networks[f"{path}-new"] = node.networks[path]
+            node.store.set_pod(msgspec.structs.replace(pod, netns_path=f"{path}-new"))
+        await asyncio.sleep(0.5)
+        assert [node.status(pod.uid) for pod in pods] == [ENFORCED] * 2
+
+
 async def test_leftovers_are_removed_once_every_pod_is_reconciled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
