@@ -150,8 +150,8 @@ class Table:
     def check_restart(self, pod: SwitchedPod, since: float) -> None:
         """The container that ended did so when its grace period was over, for this reason."""
         rule = crossing(pod.results(since), pod.row, is_success=False)
-        late = pod.ended() - int(rule)
-        self.lines[-1] += f", container ended {late:+.0f} s"
+        late = pod.ended() - rule
+        self.lines[-1] += f", container ended {late:+.1f} s"
         assert 0 <= late < _LATE_SECONDS, self.lines[-1]
         killed = [one["message"] for one in pod.events("Killing")]
         assert killed == [f"Container app failed {pod.row.kind} probe, will be restarted"]

@@ -3,7 +3,8 @@
 Lines are klog's (`I1122 20:46:54.123456 PID file.go:1] "Message" key="value" ...`) of
 pkg/kubelet/prober/prober.go ("Probe failed" at -v=1, "Probe succeeded" at -v=3),
 pkg/kubelet/kubelet.go ("SyncLoop (probe)" at -v=1) and
-pkg/kubelet/kuberuntime/kuberuntime_container.go ("Killing container with a grace period").
+pkg/kubelet/kuberuntime/kuberuntime_container.go ("Killing container with a grace period",
+"Container exited normally" after it).
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ class Result:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conclusion:
     """The kubelet's reaction to results that crossed a threshold. what: such as "liveness
-    unhealthy", or "killed"."""
+    unhealthy", or "killed", and "exited" after that."""
 
     seconds: float
     what: str
@@ -59,6 +60,8 @@ def of_pod(log: pathlib.Path, namespace: str, name: str) -> PodLog:
             conclusions.append(Conclusion(seconds, what))
         elif message == "Killing container with a grace period":
             conclusions.append(Conclusion(seconds, "killed"))
+        elif message == "Container exited normally":
+            conclusions.append(Conclusion(seconds, "exited"))
     return PodLog(tuple(results), tuple(conclusions))
 
 
