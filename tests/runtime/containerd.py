@@ -29,6 +29,7 @@ BRIDGE = "pgcni0"
 _PATIENCE_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
 _NETNS = pathlib.Path("/run/netns")
 _MNT_DETACH = 2
+_UNMOUNT_ROUNDS = 3
 _numbers = itertools.count()
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -162,17 +163,27 @@ class Containerd:
         assert status == 0, "cgroups or processes of the runtime are left"
         if self._process is not None:
             self._process.wait(_PATIENCE_SECONDS)
-        for mount in reversed(mounts()):
-            # `ip netns add` mounts the directory on itself, which hides the mounts from before.
-            is_netns = mount == _NETNS or mount.match(f"{_NETNS}/cni-*")
-            if is_netns or mount.is_relative_to(self.directory):
+        # Once more if some are left: a reader of /proc/mounts misses entries that move meanwhile.
+        for _ in range(_UNMOUNT_ROUNDS):
+            for mount in reversed(self._mounts()):
                 _libc.umount2(os.fsencode(mount), _MNT_DETACH)
+        assert not (left := self._mounts()), f"mounts of the runtime are left: {left}"
         for name in _NETNS.glob("cni-*"):
             name.unlink()
         shutil.rmtree(self.directory)
         with pyroute2.IPRoute() as netlink:
             for ifindex in netlink.link_lookup(ifname=BRIDGE):
                 netlink.link("del", index=ifindex)
+
+    def _mounts(self) -> list[pathlib.Path]:
+        # `ip netns add` mounts the directory on itself, which hides the mounts from before.
+        return [
+            mount
+            for mount in mounts()
+            if mount == _NETNS
+            or mount.match(f"{_NETNS}/cni-*")
+            or mount.is_relative_to(self.directory)
+        ]
 
     def _command(self) -> list[str]:
         return [binary("containerd"), "--config", str(self.directory / "config.toml")]
