@@ -57,7 +57,7 @@ test-chart: setup
 # podgate in a cluster of one node, which starts in namespaces of its own from the programs in BIN:
 # kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, and etcd 3.5 or newer (Debian's if
 # there is none). Some tests with `make test-cluster BIN=DIR FILES="tests/cluster/test_deployment.py"`.
-# Twenty minutes, half of them a soak: PODGATE_TEST_SOAK_SECONDS and PODGATE_TEST_SEED change that,
+# 75 minutes, ten of them a soak: PODGATE_TEST_SOAK_SECONDS and PODGATE_TEST_SEED change that,
 # PODGATE_TEST_KILLS=20 kills more relays, PODGATE_TEST_IMAGE=FILE tests an image that exists.
 # HELM=PATH installs podgate by the chart, instead of deploy/manifests, which are made of it.
 # Without BIN: what needs only an API server, in the cluster of KUBECONFIG.
