@@ -102,14 +102,8 @@ class StateSaver:
         """The content has changed."""
         self._changed.set()
 
-    async def save(self) -> None:
-        """Write now, and return when it is written."""
-        await asyncio.to_thread(self._write, *self._next())
-
-    async def save_changes(self) -> int:
-        """Write now if a change is not written. Returns the number of bytes when they are."""
-        if not self._has_changes:
-            return 0
+    async def save(self) -> int:
+        """Write now. Returns the number of bytes when they are written."""
         self._changed.clear()
         content = self._next()
         # If this is cancelled the write counts as not done.
@@ -119,6 +113,10 @@ class StateSaver:
         size = await asyncio.to_thread(self._write, *content)
         self._writes -= 1
         return size
+
+    async def save_changes(self) -> int:
+        """The same if a change is not written."""
+        return await self.save() if self._has_changes else 0
 
     async def run(self) -> None:
         """Write after each change until cancelled; then once more if a change is not written."""

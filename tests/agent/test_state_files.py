@@ -122,6 +122,15 @@ async def test_unwritten_changes_of_the_file_before_are_written_first(
     ]
 
 
+async def test_file_before_is_written_first_also_on_demand(path: pathlib.Path) -> None:
+    first = Saving(path.with_name("first.json"), settle_seconds=3600)
+    second = Saving(path, settle_seconds=3600, after=first.saver)
+    first.add(1)
+    await second.saver.save()
+    assert first.content() == [1]
+    assert second.content() == []
+
+
 async def test_nothing_is_written_without_a_change(path: pathlib.Path) -> None:
     saving = Saving(path, 0.001)
     async with running(saving.saver):
