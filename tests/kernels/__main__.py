@@ -1,5 +1,5 @@
 """`python -m tests.kernels [SERIES] [--files FILE...]`: the kernel tests on Debian's kernels, or
-some files of them, and docs/kernels.md.
+some files of them, into tests/kernels/recorded and docs/kernels.md.
 
 Exit status 1 when a test failed or a guest did not finish; a kernel that is not available is noted
 on the page and is no failure.
@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
-from tests.kernels import guests, report, results, suites
+from tests.kernels import guests, record, report, results, suites
 
 _CHECKOUT = pathlib.Path(__file__).parents[2]
 _CACHE = _CHECKOUT / ".cache" / "kernels"
@@ -54,7 +54,9 @@ def main() -> int:
         if options.series in (None, kernel.series):
             title = report.title(kernel.series, has_systemd=options.systemd)
             exchange = options.results.resolve() / title.replace(" ", "-")
-            done = results.read(exchange).complete if options.resume else frozenset()
+            # A run that was stopped has recorded nothing yet.
+            kept = record.read(title).updated(results.read(exchange))
+            done = kept.files if options.resume else {}
             files = [file for file in options.files or offered if file not in done]
             try:
                 if files:
@@ -74,7 +76,7 @@ def main() -> int:
             failed |= not found.complete.issuperset(files) or any(
                 found.files[file].failed for file in files
             )
-            _write(title, found, offered)
+            _write(title, found, kept.updated(found), offered)
     return int(failed)
 
 
@@ -123,14 +125,15 @@ def _run(
         _print(f"{image.release}: the guest ended before the tests did; see {exchange}/console.txt")
 
 
-def _write(title: str, found: results.Results, offered: Sequence[str]) -> None:
+def _write(title: str, found: results.Results, kept: record.Record, offered: Sequence[str]) -> None:
+    record.write(title, kept)
     protocols = _CACHE / "protocols"
     protocols.mkdir(exist_ok=True)
     (protocols / f"{title}.md").write_text(report.protocol(title, found), encoding="utf-8")
     with (_CACHE / "page.lock").open("w") as lock:  # runs of other kernels may write, too
         fcntl.flock(lock, fcntl.LOCK_EX)
         sections = report.read(_PAGE.read_text(encoding="utf-8") if _PAGE.exists() else "")
-        sections[title] = report.section(title, found, offered)
+        sections[title] = report.section(title, kept, offered)
         _PAGE.write_text(report.render(sections), encoding="utf-8")
 
 

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from tests.kernels import results
+from tests.kernels import record, results
 
 _INTRODUCTION = """\
 # Kernels
@@ -35,7 +35,8 @@ where they are missing:
 The tables list runs of the kernel tests (`pytest -m kernel`) on Debian's kernels, each booted in
 QEMU with software emulation over the host's files. `make test-kernels` runs all of them,
 `make test-kernels KERNEL=6.1` one, with `FILES="tests/kernel/test_agent.py"` only some files, and
-with `RESUME=1` only those that have no results yet. Runs with systemd as the init (`SYSTEMD=1`)
+with `RESUME=1` only those that never ran to their end: `tests/kernels/recorded` has the results, so
+a run may be stopped, and continued on another machine. Runs with systemd as the init (`SYSTEMD=1`)
 are separate. All have cgroup v2 as the only hierarchy. A file's row is its last run to the end.
 "lacks" are tests that found a feature of the kernel missing, and ended there. The details of
 failures are in `.cache/kernels/protocols`.
@@ -59,17 +60,19 @@ def title(series: str, *, has_systemd: bool) -> str:
     return f"{series} with systemd" if has_systemd else series
 
 
-def section(title: str, found: results.Results, offered: Sequence[str]) -> str:
+def section(title: str, kept: record.Record, offered: Sequence[str]) -> str:
     """A kernel's section of the page. offered: all files with kernel tests."""
-    files = {name: found.files[name] for name in offered if name in found.complete}
-    tests = sum(file.collected for file in files.values())
-    counts = [(len(f.passed), len(f.not_offered), len(f.failed)) for f in files.values()]
+    files = {name: kept.files[name] for name in offered if name in kept.files}
+    tests = sum(file.tests for file in files.values())
+    counts = [(file.passed, file.lacking, len(file.failed)) for file in files.values()]
     passed, lacking, failed = (sum(count[of] for count in counts) for of in range(3))
-    lacks = Counter(lack for file in files.values() for lack in file.not_offered.values())
+    lacks: Counter[str] = Counter()
+    for file in files.values():
+        lacks.update(file.lacks)
     lines = [
         f"## {title}",
         "",
-        f"Linux {found.release}, package {found.package}, attachment {found.attachment}: "
+        f"Linux {kept.release}, package {kept.package}, attachment {kept.attachment}: "
         f"{len(files)} of {len(offered)} files ran to their end, {tests} tests, of which "
         f"{passed} passed, {lacking} lack a feature, {failed} failed.",
         "",
@@ -89,7 +92,7 @@ def protocol(title: str, found: results.Results) -> str:
     """Why tests failed, and what the kernel logged."""
     parts = [f"# {title}", f"{found.release}, {found.package}."]
     failed = {
-        test: _shortened(reason)
+        test: f"`{results.shortened(reason)}`"
         for file in found.files.values()
         for test, reason in file.failed.items()
     }
@@ -138,10 +141,3 @@ def _grouped(title: str, tests: Mapping[str, str]) -> str:
     return "\n\n".join(
         f"{title}, {reason}:\n\n" + "\n".join(names) for reason, names in by_reason.items()
     )
-
-
-def _shortened(reason: str) -> str:
-    """The first line, without parts that differ between tests or would end the markup."""
-    first = reason.strip().splitlines()[0] if reason.strip() else "no message"
-    first = re.sub(r"\b0x[0-9a-f]{8,}|(?<=interface )\d+", "…", first).replace("`", "'")
-    return f"`{first[:160]}`"

@@ -90,6 +90,13 @@ def file_of(test: str) -> str:
     return test.partition("::")[0]
 
 
+def shortened(reason: str) -> str:
+    """The first line, without parts that differ between tests or would end Markdown's code."""
+    first = reason.strip().splitlines()[0] if reason.strip() else "no message"
+    first = re.sub(r"\b0x[0-9a-f]{8,}|(?<=interface )\d+", "…", first).replace("`", "'")
+    return first[:160]
+
+
 def _add(file: FileResults, event: dict[str, Any]) -> None:
     test = event["test"]
     if event["event"] == "start":

@@ -5,7 +5,7 @@ import pathlib
 from typing import Any
 
 from tests.kernel import offers
-from tests.kernels import report, results
+from tests.kernels import record, report, results
 
 BOOT = {"event": "boot", "release": "6.1.0", "package": "6.1.9-1 (bookworm)", "commit": "abc"}
 
@@ -89,6 +89,24 @@ def test_line_that_a_dying_guest_did_not_finish_is_left_out(tmp_path: pathlib.Pa
     assert results.read(tmp_path).complete == {"f"}
 
 
+def test_record_continues_on_another_machine(tmp_path: pathlib.Path) -> None:
+    there = results.summarise(
+        [BOOT, collected(f=2, g=1), *ran("f::a", "failed", "no"), *ran("f::b")]
+    )
+    record.write("6.1 with systemd", record.Record().updated(there), tmp_path)
+    kept = record.read("6.1 with systemd", tmp_path)
+    assert kept.files == {"f": record.FileRecord("abc", passed=1, failed={"f::a": "no"})}
+    here = results.summarise([BOOT | {"commit": "def"}, collected(f=1), *ran("f::a")])
+    assert kept.updated(here).files == {"f": record.FileRecord("def", passed=1)}
+
+
+def test_boot_without_a_whole_file_leaves_the_record_as_it_is(tmp_path: pathlib.Path) -> None:
+    died = results.summarise([BOOT | {"release": "6.12"}, collected(f=1), *ran("f::a")[:2]])
+    kept = record.Record("6.1.0", files={"f": record.FileRecord("abc", passed=1)})
+    assert kept.updated(died) == kept
+    assert record.read("6.12", tmp_path) == record.Record()
+
+
 def test_page_keeps_the_sections_of_other_kernels() -> None:
     events = [
         BOOT,
@@ -97,8 +115,8 @@ def test_page_keeps_the_sections_of_other_kernels() -> None:
         *ran("tests/f.py::b", "skipped", offers.NOT_OFFERED + "tcx"),
     ]
     found = results.summarise(events)
-    new = report.section("6.12", found, ["tests/f.py", "tests/g.py"])
-    old = report.section("5.10", found, ["tests/f.py"])
+    new = report.section("6.12", record.Record().updated(found), ["tests/f.py", "tests/g.py"])
+    old = report.section("5.10", record.Record().updated(found), ["tests/f.py"])
     page = report.render({"6.12": new, "5.10": old})
     assert report.render(report.read(page)) == page
     assert page.index("## 5.10") < page.index("## 6.12")
