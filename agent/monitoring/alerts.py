@@ -16,7 +16,7 @@ RUNBOOKS = "docs/runbooks"
 
 class Severity(enum.StrEnum):
     """critical: isolation is missing now or soon; warning: podgate works with less, or will; info:
-    figures are incomplete."""
+    figures are incomplete, or a pod is not as its annotations want it."""
 
     CRITICAL = "critical"
     WARNING = "warning"
@@ -207,6 +207,28 @@ ALERTS = (
         "podgate_watch_healthy == 0 or podgate_watch_age_seconds > 600",
         "15m",
         "{{ $labels.instance }} receives no changes of {{ $labels.resource }}.",
+    ),
+    Alert(
+        "PodgateProbesNotAnswered",
+        Severity.INFO,
+        "sum by (instance, reason) (podgate_probes_not_answered) > 0",
+        "15m",
+        "Probes of {{ $labels.instance }} that podgate is to answer reach the pods "
+        "({{ $labels.reason }}).",
+    ),
+    Alert(
+        "PodgateServicesOld",
+        Severity.WARNING,
+        "podgate_services_source_up == 0 or podgate_services_saved_age_seconds > 300",
+        "10m",
+        "{{ $labels.instance }} serves service endpoints that its source does not confirm.",
+    ),
+    Alert(
+        "PodgateProxyNotInStep",
+        Severity.WARNING,
+        "increase(podgate_proxy_sync_failures_total[10m]) > 0",
+        "10m",
+        "The service proxy of {{ $labels.instance }} cannot write services to the kernel.",
     ),
 )
 

@@ -163,6 +163,15 @@ CASES = {
         *("0+60x59", f"70{HOUR}"),
         resource="pods",
     ),
+    "PodgateProbesNotAnswered": one(
+        _gauge("podgate_probes_not_answered", 'reason="tls"'),
+        *(f"1{HOUR}", "0x45 1x9 0x4"),
+        reason="tls",
+    ),
+    "PodgateServicesOld": one(_gauge("podgate_services_source_up"), "1x40 0x18", "1x40 0x5 1x12"),
+    "PodgateProxyNotInStep": one(
+        _gauge("podgate_proxy_sync_failures_total"), "0x20 0+2x38", "0x50 2x8"
+    ),
 }
 
 # A full map that replaces old entries is as it should be.
