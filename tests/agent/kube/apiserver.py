@@ -31,7 +31,7 @@ def recorded(name: str) -> Any:
     return json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def _recorded_response(name: str) -> web.Response:
+def recorded_response(name: str) -> web.Response:
     """A whole recorded response."""
     text = (RECORDED / "metadata" / f"{name}.http").read_text(encoding="utf-8")
     head, _, body = text.replace("\r\n", "\n").partition("\n\n")
@@ -232,7 +232,7 @@ class ApiServer:
 
     def _list(self, request: web.Request) -> web.Response:
         if _prefers(request, "PartialObjectMetadata"):
-            return _recorded_response("list-accept-object")
+            return recorded_response("list-accept-object")
         if int(request.query["resourceVersion"] or 0) > self._version:
             return too_large(int(request.query["resourceVersion"]), self._version)
         items = list(self._objects.get(request.path, {}).values())

@@ -508,6 +508,32 @@ async def test_seeded_objects_are_compared_and_not_reported(
         assert sorted(seen.told) == ["+c", "-a"]
 
 
+@pytest.mark.parametrize("recording", ["watchlist-accept-object", "list-accept-list"])
+async def test_recorded_metadata_has_the_labels(
+    server: ApiServer, api: ApiClient, recording: str
+) -> None:
+    async def replay(request: web.Request) -> web.StreamResponse | None:
+        is_streamed = request.query.get("sendInitialEvents") == "true"
+        if is_streamed != recording.startswith("watchlist"):
+            return None  # a server that cannot stream lists; later watches
+        return apiserver.recorded_response(recording)
+
+    server.can_stream_lists = False
+    server.faults.append(replay)
+    query = Query("namespaces", apiserver.NAMESPACES, MetadataOnly, is_metadata_only=True)
+    watcher = Watcher(api, query, on_change=lambda old, new: None)
+    task = asyncio.create_task(watcher.run())
+    try:
+        await watcher.synced.wait()
+        labels = {name: one.metadata.labels for (_, name), one in watcher.objects.items()}
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert {name for name, of in labels.items() if "podgate.io/mode" in of} == {"shop", "vault"}
+    assert labels["vault"]["podgate.io/mode"] == "strict"
+    assert labels["default"] == {"kubernetes.io/metadata.name": "default"}
+
+
 @pytest.mark.parametrize("can_stream_lists", [True, False])
 async def test_labels_arrive_by_metadata_only(
     server: ApiServer, api: ApiClient, *, can_stream_lists: bool
