@@ -166,6 +166,19 @@ class ApiPods:
         """Of all pods that an origin has."""
         return {uid for pods in self._by_origin.values() for uid in pods}
 
+    @property
+    def only_of_kubelet(self) -> set[str]:
+        """Pods that the kubelet's open stream has and the API server has not, whose list is
+        complete; without static pods, which no API server ever stored."""
+        if not self.pods.synced.is_set():
+            return set()
+        pods = self._by_origin[KUBELET]
+        return {
+            uid
+            for uid in self._current - self._by_origin[API].keys()
+            if pods[uid].metadata.resource_version
+        }
+
     def of_api(self, uid: str) -> ApiPod | None:
         """The API server's object of a pod."""
         return self._by_origin[API].get(uid)

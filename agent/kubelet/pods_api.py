@@ -34,6 +34,9 @@ _HEALTHY_SECONDS = 30.0
 _SETTLE_SECONDS = 30.0
 # A kubelet that serves responds within milliseconds.
 _FIRST_RESPONSE_SECONDS = 5.0
+_GET_SECONDS = 5.0
+# Twice this after the API server has deleted a pod, its end is confirmed with the kubelet.
+_CONFIRM_SECONDS = 5.0
 # A connection to this node: a kubelet that was away for long is followed soon.
 _MAX_RETRY_SECONDS = 10.0
 
@@ -56,11 +59,12 @@ class KubeletPods:
         socket: pathlib.Path = SOCKET,
         jitter: backoff.Jitter = random.random,
         settle_seconds: float = _SETTLE_SECONDS,
+        confirm_seconds: float = _CONFIRM_SECONDS,
         keeps_whole: bool = False,
     ) -> None:
         """settle_seconds: how long after the end of the list a pod may still be missing in it, and
-        its status be one that the kubelet has not verified; keeps_whole: whether `ApiPod.whole` is
-        wanted."""
+        its status be one that the kubelet has not verified; confirm_seconds: between requests for
+        pods that only the kubelet has; keeps_whole: whether `ApiPod.whole` is wanted."""
         self.problem = ""
         """Why the kubelet's pods API is not connected; empty while it is."""
         self.is_connected = False
@@ -69,6 +73,7 @@ class KubeletPods:
         self._source = source
         self._socket = socket
         self._settle_seconds = settle_seconds
+        self._confirm_seconds = confirm_seconds
         self._keeps_whole = keeps_whole
         self._unverified: dict[str, ApiPod] = {}
         """Pods of the open stream as the kubelet sent them, until they count as they are."""
@@ -89,8 +94,9 @@ class KubeletPods:
                         f"unix:{self._socket}", options=_OPTIONS
                     ) as channel:
                         await self._follow(channel)
-                except grpc.aio.AioRpcError as error:
-                    self._handle_error(error)
+                except* grpc.aio.AioRpcError as errors:
+                    for error in errors.exceptions:
+                        self._handle_error(error)
                 self.answered.set()
                 self.is_connected = False
                 self._source.disconnect_kubelet()
@@ -101,6 +107,39 @@ class KubeletPods:
             first_response.cancel()
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
+        """Raises a group with the `AioRpcError` with which the stream ends, if it has one."""
+        async with asyncio.TaskGroup() as group:
+            name = "confirmation of the kubelet's pods"
+            confirming = group.create_task(self._confirm(channel), name=name)
+            await self._read(channel)
+            confirming.cancel()
+
+    async def _confirm(self, channel: grpc.aio.Channel) -> None:
+        """Remove pods that the open stream has sent and the kubelet no longer has.
+
+        The kubelet sends DELETED when a pod has terminated, and lists the pod until the API server
+        has deleted it (1.36, OnPodRemoved in pkg/kubelet/status/status_manager.go, WatchPods in
+        pkg/kubelet/apis/pods/server.go). A stream that opens in between never ends such a pod.
+        """
+        get = channel.unary_unary(
+            "/v1alpha1.Pods/GetPod",
+            request_serializer=kubelet_pb2.GetPodRequest.SerializeToString,
+        )
+        missing: set[str] = set()
+        while True:
+            await asyncio.sleep(self._confirm_seconds)
+            before, missing = missing, set()
+            for uid in sorted(self._source.only_of_kubelet):
+                try:
+                    await get(kubelet_pb2.GetPodRequest(podUID=uid), timeout=_GET_SECONDS)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is grpc.StatusCode.NOT_FOUND:
+                        missing.add(uid)
+            # Twice: one that has just started has no pods yet, but then this stream has ended.
+            for uid in missing & before & self._source.only_of_kubelet:
+                self._remove(uid)
+
+    async def _read(self, channel: grpc.aio.Channel) -> None:
         watch = channel.unary_stream(
             "/v1alpha1.Pods/WatchPods",
             request_serializer=kubelet_pb2.WatchPodsRequest.SerializeToString,
@@ -136,14 +175,17 @@ class KubeletPods:
         if self._keeps_whole:
             pod.keep_whole(WholePod(event.pod, is_json=False))
         if event.type == kubelet_pb2.DELETED:
-            self._unverified.pop(pod.uid, None)
-            self._source.remove_pod(KUBELET, pod.uid)
+            self._remove(pod.uid)
         elif event.type in (kubelet_pb2.ADDED, kubelet_pb2.MODIFIED):
             if not self._is_settled:
                 self._unverified[pod.uid] = pod
                 previous = self._source.reports(pod.uid)
                 pod = pod_reports.without_unverified(pod, previous, started)
             self._source.set_pod(KUBELET, pod)
+
+    def _remove(self, uid: str) -> None:
+        self._unverified.pop(uid, None)
+        self._source.remove_pod(KUBELET, uid)
 
     def _settle(self) -> None:
         """The stream is complete, and all that it has sent counts."""

@@ -125,6 +125,9 @@ class FakeKubelet:
         self.changes: asyncio.Queue[tuple[Any, bytes] | grpc.StatusCode] = asyncio.Queue()
         self.says_all_are_told = True
         self.streams = 0
+        self.known: set[str] | None = None
+        """Uids that GetPod finds; None: all."""
+        self.requested: list[str] = []
 
     async def watch(
         self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
@@ -141,23 +144,39 @@ class FakeKubelet:
             kind, content = change
             yield kubelet_pb2.WatchPodsEvent(type=kind, pod=content)
 
+    async def get(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        """As pkg/kubelet/apis/pods/server.go does."""
+        self.requested.append(request.podUID)
+        if self.known is not None and request.podUID not in self.known:
+            message = f"pod with UID {request.podUID} not found"
+            await context.abort(grpc.StatusCode.NOT_FOUND, message)
+        return kubelet_pb2.GetPodResponse()
+
     def running(self, path: pathlib.Path) -> AbstractAsyncContextManager[None]:
         handler = grpc.unary_stream_rpc_method_handler(
             self.watch,
             request_deserializer=kubelet_pb2.WatchPodsRequest.FromString,
             response_serializer=kubelet_pb2.WatchPodsEvent.SerializeToString,
         )
-        return serving(path, handler)
+        get = grpc.unary_unary_rpc_method_handler(
+            self.get,
+            request_deserializer=kubelet_pb2.GetPodRequest.FromString,
+            response_serializer=kubelet_pb2.GetPodResponse.SerializeToString,
+        )
+        return serving(path, handler, get)
 
 
 @asynccontextmanager
 async def serving(
-    path: pathlib.Path, watch: "grpc.RpcMethodHandler[Any, Any]"
+    path: pathlib.Path,
+    watch: "grpc.RpcMethodHandler[Any, Any]",
+    get: "grpc.RpcMethodHandler[Any, Any] | None" = None,
 ) -> AsyncIterator[None]:
-    """Serve the pods API on a socket. watch: the handler of WatchPods."""
+    """Serve the pods API on a socket. watch: the handler of WatchPods; get: that of GetPod."""
     server = grpc.aio.server()
-    methods = grpc.method_handlers_generic_handler("v1alpha1.Pods", {"WatchPods": watch})
-    server.add_generic_rpc_handlers((methods,))
+    methods = {"WatchPods": watch} | ({"GetPod": get} if get else {})
+    handler = grpc.method_handlers_generic_handler("v1alpha1.Pods", methods)
+    server.add_generic_rpc_handlers((handler,))
     server.add_insecure_port(f"unix:{path}")
     await server.start()
     try:
@@ -184,6 +203,7 @@ class Following:
             socket=socket,
             jitter=lambda: -0.45,
             settle_seconds=settle_seconds,
+            confirm_seconds=0.02,
             keeps_whole=True,
         )
 
@@ -292,6 +312,44 @@ async def test_pod_that_ends_while_the_kubelet_is_away_goes_by_the_api_server(
         assert seen.pods["uid-a"].labels
         server.delete("a")
         await until(lambda: seen.names == set())
+
+
+def _stored(name: str) -> Any:
+    """As the kubelet has a pod that it got from an API server."""
+    thing = pod(name)
+    thing["metadata"]["resourceVersion"] = "5"
+    return thing
+
+
+async def test_pod_whose_end_the_stream_missed_goes_when_the_kubelet_has_forgotten_it(
+    server: ApiServer, api: ApiClient, socket: pathlib.Path
+) -> None:
+    kubelet = FakeKubelet()
+    kubelet.known = {"uid-a"}
+    kubelet.first = [(ADDED, encoded(_stored("a")))]
+    server.put(pod("a"))
+    async with kubelet.running(socket), Following(api, socket).running() as seen:
+        await until(lambda: seen.names == {"a"} and bool(seen.source.pods.objects))
+        server.delete("a")
+        await until(lambda: len(kubelet.requested) >= 4)
+        # Deleted by force, and its containers still run.
+        assert seen.names == {"a"}
+        kubelet.known.clear()
+        await until(lambda: seen.names == set())
+        assert kubelet.streams == 1
+
+
+async def test_pods_of_api_server_and_manifests_are_not_confirmed(
+    server: ApiServer, api: ApiClient, socket: pathlib.Path
+) -> None:
+    kubelet = FakeKubelet()
+    kubelet.known = set()
+    kubelet.first = [(ADDED, encoded(_stored("a"))), (ADDED, encoded(pod("static")))]
+    server.put(pod("a"))
+    kubelet.first.append((ADDED, encoded(_stored("gone"))))
+    async with kubelet.running(socket), Following(api, socket).running() as seen:
+        await until(lambda: seen.names == {"a", "static"})
+        assert set(kubelet.requested) == {"uid-gone"}
 
 
 async def test_static_pod_and_its_mirror_are_one(
