@@ -14,6 +14,7 @@ from tests.cluster.pki import Pki
 Json = dict[str, Any]
 
 MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
 _TIMEOUT_SECONDS = 30
 
 
@@ -60,9 +61,10 @@ class Api:
     def create(self, path: str, body: Json, **query: str) -> Json:
         return self._request("POST", path, query, body)
 
-    def patch(self, path: str, body: Json) -> Json:
-        """A merge patch: null removes a field, lists are replaced."""
-        return self._request("PATCH", path, {}, body, MERGE)
+    def patch(self, path: str, body: Json, content_type: str = MERGE) -> Json:
+        """A merge patch: null removes a field, lists are replaced. STRATEGIC: lists such as that of
+        conditions are merged by their key."""
+        return self._request("PATCH", path, {}, body, content_type)
 
     def delete(self, path: str, **query: str) -> None:
         """An object or, without a name, all of them; nothing if there is none."""

@@ -99,22 +99,24 @@ def _difference(state: podinfo.PodInfoState, api: Api) -> str:
         for key, (pod, status) in stored.items()
         if published.get(key) != status
     ]
-    only_one = {pod["metadata"]["uid"] for pod in pods} ^ {pod.pod_uid for pod in state.pods}
-    return "; ".join([*lines, *sorted(only_one)])
+    of_api = {pod["metadata"]["uid"] for pod in pods}
+    of_podinfo = {pod.pod_uid for pod in state.pods}
+    lines += [f"{uid} only in PodInfo" for uid in sorted(of_podinfo - of_api)]
+    lines += [f"{uid} only in the API" for uid in sorted(of_api - of_podinfo)]
+    return "; ".join(lines)
 
 
 class Comparison:
     """Follows PodInfo, the API server and the kubelet's pods API at once.
 
     Each report of a source has to be in PodInfo, or a later one of the same condition, within a
-    minute.
+    minute. What PodInfo has of a condition never gets older again, nor does the condition vanish
+    while its pod exists.
     """
 
     def __init__(self, api: Api, *, kept: set[str]) -> None:
         """kept: uids of pods that exist all the time, so each state must have them."""
         self.problems: list[str] = []
-        self.lags: list[float] = []
-        """Seconds from each report of a source until PodInfo had it."""
         self.states = 0
         self._api = api
         self._kept = kept
@@ -122,6 +124,8 @@ class Comparison:
         self._pending: dict[str, dict[Key, tuple[int, float]]] = {"api": {}, "kubelet": {}}
         """By source: when the condition changed, and when the source reported that."""
         self._published: dict[Key, int] = {}
+        self._newest: dict[Key, int] = {}
+        """Of each condition of a pod that PodInfo has."""
         self._has_ended = threading.Event()
 
     @property
@@ -226,14 +230,23 @@ class Comparison:
             for pod in state.pods
             for one in pod.conditions
         }
+        self._compare(state)
         self._settle()
+
+    def _compare(self, state: podinfo.PodInfoState) -> None:
+        uids = {pod.pod_uid for pod in state.pods}
+        self._newest = {key: newest for key, newest in self._newest.items() if key[0] in uids}
+        for key, newest in self._newest.items():
+            found = self._published.get(key)
+            if found is None or found < newest:
+                self.problems.append(f"state {state.rev}: {key} is {found} and was {newest}")
+        self._newest |= self._published
 
     def _settle(self) -> None:
         now = time.monotonic()
         for source, pending in self._pending.items():
             for key, (changed, reported) in list(pending.items()):
                 if self._published.get(key, -1) >= changed:
-                    self.lags.append(now - reported)
                     del pending[key]
                 elif now - reported > _LATE_SECONDS:
                     found = self._published.get(key)

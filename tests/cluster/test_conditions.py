@@ -8,7 +8,6 @@ import pytest
 from tests import polling
 from tests.cluster import containers
 from tests.cluster.api import Json
-from tests.cluster.conftest import Namespaces
 from tests.cluster.containers import FRAGILE, FRAGILE_VOLUMES
 from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import OneNode
@@ -100,9 +99,9 @@ def test_killed_agent_leaves_gates_probes_and_conditions(
 
 @pytest.mark.parametrize("outage", ["hung", "killed"])
 def test_outage_of_the_api_server_loses_no_condition(
-    node: OneNode, podgate: Deployment, namespaces: Namespaces, outage: str
+    node: OneNode, podgate: Deployment, closed: Workloads, outage: str
 ) -> None:
-    users = namespaces("enforce")
+    users = closed
     users.run("web", PROBED, gates=BOTH)
     users.run("sick", _UNREADY_ONLY, gates=BOTH, volumes=FRAGILE_VOLUMES)
     before, sick = users.until_isolated("web", "sick")

@@ -30,6 +30,8 @@ _HANDLERS: dict[str, Json] = {
     "tcp": {"tcpSocket": {"port": app.TCP}},
     "exec": {"exec": {"command": ["/bin/cat", "/www/healthz"]}},
 }
+_HTTP_HOOK: Json = {"httpGet": {"port": app.HTTP, "path": "/stopping"}}
+_HTTPS_HOOK: Json = {"httpGet": {"port": app.HTTPS, "path": "/stopping", "scheme": "HTTPS"}}
 _KINDS = ("http", "https", "redirected", "grpc", "tcp")
 _PORTS = (app.HTTP, app.HTTPS, app.GRPC, app.TCP, app.REDIRECTED)
 
@@ -46,14 +48,16 @@ def server(node: OneNode) -> Json:
     }
 
 
-def _run(users: Workloads, data: Json, pre_stop: Json | None = None) -> Json:
+def _run(users: Workloads, data: Json, pre_stop: Json = _HTTP_HOOK) -> Json:
     """A pod with one container that serves, and one for each handler, which has all its probes."""
     path = f"/api/v1/namespaces/{users.namespace}/configmaps"
     users.api.create(path, {"metadata": {"name": "app"}, "data": data})
     hooks = {
         "postStart": {"httpGet": {"port": app.HTTP, "path": "/started"}},
-        "preStop": pre_stop or {"httpGet": {"port": app.HTTP, "path": "/stopping"}},
+        "preStop": pre_stop,
     }
+    https = {"httpGet": {"port": app.HTTPS, "path": "/started", "scheme": "HTTPS"}}
+    lifecycles = {"http": hooks, "https": {"postStart": https}}
     serving = {
         "name": "app",
         "image": IMAGE,
@@ -70,7 +74,7 @@ def _run(users: Workloads, data: Json, pre_stop: Json | None = None) -> Json:
             "name": name,
             "image": images.POD,
             "command": ["/bin/sleep", "1000000"],
-            **({"lifecycle": hooks} if name == "http" else {}),
+            **({"lifecycle": lifecycles[name]} if name in lifecycles else {}),
             **{
                 # The first ones fail while the server starts, without an Event of a failed probe.
                 kind: {**handler, "periodSeconds": 1, "initialDelaySeconds": 8}
@@ -125,6 +129,7 @@ def test_every_handler_passes_and_nothing_else_of_the_host_does(
         ("http", kubelet, "/redirect"),
         ("redirected", kubelet, "/target"),
         ("https", kubelet, "/"),
+        ("https", kubelet, "/started"),
         ("grpc", kubelet),
         ("tcp", kubelet),
     }
@@ -133,12 +138,14 @@ def test_every_handler_passes_and_nothing_else_of_the_host_does(
     assert _failed(users) == []
 
 
-@pytest.mark.parametrize("mode", _MODES)
+@pytest.mark.parametrize(
+    ("mode", "hook"), [("enforce", _HTTP_HOOK), ("strict", _HTTP_HOOK), ("strict", _HTTPS_HOOK)]
+)
 def test_pre_stop_hook_reaches_the_pod_after_its_deletion(
-    namespaces: Namespaces, server: Json, mode: str
+    namespaces: Namespaces, server: Json, mode: str, hook: Json
 ) -> None:
     users = namespaces(mode)
-    _run(users, server)
+    _run(users, server, pre_stop=hook)
     users.until_ready("web")
     path = f"{users.pods_path}/web"
     users.api.delete(path)
@@ -155,15 +162,16 @@ def test_probes_and_hooks_reach_pods_in_enforce_where_the_node_is_blocked(
 ) -> None:
     """The https hook, too: from inside the pod, by the relay."""
     users = namespaces("enforce")
-    hook = {"httpGet": {"port": app.HTTPS, "path": "/stopping", "scheme": "HTTPS"}}
     with firewall():
-        _run(users, server, pre_stop=hook)
+        _run(users, server, pre_stop=_HTTPS_HOOK)
         (pod,) = users.until_ready("web")
         users.until("web", ISOLATION_READY, "True", "Enforced")
         assert not any(is_reachable(pod, port) for port in _PORTS)
         address = pod["status"]["podIP"]
         expected = {("http", address, "/started"), ("redirected", address, "/target")}
         polling.wait_until("probes and hooks", lambda: expected <= _requests(users))
+        assert users.restarts() == {}
+        assert _failed(users) == []
         users.api.delete(f"{users.pods_path}/web")
         stopping = ("https", address, "/stopping")
         polling.wait_until("the https hook", lambda: stopping in _requests(users))

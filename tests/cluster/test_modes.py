@@ -21,6 +21,7 @@ from tests.cluster.workloads import (
 pytestmark = pytest.mark.kernel
 BOTH = (ISOLATION_READY, PROBES_PASSING)
 MAX_MODE = "podgate.io/max-mode"
+OVERRIDE = "podgate.io/mode-override"
 
 
 @pytest.fixture
@@ -81,6 +82,24 @@ def test_ceiling_of_the_node_opens_enforced_pods_and_is_reported(
     assert not is_reachable(pod)
     assert users.restarts() == {}
     assert users.unhealthy() == []
+
+
+def test_label_of_a_pod_is_stricter_or_allowed_by_its_namespace(
+    podgate: Deployment, namespaces: Namespaces
+) -> None:
+    open_, closed = namespaces("audit"), namespaces("enforce")
+    allowing = namespaces("enforce", **{OVERRIDE: "allowed"})
+    for users, mode, reason in (
+        (open_, "strict", "Strict"),
+        (closed, "audit", "Enforced"),
+        (allowing, "audit", "Audit"),
+    ):
+        users.run("web", PROBED, gates=BOTH, labels={MODE: mode})
+        users.until("web", ISOLATION_READY, "True", reason)
+        (pod,) = users.until_ready("web")
+        assert is_reachable(pod) == (reason == "Audit")
+        message = condition(pod, ISOLATION_READY)["message"]
+        assert ("is less strict than enforce and is ignored" in message) == (users is closed)
 
 
 def test_label_that_is_no_mode_keeps_pods_closed_over_a_killed_agent(

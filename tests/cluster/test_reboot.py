@@ -97,6 +97,45 @@ def test_with_strict_start_no_pod_is_ever_open(
     assert not any(is_reachable(pod) for pod in pods)
 
 
+def test_deleted_pods_of_the_plugin_lose_no_gate_with_an_error(
+    podgate: Deployment, strict_start: None, namespaces: Namespaces
+) -> None:
+    users = namespaces("enforce")
+    names = [f"web{number}" for number in range(8)]
+    for name in names:
+        users.run(name, PROBED, gates=(ISOLATION_READY, PROBES_PASSING))
+    users.until_isolated(*names)
+    with _falsified(users) as reasons:
+        for name in names:
+            users.delete(name)
+        users.until_gone(*names)
+    assert reasons == []
+    assert "gate_lost" not in podgate.log()
+
+
+@contextlib.contextmanager
+def _falsified(users: Workloads) -> Iterator[list[Json]]:
+    """Conditions of isolation that were False in a watch of the namespace."""
+    found: list[Json] = []
+
+    def follow() -> None:
+        for event in users.api.watch(users.pods_path, timeoutSeconds="3600"):
+            pod = event["object"]
+            if pod["metadata"]["name"] == _END:
+                return
+            if condition(pod, ISOLATION_READY).get("status") == "False":
+                found.append(condition(pod, ISOLATION_READY))
+
+    thread = threading.Thread(target=follow, name="falsified")
+    thread.start()
+    try:
+        yield found
+    finally:
+        users.run(_END, nodeName="elsewhere")
+        thread.join()
+        users.api.delete(f"{users.pods_path}/{_END}", gracePeriodSeconds="0")
+
+
 class Followed:
     """Each pod's condition as clients of the API server see it after the reboot, and whether the
     pod is closed then."""

@@ -1,12 +1,15 @@
 """Services with a real EndpointSlice controller, and both of podgate's proxies."""
 
+import contextlib
 import pathlib
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
+from prometheus_client import parser
 
+from agent.client import services
 from tests import polling
 from tests.cluster import containers, proxies
 from tests.cluster.api import Json
@@ -19,6 +22,7 @@ from tests.cluster.workloads import HTTP_PROBE, PORT, Workloads
 pytestmark = pytest.mark.kernel
 _NAMES = ("a", "b", "c")
 _SERVICE_PORT = 80
+_MANY = 2000
 # A busy machine takes seconds to respond.
 _FETCH = (
     "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=10).read().decode())"
@@ -120,19 +124,59 @@ def test_service_reaches_its_ready_pods_from_host_and_pods(
     polling.wait_until("the others respond", lambda: _answers(node, url) == {"b", "c"})
 
 
+def _endpoints(users: Workloads) -> int:
+    """Of the service, as a new client of the agent gets them; waits for an agent."""
+    with contextlib.closing(services.ServicesClient()) as client:
+        state = client.next()
+    assert state is not None
+    service = state.by_name().get((users.namespace, "web"))
+    return len(service.ports[0].endpoints) if service else 0
+
+
 def test_services_go_on_without_api_server_and_agent(
     node: OneNode, podgate: Deployment, backend: str, namespaces: Namespaces
 ) -> None:
+    """The next agent has the saved services, and takes readiness from the kubelet."""
     users = namespaces()
     spec = _serve(users)["spec"]
     url = f"http://{spec['clusterIP']}:{_SERVICE_PORT}/name"
     polling.wait_until("all pods respond", lambda: _answers(node, url) == set(_NAMES))
+    sick = users.pod("a")
     node.control_plane.api_server.kill()
     try:
-        podgate.kill_agent()
+        killed = podgate.kill_agent()
         assert _answers(node, url) == set(_NAMES)
+        podgate.until("another agent", lambda report: report.pid != killed)
+        assert _endpoints(users) == len(_NAMES)
+        containers.set_health(sick, is_healthy=False)
+        polling.wait_until("the others respond", lambda: _answers(node, url) == {"b", "c"})
     finally:
         node.control_plane.api_server.start()
         node.control_plane.wait_until_ready()
     podgate.wait_until_ready()
-    assert _answers(node, url) == set(_NAMES)
+    assert _answers(node, url) == {"b", "c"}
+
+
+def test_two_thousand_services_of_a_namespace_are_read_again_by_the_next_agent(
+    node: OneNode, podgate: Deployment, endpoints: None, namespaces: Namespaces
+) -> None:
+    users = namespaces()
+    path = f"/api/v1/namespaces/{users.namespace}/services"
+    spec = {"clusterIP": "None", "ports": [{"port": _SERVICE_PORT}]}
+
+    def count() -> int:
+        families = parser.text_string_to_metric_families(podgate.metrics())
+        return sum(int(one.samples[0].value) for one in families if one.name == "podgate_services")
+
+    others = count()
+    try:
+        for number in range(_MANY):
+            node.api.create(path, {"metadata": {"name": f"many{number}"}, "spec": spec})
+        polling.wait_until("the agent has all", lambda: count() >= _MANY + others)
+        killed = podgate.kill_agent()
+        podgate.until("another agent", lambda report: report.pid != killed)
+        node.api.delete(f"{path}/many0")
+        polling.wait_until("the next agent has one less", lambda: count() == _MANY + others - 1)
+    finally:
+        node.api.delete(path)
+    polling.wait_until("none is left", lambda: count() == others)

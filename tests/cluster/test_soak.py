@@ -1,6 +1,7 @@
 """Pods that come and go while everything restarts, in random order."""
 
 import contextlib
+import functools
 import os
 import pathlib
 import random
@@ -38,6 +39,7 @@ _HASH, _PERCPU_HASH, _HASH_OF_MAPS = 1, 5, 13
 _OF_RULES = (abi.RULE_HITS, abi.RAW_SOCKET_CREATORS)
 _MODES = ("audit", "enforce", "strict")
 _MAX_PODS = 15
+_CHECK_SECONDS = 60
 _GATES = ((), (ISOLATION_READY,), (ISOLATION_READY, PROBES_PASSING))
 # A restarted container has to be found, started and probed. On a busy machine a server responds
 # late, which is no reason to restart it here.
@@ -81,11 +83,15 @@ class Soak:
             (2, self._relabel),
         ]
         weights, calls = zip(*actions, strict=True)
-        end = time.monotonic() + _SECONDS
+        checked = time.monotonic()
+        end = checked + _SECONDS
         while time.monotonic() < end:
             (action,) = self._random.choices(calls, weights)
             action()
             time.sleep(self._random.random())
+            if time.monotonic() - checked > _CHECK_SECONDS:
+                self._check_gates()
+                checked = time.monotonic()
 
     def check(self) -> None:
         """All pods are Ready, closed as their mode requires, and restarted by the test only."""
@@ -104,6 +110,17 @@ class Soak:
         expected = {name: n for name, n in self._killed.items() if name in self._pods}
         failed = [line for users in self._users.values() for line in users.unhealthy()]
         assert restarts == expected, failed
+
+    def _check_gates(self) -> None:
+        for name, key in self._pods.items():
+            users = self._users[key]
+            users.until_ready(name)
+            has_gate = functools.partial(self._has_gate, users.namespace, name)
+            polling.wait_until(f"{name} has a gate", has_gate)
+
+    def _has_gate(self, namespace: str, name: str) -> bool:
+        status = self._podgate.pod_status(namespace, name)
+        return status is not None and bool(status.gates)
 
     def delete_all(self) -> None:
         for name in list(self._pods):
@@ -164,8 +181,9 @@ class Soak:
 
 
 @pytest.fixture
-def soak(node: OneNode, podgate: Deployment) -> Iterator[Soak]:
-    print(f"PODGATE_TEST_SEED={_SEED}")  # noqa: T201
+def soak(node: OneNode, podgate: Deployment, capsys: pytest.CaptureFixture[str]) -> Iterator[Soak]:
+    with capsys.disabled():
+        print(f"PODGATE_TEST_SEED={_SEED}")  # noqa: T201
     with (
         workloads.namespace(node.api, "soak-a", {MODE: "audit"}) as a,
         workloads.namespace(node.api, "soak-b", {MODE: "enforce"}) as b,

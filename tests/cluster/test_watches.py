@@ -73,6 +73,8 @@ def test_versions_that_etcd_compacted_are_listed_again(
     report = podgate.until("the agent responds", lambda report: report.pid)
     os.kill(report.pid, signal.SIGSTOP)
     try:
+        # The agent has this version, or an older one.
+        version = node.api.get(closed.pods_path)["metadata"]["resourceVersion"]
         closed.delete("deleted")
         closed.until_gone("deleted")
         closed.run("created", gates=BOTH)
@@ -81,6 +83,8 @@ def test_versions_that_etcd_compacted_are_listed_again(
         node.control_plane.api_server.kill()
         node.control_plane.api_server.start()
         node.control_plane.wait_until_ready()
+        answer = next(node.api.watch(closed.pods_path, resourceVersion=version))
+        assert (answer["type"], answer["object"]["code"]) == ("ERROR", http.client.GONE)
     finally:
         os.kill(report.pid, signal.SIGCONT)
     closed.until_ready("created", "kept")
