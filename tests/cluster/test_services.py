@@ -147,7 +147,7 @@ def test_services_go_on_without_api_server_and_agent(
         killed = podgate.kill_agent()
         assert _answers(node, url) == set(_NAMES)
         podgate.until("another agent", lambda report: report.pid != killed)
-        assert _endpoints(users) == len(_NAMES)
+        polling.wait_until("it has all", lambda: _endpoints(users) == len(_NAMES))
         containers.set_health(sick, is_healthy=False)
         polling.wait_until("the others respond", lambda: _answers(node, url) == {"b", "c"})
         containers.set_health(sick, is_healthy=True)
