@@ -149,14 +149,14 @@ def test_readiness_gates_of_a_pod_cannot_be_changed(namespaces: Namespaces) -> N
 
 @pytest.fixture
 def static_pod(node: OneNode, podgate: Deployment, namespaces: Namespaces) -> Iterator[Workloads]:
-    """A pod of a manifest of the kubelet, whose readiness gate no client sets; its namespace."""
+    """A pod of a manifest of the kubelet with podgate's readiness gate; its namespace."""
     users = namespaces("enforce")
     body = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "static", "namespace": users.namespace},
         "spec": {
-            "readinessGates": [{"conditionType": _FOREIGN}],
+            "readinessGates": [{"conditionType": ISOLATION_READY}],
             "terminationGracePeriodSeconds": 1,
             "containers": [PROBED],
         },
@@ -168,19 +168,20 @@ def static_pod(node: OneNode, podgate: Deployment, namespaces: Namespaces) -> It
     users.until_gone(f"static-{NAME}")
 
 
-def test_static_pod_is_isolated_and_honours_no_gate(
+def test_static_pod_is_isolated_and_never_meets_a_gate(
     podgate: Deployment, static_pod: Workloads
 ) -> None:
-    """Its condition is in the mirror pod, whose uid is not that of the node."""
+    """Its condition is in the mirror pod, which the kubelet does not read; the uids differ."""
     name = f"static-{NAME}"
     polling.wait_until(
         "the mirror pod exists",
         lambda: static_pod.api.find(f"{static_pod.pods_path}/{name}"),
         seconds=120,
     )
-    (mirror,) = static_pod.until_isolated(name)
+    static_pod.until(name, "ContainersReady")
+    mirror = static_pod.until(name, ISOLATION_READY, "True", "Enforced")
     assert not is_reachable(mirror)
-    assert condition(mirror, _FOREIGN) == {}
+    assert condition(mirror, "Ready")["reason"] == "ReadinessGatesNotReady"
     uid_of_node = mirror["metadata"]["annotations"]["kubernetes.io/config.mirror"]
     assert uid_of_node != mirror["metadata"]["uid"]
     status = podgate.pod_status(static_pod.namespace, name)
