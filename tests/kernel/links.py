@@ -195,14 +195,30 @@ def macvlans() -> Iterator[tuple[str, str]]:
 @contextlib.contextmanager
 def tun(*, with_header: bool = False) -> Iterator[tuple[str, int]]:
     """A tun interface and the descriptor of its maker; with_header: packets begin with virtio's."""
-    flags = _IFF_TUN | _IFF_NO_PI | (_IFF_VNET_HDR if with_header else 0)
     descriptor = os.open("/dev/net/tun", os.O_RDWR)
     try:
-        fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", b"tun-pg", flags))
+        _make_tun(descriptor, _IFF_VNET_HDR if with_header else 0)
         ip("link set tun-pg up")
         yield "tun-pg", descriptor
     finally:
         os.close(descriptor)  # removes the interface
+
+
+@contextlib.contextmanager
+def tun_inside(pod: LabPod) -> Iterator[int]:
+    """The same in a pod's namespace: that of the thread which opens the file."""
+    descriptor = pod.netns.run_inside(lambda: os.open("/dev/net/tun", os.O_RDWR))
+    try:
+        _make_tun(descriptor, 0)
+        ip_inside(pod, "link set tun-pg up")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _make_tun(descriptor: int, flags: int) -> None:
+    request = struct.pack("16sH22x", b"tun-pg", _IFF_TUN | _IFF_NO_PI | flags)
+    fcntl.ioctl(descriptor, _TUNSETIFF, request)
 
 
 @contextlib.contextmanager

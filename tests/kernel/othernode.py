@@ -7,6 +7,9 @@ only way to it.
 import asyncio
 import contextlib
 import dataclasses
+import os
+import select
+import threading
 from collections.abc import Iterable, Iterator
 
 from agent.gates.host_devices import programs_for
@@ -83,23 +86,24 @@ def route(
     other: LabPod,
     pods: Iterable[LabPod],
     *,
+    device: str = NAME,
     families: Iterable[int] = BOTH,
     is_ethernet: bool = False,
 ) -> dict[int, str]:
-    """Routes between the pods of both nodes by the tunnel, with permanent
+    """Routes between the pods of both nodes by the interface `device` on each, with permanent
     neighbours as flannel writes them. The addresses of the other node's pod."""
     for version in families:
         its = ROUTED[version]
         prefix = f"{its}/32" if version == 4 else f"{its}/128 nodad"
-        links.ip(f"route add {its} dev {NAME}")
-        links.ip_inside(other, f"address add {prefix} dev {NAME}")
+        links.ip(f"route add {its} dev {device}")
+        links.ip_inside(other, f"address add {prefix} dev {device}")
         if is_ethernet:
-            links.ip(f"neighbour add {its} lladdr {_OTHER_MAC} dev {NAME}")
+            links.ip(f"neighbour add {its} lladdr {_OTHER_MAC} dev {device}")
         for pod in pods:
             own = traffic.address(pod, version)
-            links.ip_inside(other, f"route add {own} dev {NAME} src {its}")
+            links.ip_inside(other, f"route add {own} dev {device} src {its}")
             if is_ethernet:
-                links.ip_inside(other, f"neighbour add {own} lladdr {_OWN_MAC} dev {NAME}")
+                links.ip_inside(other, f"neighbour add {own} lladdr {_OWN_MAC} dev {device}")
     return ROUTED
 
 
@@ -114,6 +118,41 @@ def join_bridge(other: LabPod) -> dict[int, str]:
         f"address add {BRIDGED[6]}/64 nodad dev {NAME}",
     )
     return BRIDGED
+
+
+@contextlib.contextmanager
+def tun_to(other: LabPod, pods: Iterable[LabPod]) -> Iterator[dict[int, str]]:
+    """A tun on each node, and a thread that passes packets from one to the other, as flannel's udp
+    backend does. The addresses of the other node's pod."""
+    with (
+        links.tun() as (name, own),
+        links.tun_inside(other) as its,
+        _passed_on(own, its),
+    ):
+        yield route(other, pods, device=name)
+
+
+@contextlib.contextmanager
+def _passed_on(one: int, other: int) -> Iterator[None]:
+    stopping = os.eventfd(0)
+
+    def work() -> None:
+        while True:
+            readable, _, _ = select.select([one, other, stopping], [], [])
+            if stopping in readable:
+                return
+            for source, target in ((one, other), (other, one)):
+                if source in readable:
+                    os.write(target, os.read(source, 1 << 16))
+
+    thread = threading.Thread(target=work, name="flannel")
+    thread.start()
+    try:
+        yield
+    finally:
+        os.eventfd_write(stopping, 1)
+        thread.join()
+        os.close(stopping)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from agent.lab.lab import Lab, LabPod
 from bpf import abi, clsact, maps, pins, syscalls
 from bpf.gates import Attachment
 from tests import polling
-from tests.kernel import frames, links, offers, syns, traffic
+from tests.kernel import frames, links, offers, othernode, syns, traffic
 from tests.kernel.test_agent import LISTENING, PORT, isolated_as, start_enforcing, web  # noqa: F401
 
 pytestmark = pytest.mark.kernel
@@ -109,16 +109,20 @@ def answers(descriptor: int, pod: LabPod, version: int, port: int) -> bool:
     return False
 
 
+@pytest.mark.parametrize("bridged", [False, True], ids=["routed", "bridged"])
 @VERSIONS
-def test_pods_of_other_nodes_behind_a_tun_reach_an_enforced_pod(
-    operator: AgentProcess,
-    web: LabPod,  # noqa: F811
-    version: int,
+def test_pods_of_other_nodes_behind_a_tun_and_an_enforced_pod_talk(
+    operator: AgentProcess, lab: Lab, version: int, bridged: bool
 ) -> None:
-    with tun_to_other_pods(version, has_route=True) as descriptor:
-        start_enforcing(operator, web)
+    """As by flannel's udp backend, both ways."""
+    other, pod = othernode.add(lab), lab.add_pod("web", 1, bridged=bridged)
+    with othernode.tun_to(other, [pod]) as remote, pod.listen(PORT + 1):
+        operator.write_manifest(pod, mode="enforce", container={})
+        operator.start()
+        operator.wait_for("the gate", isolated_as("web", "Enforced"))
         assert not is_marked(operator, "tun-pg")
-        assert answers(descriptor, web, version, 31000)
+        othernode.talk(other, pod, remote[version])
+        assert traffic.is_dropped(traffic.address(pod, version), PORT + 1)
 
 
 @VERSIONS
