@@ -41,23 +41,23 @@ def served_by(open_socket: OpenSocket = socket.socket) -> Iterator[Server]:
         yield Server(tcp, udp)
 
 
-def exchange_streams(client: LabPod, server: Server, target: str) -> None:
+def exchange_streams(client: LabPod, server: Server, target: str, port: int = TCP_PORT) -> None:
     """200 kB each way at once; raises unless all of it arrives."""
-    traffic.pod_connects(client, target, version_of(target), server.tcp)
+    traffic.pod_connects(client, target, version_of(target), server.tcp, port=port)
 
 
-def exchange_datagrams(client: LabPod, server: Server, target: str) -> None:
+def exchange_datagrams(client: LabPod, server: Server, target: str, port: int = UDP_PORT) -> None:
     """A datagram and its answer; and, as another conversation, both in fragments."""
     for question in (SHORT, LONG):
         with client.open_socket(traffic.family(version_of(target)), socket.SOCK_DGRAM) as sock:
             sock.settimeout(traffic.LIMIT_SECONDS)
-            sock.sendto(question, (target, UDP_PORT))
+            sock.sendto(question, (target, port))
             received, whence = server.udp.recvfrom(1 << 16)
             assert received == question
             server.udp.sendto(received[::-1], whence)
             answer, answerer = sock.recvfrom(1 << 16)
             assert answer == question[::-1]
-            assert answerer[0] == target
+            assert answerer[:2] == (target, port)
 
 
 def request(sock: socket.socket, target: str, port: int) -> bytes:

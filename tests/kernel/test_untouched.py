@@ -23,6 +23,7 @@ VERSIONS = pytest.mark.parametrize("version", [4, 6])
 PATHS = pytest.mark.parametrize("bridged", [False, True], ids=["routed", "bridged"])
 FAMILY = {4: "ip", 6: "ip6"}
 SERVICE = {4: "198.18.0.80", 6: "fd00:18::80"}
+TCP_NODE_PORT, UDP_NODE_PORT = 30080, 30053
 ESTABLISHED = (Verdict.PASS, Reason.ESTABLISHED)
 
 # The host's kernel sends pods redirects, IPv6 has no setting against it, and gates drop them.
@@ -171,6 +172,36 @@ def test_outside_reaches_a_service_through_the_node(
     ):
         conversations.exchange_all(outside, serving, SERVICE[version])
     expect_nothing_counted(countings, but=[REDIRECT] if version == 6 else ())
+
+
+def node_ports(version: int, to: labs.LabPod) -> str:
+    """A NodePort service: two ports of the node's address, translated and masqueraded."""
+    own, address = f"{FAMILY[version]} daddr {traffic.NODE[version]}", traffic.address(to, version)
+    shown = address if version == 4 else f"[{address}]"
+    return (
+        "chain in { type nat hook prerouting priority -100;\n"
+        f"{own} tcp dport {TCP_NODE_PORT} dnat to {shown}:{conversations.TCP_PORT}\n"
+        f"{own} udp dport {UDP_NODE_PORT} dnat to {shown}:{conversations.UDP_PORT}\n}}\n"
+        "chain out { type nat hook postrouting priority 100; ct status dnat masquerade; }\n"
+    )
+
+
+@PATHS
+@VERSIONS
+def test_outside_reaches_a_node_port(
+    lab: labs.Lab, enforce: Enforce, version: int, bridged: bool
+) -> None:
+    outside, pod = lab.add_pod("outside", 9), lab.add_pod("web", 1, bridged=bridged)
+    countings = enforce(pod)
+    with (
+        links.table(FAMILY[version], node_ports(version, pod)),
+        conversations.served_by(pod.open_socket) as serving,
+    ):
+        node = traffic.NODE[version]
+        conversations.exchange_streams(outside, serving, node, TCP_NODE_PORT)
+        conversations.exchange_datagrams(outside, serving, node, UDP_NODE_PORT)
+        expect_nothing_counted(countings, but=[REDIRECT] if version == 6 else ())
+        assert traffic.node_is_dropped(pod, version, conversations.TCP_PORT)
 
 
 @pytest.mark.parametrize("value", ["0", "1"])

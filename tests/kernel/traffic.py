@@ -86,13 +86,19 @@ def listen_on_node(port: int) -> socket.socket:
 
 
 def pod_connects(
-    client: LabPod, target: str, version: int, server: socket.socket, size: int = 200_000
+    client: LabPod,
+    target: str,
+    version: int,
+    server: socket.socket,
+    size: int = 200_000,
+    port: int | None = None,
 ) -> None:
     """A pod connects, and both ends send `size` bytes at once and read them; else it raises.
 
     So much does not fit into one segment: handshake, data in offloaded packets, ends of both.
+    port: that of the target, unless it is the server's.
     """
-    port = server.getsockname()[1]
+    port = port or server.getsockname()[1]
     with client.open_socket(family(version), socket.SOCK_STREAM) as sock:
         sock.settimeout(LIMIT_SECONDS)
         sock.connect((target, port))
