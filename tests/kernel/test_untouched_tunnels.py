@@ -12,10 +12,10 @@ from bpf import loader, pins
 from bpf.gates import Attachment, GateConfig, Gates
 from bpf.verdicts import Mode, Reason, Verdict
 from tests import polling
-from tests.kernel import conversations, links, othernode, syns, traffic, tunnelled
+from tests.kernel import conversations, links, offers, othernode, syns, traffic, tunnelled
 from tests.kernel.counting import Counting
 from tests.kernel.test_agent import isolated_as
-from tests.kernel.test_host_devices import has_program
+from tests.kernel.test_host_devices import ATTACHMENTS, has_program
 from tests.kernel.test_untouched import expect_nothing_counted
 
 pytestmark = pytest.mark.kernel
@@ -137,13 +137,17 @@ def is_guarded(operator: AgentProcess) -> Callable[[], bool]:
 @pytest.mark.parametrize(
     ("mode", "reason"), [("enforce", "Enforced"), ("strict", "Strict")], ids=["enforce", "strict"]
 )
-@OUTER
+@ATTACHMENTS
 def test_pods_of_another_node_and_pods_of_an_agent_talk_by_vxlan(
-    operator: AgentProcess, lab: Lab, outer: int, mode: str, reason: str
+    operator: AgentProcess, lab: Lab, attachment: Attachment, mode: str, reason: str
 ) -> None:
+    if attachment is Attachment.TCX:
+        offers.need_tcx()
+    if mode == "strict":
+        offers.need_netns_cookie()
     other, pod = othernode.add(lab), lab.add_pod("web", 1)
     with (
-        othernode.tunnel(other, vxlan(outer)),
+        othernode.tunnel(other, vxlan(4)),
         links.default_route(other.ipv4, other.interface),
         links.default_route(other.ipv6, other.interface),
         pod.listen(PORT),
@@ -151,10 +155,10 @@ def test_pods_of_another_node_and_pods_of_an_agent_talk_by_vxlan(
         remote = othernode.route(other, [pod], is_ethernet=True)
         operator.write_manifest(pod, mode=mode, container={})
         ranges = ("--relay-range4", "198.19.64.0/18", "--relay-range6", "fd00:18:65::/64")
-        operator.start("--attach", "clsact", *ranges)
+        operator.start("--attach", attachment.value, *ranges)
         operator.wait_for("the gate", isolated_as("web", reason))
         polling.wait_until("the tunnel's port is protected", is_guarded(operator))
-        assert has_program(operator, other.interface, Attachment.CLSACT)
+        assert has_program(operator, other.interface, attachment)
         for version in (4, 6):
             othernode.talk(other, pod, remote[version])
             assert traffic.is_dropped(traffic.address(pod, version), PORT)
