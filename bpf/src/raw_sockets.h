@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * Packets that a process wrote header by header, by a packet or a raw socket. What they show of
- * themselves proves nothing: they reach a pod only as a rule admits.
+ * Packets that a process wrote header by header, by a packet or a raw socket or a macvtap. What
+ * they show of themselves proves nothing: they reach a pod only as a rule admits.
  *
  * The kernel answers by raw sockets of its own: for closed ports, with ICMP errors, with neighbour
  * discovery. Nothing in such a socket differs from a process's, but only those of processes run the
@@ -30,8 +30,11 @@ ALWAYS_INLINE void load_socket(struct __sk_buff *skb, struct packet *packet)
 	packet->socket_protocol = sk->protocol;
 }
 
+/* Also of a macvtap's descriptor, by which a process writes whole frames as well. */
 ALWAYS_INLINE bool is_from_packet_socket(struct packet *packet)
 {
+	if (packet->socket_family == AF_UNSPEC)
+		return packet->socket_type == SOCK_RAW;
 	return packet->socket_family == AF_PACKET;
 }
 

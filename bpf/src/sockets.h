@@ -15,6 +15,7 @@
 #define SOCK_DGRAM  2
 #define SOCK_RAW    3
 
+#define AF_UNSPEC 0 /* of sockets behind descriptors of tun and tap devices, with SOCK_RAW */
 #define AF_PACKET 17
 
 ALWAYS_INLINE bool is_tcp(struct bpf_sock_addr *context)

@@ -7,11 +7,14 @@ import json
 import os
 import pathlib
 import socket
+import stat
 import struct
 import subprocess
+import tempfile
 from collections.abc import Iterator
 
-from agent.lab.lab import LabPod
+from agent.lab.lab import LAB_DIRECTORY, LabPod
+from agent.linux import namespaces
 from tests import polling
 
 _TUNSETIFF = 0x400454CA
@@ -219,6 +222,33 @@ def tun_inside(pod: LabPod) -> Iterator[int]:
 def _make_tun(descriptor: int, flags: int) -> None:
     request = struct.pack("16sH22x", b"tun-pg", _IFF_TUN | _IFF_NO_PI | flags)
     fcntl.ioctl(descriptor, _TUNSETIFF, request)
+
+
+def macvtap(lower: str) -> Iterator[tuple[str, int]]:
+    """A macvtap interface above another one, and a descriptor by which a process sends frames of
+    which each begins with a header of virtio."""
+    with made("tap-pg", f"link add tap-pg link {lower} type macvtap mode bridge"):
+        ip("link set tap-pg up")
+        descriptor = _open_tap("tap-pg")
+        try:
+            yield "tap-pg", descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _open_tap(interface: str) -> int:
+    """Only this namespace's sysfs shows the device's number; /dev may have no name for it."""
+    index = index_of(interface)
+    with tempfile.TemporaryDirectory(dir=LAB_DIRECTORY) as directory:
+        namespaces.mount("sysfs", pathlib.Path(directory))
+        try:
+            text = pathlib.Path(directory, "class", "net", interface, f"tap{index}", "dev")
+            major, minor = map(int, text.read_text().split(":"))
+        finally:
+            namespaces.unmount(directory)
+        device = pathlib.Path(directory, interface)
+        os.mknod(device, stat.S_IFCHR | 0o600, os.makedev(major, minor))
+        return os.open(device, os.O_RDWR)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import struct
 import subprocess
 from collections.abc import Callable, Iterator
 
@@ -26,7 +27,7 @@ from tests.kernel.guarded import PodState
 pytestmark = pytest.mark.kernel
 
 VERSIONS = pytest.mark.parametrize("version", [4, 6])
-FLAGS = pytest.mark.parametrize("flags", [frames.SYN, frames.SYN | frames.PSH], ids=["syn", "psh"])
+SYNS = pytest.mark.parametrize("flags", [frames.SYN, frames.SYN | frames.PSH], ids=["syn", "psh"])
 NODE_DROPPED = (Verdict.DROP, Reason.NODE)
 
 
@@ -56,6 +57,29 @@ def _by_pair() -> Iterator[Way]:
 def _by_macvlan() -> Iterator[Way]:
     with links.macvlans() as (one, other), links.packet_socket(one) as sock:
         yield Way(other, links.mac_of(other), lambda frame: wire.send(sock, frame), one)
+
+
+@contextlib.contextmanager
+def _by_macvtap() -> Iterator[Way]:
+    """As a virtual machine does; the other interface above the same one receives it."""
+    with links.macvlans() as (_, other), links.macvtap("lower0") as (name, descriptor):
+        yield Way(other, links.mac_of(other), lambda frame: _write_to_tap(descriptor, frame), name)
+
+
+@contextlib.contextmanager
+def _by_stacked_macvtap() -> Iterator[Way]:
+    """On an end of a pair: without the macvtap's own program."""
+    with links.pair() as (one, other), links.macvtap(one) as (_, descriptor):
+        yield Way(other, links.mac_of(other), lambda frame: _write_to_tap(descriptor, frame), one)
+
+
+@contextlib.contextmanager
+def _by_empty_tag() -> Iterator[Way]:
+    """In a VLAN tag with number 0, which the pair's other end removes."""
+    with links.pair() as (one, other), links.packet_socket(one) as sock:
+        tag = struct.pack("!HH", frames.ETHERTYPE_VLAN, 0)
+        mac = links.mac_of(other)
+        yield Way(other, mac, lambda frame: wire.send(sock, frame[:12] + tag + frame[12:]), one)
 
 
 @contextlib.contextmanager
@@ -128,10 +152,20 @@ def _write(descriptor: int, packet: bytes) -> None:
     assert os.write(descriptor, packet) == len(packet)
 
 
+def _write_to_tap(descriptor: int, frame: bytes) -> None:
+    """Behind an empty header of virtio."""
+    _write(descriptor, bytes(10) + frame)
+
+
 STAMPED = pytest.mark.parametrize(
     "way",
-    [_by_pair, _by_macvlan, _by_redirect, _by_stack, _by_bridge, _by_two_bridges],
-    ids=["pair", "macvlan", "redirect", "stack", "bridge", "two-bridges"],
+    [
+        pytest.param(way, id=way.__name__.removeprefix("_by_").replace("_", "-"))
+        for way in (
+            *(_by_pair, _by_macvlan, _by_redirect, _by_stack, _by_bridge, _by_two_bridges),
+            *(_by_macvtap, _by_stacked_macvtap, _by_empty_tag),
+        )
+    ],
 )
 
 
@@ -178,7 +212,7 @@ def programs(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[HostDev
 @pytest.mark.parametrize("is_evaluated", [False, True], ids=["stamped", "evaluated"])
 @STAMPED
 @VERSIONS
-@FLAGS
+@pytest.mark.parametrize("flags", [frames.SYN, frames.ACK], ids=["syn", "ack"])
 def test_frame_that_reenters_counts_as_of_the_host(
     watched: PodState,
     loaded: loader.Loaded,
@@ -207,7 +241,7 @@ def test_frame_that_reenters_counts_as_of_the_host(
 
 
 @VERSIONS
-@FLAGS
+@SYNS
 def test_packet_from_a_tun_counts_as_of_the_host(
     watched: PodState, loaded: loader.Loaded, version: int, flags: int
 ) -> None:
