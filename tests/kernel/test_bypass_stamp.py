@@ -29,9 +29,11 @@ SERVICE = {4: "198.18.0.80", 6: "fd00:18::80"}
 NODE_DROPPED = (Verdict.DROP, Reason.NODE)
 
 
-@pytest.fixture
-def watched(lab: labs.Lab, gates: Gates) -> Iterator[PodState]:
-    with guarded.guarded(gates, lab.add_pod("web", 1), lab.add_pod("neighbour", 2)) as made:
+@pytest.fixture(params=[False, True], ids=["routed", "bridged"])
+def watched(request: pytest.FixtureRequest, lab: labs.Lab, gates: Gates) -> Iterator[PodState]:
+    pod = lab.add_pod("web", 1, bridged=request.param)
+    neighbour = lab.add_pod("neighbour", 2, bridged=request.param)
+    with guarded.guarded(gates, pod, neighbour) as made:
         yield made
 
 
@@ -97,7 +99,7 @@ def test_fragments_on_the_loopback_that_the_kernel_makes_again_are_dropped(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Uplink:
-    """Behind it is a router that sends packets to pods back to the node."""
+    """Behind it is a router that sends packets to pods back to the node. No port of a bridge."""
 
     watched: PodState
     interface: str
