@@ -12,7 +12,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: client go-stubs demo test lint types test-unit test-kernel test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-kernels test-bare bench fuzz format docs pictures proto image plugin setup clean
+.PHONY: client go-stubs demo test lint types test-unit test-kernel test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-bypass-strict test-kernels test-bare bench fuzz format docs pictures proto image plugin setup clean
 
 demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -71,6 +71,13 @@ test-continuity: setup
 # The relay killed, hung for a minute and upgraded ten times under 200 probes a second.
 test-strict: setup
 	PODGATE_TEST_STRICT=1 $(PYTEST) $(LONG) tests/kernel/test_strict_faults.py
+
+# The suites of attacks in strict, where `make test-kernel` has them in enforce. They take this mode
+# from tests/kernel/enforcing.py; what only enforce has is left out (mark `enforce_only`).
+BYPASSES := $(wildcard tests/kernel/test_bypass*.py) tests/kernel/test_many_addresses.py \
+	tests/kernel/test_router_advertisements.py
+test-bypass-strict: setup
+	PODGATE_TEST_MODE=strict $(PYTEST) $(BYPASSES) -n $(shell expr $$(nproc) + 1) --dist loadfile
 
 # A hundred pods in a container runtime and in a cluster, where the kernel tests have eight.
 test-pods: setup

@@ -18,12 +18,21 @@ from bpf import gates as gates_module
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
 from tests import polling
-from tests.kernel import attached, cgroups, offers
+from tests.kernel import attached, cgroups, enforcing, offers
 from tests.kernel.secondagent import SecondAgent
 
 _numbers = itertools.count()
 
 MakeGates = Callable[..., gates_module.Gates]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave tests with the mark `enforce_only` out of a run in strict."""
+    if not enforcing.IS_STRICT:
+        return
+    left_out = [item for item in items if item.get_closest_marker("enforce_only")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")
@@ -82,19 +91,21 @@ def make_gates(
     """`Gates`, of another attachment or other programs if wanted; all removed at the end."""
     made: list[gates_module.Gates] = []
 
-    def make(
-        attachment: gates_module.Attachment | None = None, programs: loader.Loaded | None = None
-    ) -> gates_module.Gates:
-        if attachment is gates_module.Attachment.TCX:
-            offers.need_tcx()
-        made.append(gates_module.Gates(programs or loaded, installation, attachment))
-        return made[-1]
+    with enforcing.made_in_mode(loaded, installation) as make_in_mode:
 
-    yield make
-    for gates in made:
-        for ifindex in gates.installed():
-            gates.remove(ifindex)
-        gates.close()
+        def make(
+            attachment: gates_module.Attachment | None = None, programs: loader.Loaded | None = None
+        ) -> gates_module.Gates:
+            if attachment is gates_module.Attachment.TCX:
+                offers.need_tcx()
+            made.append(make_in_mode(programs or loaded, installation, attachment))
+            return made[-1]
+
+        yield make
+        for gates in made:
+            for ifindex in gates.installed():
+                gates.remove(ifindex)
+            gates.close()
 
 
 @pytest.fixture

@@ -49,12 +49,12 @@ def own_cgroup() -> int:
 
 
 @contextlib.contextmanager
-def kubelet_config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
-    """The node's configuration, with the test itself for the kubelet."""
+def kubelet_config(loaded: loader.Loaded, cgroup: int | None = None) -> Iterator[NodeConfig]:
+    """The node's configuration. cgroup: the kubelet's, by default that of the test itself."""
     offers.need_netns_cookie()
     made = NodeConfig(loaded)
     made.set_netns(netns_cookie())
-    made.set_kubelet(own_cgroup())
+    made.set_kubelet(cgroup or own_cgroup())
     yield made
     loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 

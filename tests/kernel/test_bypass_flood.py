@@ -25,6 +25,15 @@ pytestmark = pytest.mark.kernel
 VERSIONS = pytest.mark.parametrize("version", [4, 6])
 TARGETS = pytest.mark.parametrize("target", [0, 1, 2], ids=["first", "middle", "last"])
 PORT = 8080
+BY_RELAY = pytest.mark.enforce_only("in strict a relay connects for it: test_strict_gate.py")
+SENDERS = pytest.mark.parametrize(
+    "sender",
+    [
+        SourceKind.CGROUP,
+        SourceKind.ANCESTOR,
+        pytest.param(SourceKind.KUBELET, marks=BY_RELAY),
+    ],
+)
 REFUSED = {(Verdict.DROP, Reason.NODE), (Verdict.DROP, Reason.KERNEL)}
 STRAY = (Verdict.DROP, Reason.STRAY)
 
@@ -77,7 +86,7 @@ def flooding(
 @TARGETS
 @VERSIONS
 @pytest.mark.parametrize("kind", ["tcp", "udp"])
-@pytest.mark.parametrize("sender", [SourceKind.CGROUP, SourceKind.ANCESTOR, SourceKind.KUBELET])
+@SENDERS
 def test_admitted_source_talks_over_a_flooding_bridge(
     flooding: Flooding,
     loaded: loader.Loaded,
@@ -89,9 +98,10 @@ def test_admitted_source_talks_over_a_flooding_bridge(
     pod = flooding.pods[target]
     reason = Reason.PROBE if sender is SourceKind.KUBELET else Reason.RULE
     with cgroups.cgroup() as group, server(pod, version, kind) as sock:
-        NodeConfig(loaded).set_kubelet(group.id)
-        cgroup = 0 if sender is SourceKind.KUBELET else group.id
-        rule = Rule(sender, 0, PORT, PORT, cgroup=cgroup, level=1)
+        rule = Rule(sender, 0, PORT, PORT, cgroup=group.id, level=1)
+        if sender is SourceKind.KUBELET:
+            NodeConfig(loaded).set_kubelet(group.id)
+            rule = Rule(sender, 0, PORT, PORT)
         countings = flooding.enforce(rule)
         process = group.popen(
             [*BARE_PYTHON, "-c", TALK, kind, traffic.address(pod, version), str(PORT)]

@@ -12,7 +12,7 @@ from agent.admin.report import AgentReport
 from agent.lab.agent_process import AgentProcess, condition_of
 from agent.lab.lab import Lab, LabPod
 from bpf import abi
-from tests.kernel import cgroups, traffic
+from tests.kernel import cgroups, enforcing, traffic
 from tests.kernel.cgroups import Cgroup
 from tests.processes import BARE_PYTHON
 
@@ -36,9 +36,9 @@ def kubelet(operator: AgentProcess) -> Iterator[Cgroup]:
 
 def start_enforcing(operator: AgentProcess, pod: LabPod, kubelet: Cgroup) -> AgentReport:
     """Start an agent, or change the mode under the one that runs; its report once it enforces."""
-    operator.write_manifest(pod, mode="enforce", container=DECLARED)
+    operator.write_manifest(pod, mode=enforcing.MODE.label, container=DECLARED)
     if not operator.is_running:
-        operator.start()
+        operator.start(*enforcing.AGENT_OPTIONS)
     return operator.wait_for(
         "the gate", lambda report: bool(message_of(report)) and report.kubelet == kubelet.path
     )
@@ -70,7 +70,7 @@ def add_addresses(pod: LabPod, version: int, count: int) -> str:
 def message_of(report: AgentReport) -> str:
     """The condition's message once the pod's gate enforces."""
     condition = condition_of(report, "web", labels.ISOLATION_READY)
-    return condition.message if condition and condition.reason == "Enforced" else ""
+    return condition.message if condition and condition.reason == enforcing.REASON else ""
 
 
 @LAYOUTS
@@ -96,7 +96,7 @@ def test_audit_pod_with_many_addresses_is_closed_when_it_enforces(
 ) -> None:
     pod = lab.add_pod("web", 1)
     operator.write_manifest(pod, mode="audit", container=DECLARED)
-    operator.start()
+    operator.start(*enforcing.AGENT_OPTIONS)
     operator.wait_for("the gate", lambda r: any(one.gates for one in r.pods))
     last = add_addresses(pod, version, 17)
     with pod.listen(PORT):
@@ -111,8 +111,8 @@ def test_connections_from_the_last_of_many_addresses_work(
 ) -> None:
     pod = lab.add_pod("web", 1)
     last = add_addresses(pod, version, 40)
-    operator.write_manifest(pod, mode="enforce", container={})
-    operator.start()
+    operator.write_manifest(pod, mode=enforcing.MODE.label, container={})
+    operator.start(*enforcing.AGENT_OPTIONS)
     operator.wait_for("the gate", lambda report: bool(message_of(report)))
     family = traffic.family(version)
     with (

@@ -12,7 +12,7 @@ from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
 from tests import polling
-from tests.kernel import frames, links, traffic, wire
+from tests.kernel import enforcing, frames, links, traffic, wire
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.test_many_addresses import (
     DECLARED,
@@ -101,7 +101,7 @@ def test_addresses_that_an_audit_pod_accepts_are_closed_when_it_enforces(
     pod = lab.add_pod("web", 1)
     accept_advertisements(pod)
     operator.write_manifest(pod, mode="audit", container=DECLARED)
-    operator.start()
+    operator.start(*enforcing.AGENT_OPTIONS)
     operator.wait_for("the gate", lambda r: any(one.gates for one in r.pods))
     last = advertise(pod)
     with pod.listen(PORT):
