@@ -1,4 +1,4 @@
-"""The agent follows the host's interfaces: where packets are stamped, and which tuns forward."""
+"""The agent follows the host's interfaces, on which packets get a stamp, and tuns that forward."""
 
 import contextlib
 import os

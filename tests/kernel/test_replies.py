@@ -1,4 +1,4 @@
-"""Other protocols than TCP: replies from the host to the pod pass, new flows do not."""
+"""Of protocols other than TCP, replies from the host to the pod pass, and new flows do not."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""With Open vSwitch: packets that it injects have no socket and no input interface."""
+"""Packets that Open vSwitch injects have no socket and no input interface."""
 
 from collections.abc import Iterator
 
