@@ -3,7 +3,7 @@
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 def emit(
@@ -13,10 +13,11 @@ def emit(
     unit: str,
     *,
     baseline: Sequence[float] | None = None,
+    parts: Mapping[str, float] | None = None,
     digits: int = 3,
 ) -> None:
     """Print the samples' median. `baseline`: samples of what it is compared with, same run;
-    digits: behind the point.
+    parts: further fields, of which the samples are a summary; digits: behind the point.
 
     spread is [smallest, largest] of the samples; ratio is median over median.
     """
@@ -31,6 +32,8 @@ def emit(
     if baseline is not None:
         line["baseline"] = round(statistics.median(baseline), 3)
         line["ratio"] = round(value / statistics.median(baseline), 3)
+    for name, part in (parts or {}).items():
+        line[name] = round(part, digits)
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 

@@ -21,7 +21,7 @@ from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.bench import figures, packets, rates
 from tests.bench.crowd import Crowd
-from tests.kernel import frames, questions
+from tests.kernel import frames, links, questions, traffic
 
 _PAIRS = 20
 _FEW, _MANY = 10, 1_000
@@ -61,18 +61,31 @@ def main() -> None:
 
 
 def _replies(network: Lab, podgate: "Podgate") -> None:
+    """The worst of both layouts and families, and each of them."""
     _note(f"answers lost of {_ANSWERS} while {_OUTSTANDING} are outstanding")
-    pod = network.add_pod("asker", 3)
+    lost = {}
+    for number, layout in enumerate(("routed", "bridged"), 3):
+        pod = network.add_pod(f"{layout}-asker", number, bridged=layout == "bridged")
+        if pod.is_bridged:
+            links.wait_for_port(pod.interface)
+        for version in (4, 6):
+            lost[f"{layout}_ipv{version}"] = _lost_replies(podgate, pod, version)
+    figures.emit("gate", "reply_loss_ppm", [max(lost.values())], "ppm", parts=lost)
+
+
+def _lost_replies(podgate: "Podgate", pod: LabPod, version: int) -> float:
+    """Of a million, from a new reply table."""
     podgate.pods = (pod,)
     podgate.put_on()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+    with socket.socket(traffic.family(version), socket.SOCK_DGRAM) as server:
+        server.settimeout(traffic.LIMIT_SECONDS)
         server.bind(("", 0))
         answered = questions.send(
-            pod, server, total=_ANSWERS + _OUTSTANDING, outstanding=_OUTSTANDING
+            pod, server, version, total=_ANSWERS + _OUTSTANDING, outstanding=_OUTSTANDING
         )
     passed = podgate.counts()[pod.ifindex][Verdict.PASS, Reason.REPLY]
     podgate.take_off()
-    figures.emit("gate", "reply_loss_ppm", [(answered - passed) / answered * 1e6], "ppm")
+    return (answered - passed) / answered * 1e6
 
 
 def _traffic(network: Lab, podgate: "Podgate") -> None:

@@ -1,27 +1,54 @@
-"""Questions of a pod to a UDP server on the node, of which many are outstanding."""
+"""Questions of a pod to a UDP server on the node."""
 
 import collections
+import contextlib
 import socket
 import struct
+from collections.abc import Iterable, Iterator
 
 from agent.lab import lab as labs
 from tests.kernel import traffic
 
+_UDP_CHECKSUM_OFFSET = 6
 
-def send(pod: labs.LabPod, server: socket.socket, *, total: int, outstanding: int) -> int:
+
+@contextlib.contextmanager
+def client(pod: labs.LabPod, version: int) -> Iterator[socket.socket]:
+    """A socket of the pod that sends datagrams with any source port."""
+    kind = (traffic.family(version), socket.SOCK_RAW, socket.IPPROTO_UDP)
+    with pod.open_socket(*kind) as sock:
+        if version == 6:  # a datagram without a checksum is dropped there (RFC 8200, 8.1)
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_CHECKSUM, _UDP_CHECKSUM_OFFSET)
+        yield sock
+
+
+def query(
+    pod: labs.LabPod, server: socket.socket, version: int, ports: Iterable[int]
+) -> Iterator[tuple[str, int]]:
+    """One question from each of these ports to a server on the node; where each came from."""
+    node, port = traffic.gateway(pod, version), server.getsockname()[1]
+    with client(pod, version) as sock:
+        for source_port in ports:
+            sock.sendto(_datagram(source_port, port), (node, 0))
+            yield server.recvfrom(64)[1]
+
+
+def send(
+    pod: labs.LabPod, server: socket.socket, version: int, *, total: int, outstanding: int
+) -> int:
     """Send `total` datagrams from 64,000 ports in turn to a server on the node.
 
     Each is answered when `outstanding` later ones have arrived. Returns the number of answers.
     """
-    port = server.getsockname()[1]
     waiting: collections.deque[tuple[str, int]] = collections.deque()
     answered = 0
-    with pod.open_socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_UDP) as client:
-        for number in range(total):
-            datagram = struct.pack("!HHHH", 1024 + number % 64_000, port, 8, 0)
-            client.sendto(datagram, (traffic.NODE[4], 0))
-            waiting.append(server.recvfrom(64)[1])
-            if len(waiting) > outstanding:
-                server.sendto(b"answer", waiting.popleft())
-                answered += 1
+    for whence in query(pod, server, version, (1024 + n % 64_000 for n in range(total))):
+        waiting.append(whence)
+        if len(waiting) > outstanding:
+            server.sendto(b"answer", waiting.popleft())
+            answered += 1
     return answered
+
+
+def _datagram(source_port: int, port: int) -> bytes:
+    return struct.pack("!HHHH", source_port, port, 8, 0)

@@ -27,7 +27,7 @@ from bpf.replies import (
     ReplyTables,
 )
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import frames, questions, traffic
+from tests.kernel import frames, traffic
 
 pytestmark = pytest.mark.kernel
 
@@ -446,14 +446,6 @@ def test_more_flows_than_a_table_should_hold_are_incomplete(pod: labs.LabPod) ->
         pending = read_pending(pod)
     assert len(pending.flows) < 1100
     assert pending.unknown
-
-
-def test_no_answer_is_lost_while_a_thousand_are_outstanding(gates: Gates, pod: labs.LabPod) -> None:
-    enforce(gates, pod)
-    with node_udp(4, PORT) as server:
-        answered = questions.send(pod, server, total=30_000, outstanding=1000)
-    assert count(gates, pod, Verdict.PASS, Reason.REPLY) == answered
-    assert count(gates, pod, Verdict.DROP, Reason.NODE) == 0
 
 
 @VERSIONS

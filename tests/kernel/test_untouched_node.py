@@ -48,20 +48,13 @@ def enforce(gates: Gates, pod: labs.LabPod) -> Counting:
 @VERSIONS
 def test_pod_talks_to_the_node(gates: Gates, pod: labs.LabPod, version: int) -> None:
     counting = enforce(gates, pod)
-    node = gateway_of(pod, version)
+    node = traffic.gateway(pod, version)
     with conversations.served_by() as serving:
         conversations.exchange_all(pod, serving, node)
     moved = counting.moved()
     assert moved[Verdict.PASS, Reason.ESTABLISHED] > 1
     assert moved[Verdict.PASS, Reason.REPLY] >= 3
     assert moved.keys() <= ANSWERS
-
-
-def gateway_of(pod: labs.LabPod, version: int) -> str:
-    """The node's address that its answers to the pod come from."""
-    if not pod.is_bridged:
-        return traffic.NODE[version]
-    return "198.18.2.1" if version == 4 else "fd00:18:0:2::1"
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM], ids=["tcp", "udp"])
@@ -74,7 +67,7 @@ def test_pod_gets_an_error_at_once_from_an_unused_host_port(
         pod.open_socket(traffic.family(version), kind) as sock,
         pytest.raises(ConnectionRefusedError),
     ):
-        conversations.request(sock, gateway_of(pod, version), 9)
+        conversations.request(sock, traffic.gateway(pod, version), 9)
 
 
 @VERSIONS
@@ -83,7 +76,7 @@ def test_pod_talks_to_the_node_by_a_service_s_address(
 ) -> None:
     """As NodeLocal DNSCache is reached: the answers bear the service's address."""
     counting = enforce(gates, pod)
-    family, node = FAMILY[version], gateway_of(pod, version)
+    family, node = FAMILY[version], traffic.gateway(pod, version)
     body = (
         "chain in { type nat hook prerouting priority -100;\n"
         f"{family} daddr {SERVICE[version]} dnat to {node}\n}}\n"
@@ -101,7 +94,7 @@ def test_neighbours_resolve_each_other_again(gates: Gates, pod: labs.LabPod, ver
     with conversations.served_by() as serving:
         for namespace in ([], ["nsenter", f"--net={pod.netns.path}"]):
             subprocess.run([*namespace, "ip", "neigh", "flush", "all"], check=True)
-            conversations.exchange_streams(pod, serving, gateway_of(pod, version))
+            conversations.exchange_streams(pod, serving, traffic.gateway(pod, version))
     moved = counting.moved()
     assert moved[Verdict.PASS, Reason.ARP if version == 4 else Reason.CONTROL] > 0
     assert moved.keys() <= ANSWERS
@@ -178,7 +171,7 @@ def test_client_behind_a_pod_that_routes_talks_to_the_node(
 ) -> None:
     counting = enforce(gates, pod)
     client = route_behind(pod, version)
-    node = gateway_of(pod, version)
+    node = traffic.gateway(pod, version)
     with conversations.served_by() as serving:
         conversations.exchange_streams(client, serving, node)
         conversations.exchange_datagrams(client, serving, node)
@@ -212,7 +205,7 @@ def test_client_behind_a_pod_that_routes_gets_an_error_at_once(
     with client.open_socket(traffic.family(version), kind) as sock:
         sock.settimeout(traffic.LIMIT_SECONDS)
         with pytest.raises(ConnectionRefusedError):
-            conversations.request(sock, gateway_of(pod, version), 9)
+            conversations.request(sock, traffic.gateway(pod, version), 9)
     assert counting.moved().keys() <= ANSWERS
 
 
@@ -262,9 +255,8 @@ def offers(
     """Sends an offer and an answer to the pod's ARP request; whether the offer arrives first."""
     interface = labs.BRIDGE if pod.is_bridged else pod.interface
     if by == "packet":
-        ends = frames.Ends(
-            frames.address(gateway_of(pod, 4)), frames.address(to), mac, source_port=67, port=68
-        )
+        node = frames.address(traffic.gateway(pod, 4))
+        ends = frames.Ends(node, frames.address(to), mac, source_port=67, port=68)
         with links.packet_socket(interface) as sock:
             wire.send(sock, frames.packet(ends, frames.UDP, frames.udp(ends, offer)))
     else:
@@ -282,7 +274,7 @@ def offers(
     end = b"the-last-frame"
     with pod.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.bind(("", 0))
-        client.sendto(b"question", (gateway_of(pod, 4), UDP_PORT))
+        client.sendto(b"question", (traffic.gateway(pod, 4), UDP_PORT))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             server.bind(("", UDP_PORT))

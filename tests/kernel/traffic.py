@@ -15,6 +15,7 @@ DROPPED_AFTER_SECONDS = 0.3
 LIMIT_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
 
 NODE = {4: "198.18.0.1", 6: "fd00:18::1"}
+_BRIDGE = {4: "198.18.2.1", 6: "fd00:18:0:2::1"}
 
 
 def family(version: int) -> int:
@@ -23,6 +24,11 @@ def family(version: int) -> int:
 
 def address(pod: LabPod, version: int) -> str:
     return pod.ipv4 if version == 4 else pod.ipv6
+
+
+def gateway(pod: LabPod, version: int) -> str:
+    """The node's address that its answers to the pod come from."""
+    return (_BRIDGE if pod.is_bridged else NODE)[version]
 
 
 def node_reaches(pod: LabPod, version: int, port: int = 80) -> bool:
