@@ -132,9 +132,10 @@ class ReplyTable:
     def _fill(self, fingerprint: int, now_ns: int) -> bool:
         if self.sent_ns(fingerprint) is not None:
             return True
-        for index in sets_of(fingerprint):
-            slots = self._set(index)
-            for slot in slots.slots:
+        sets = {index: self._set(index) for index in sets_of(fingerprint)}
+        for number in range(abi.REPLY_WAYS):
+            for index, slots in sets.items():
+                slot = slots.slots[number]
                 if not slot.fingerprint:
                     slot.fingerprint, slot.sent_ns = fingerprint, now_ns & ~abi.REPLIED
                     syscalls.map_update(self._fd, _INDEX.pack(index), bytes(slots))

@@ -244,6 +244,9 @@ ALWAYS_INLINE bool is_reply(struct __sk_buff *skb, struct packet *packet)
 }
 
 /*
+ * A free slot has the time 0, and slots are used from the first one on. So a new flow takes the one
+ * of its two sets that holds fewer, while neither is full. Then it takes the oldest flow's slot.
+ *
  * A slot's time is written first: between the two writes another CPU sees an older flow as renewed,
  * and never a newer flow as old. The exact clock shows which flow is oldest: hundreds begin within
  * a tick of the coarse one, and more while a virtual machine's tick is late.
@@ -252,7 +255,8 @@ ALWAYS_INLINE void record_flow(void *table, struct flow *flow)
 {
 	__u32 only = 0;
 	struct reply_key *key = reply_key.lookup(&only);
-	struct reply_slot *oldest = 0;
+	struct reply_set *first, *second;
+	struct reply_slot *oldest;
 	__u64 fingerprint;
 
 	if (!key)
@@ -260,15 +264,19 @@ ALWAYS_INLINE void record_flow(void *table, struct flow *flow)
 	fingerprint = flow_fingerprint(key, flow);
 	oldest = find_slot(table, fingerprint);
 	if (!oldest) {
-		for (int choice = 0; choice < 2; choice++) {
-			struct reply_set *set = set_of(table, fingerprint, choice);
-
-			if (!set)
-				return;
+		first = set_of(table, fingerprint, false);
+		if (!first)
+			return;
+		second = set_of(table, fingerprint, true);
+		if (!second)
+			return;
+		oldest = first->slots;
 #pragma clang loop unroll(full)
-			for (int i = 0; i < REPLY_WAYS; i++)
-				if (!oldest || set->slots[i].sent_ns < oldest->sent_ns)
-					oldest = &set->slots[i];
+		for (int i = 0; i < REPLY_WAYS; i++) {
+			if (first->slots[i].sent_ns < oldest->sent_ns)
+				oldest = &first->slots[i];
+			if (second->slots[i].sent_ns < oldest->sent_ns)
+				oldest = &second->slots[i];
 		}
 	}
 	*(volatile __u64 *)&oldest->sent_ns = bpf_ktime_get_ns() & ~REPLIED;

@@ -1,4 +1,4 @@
-"""Questions of a pod to a UDP server on the node."""
+"""Questions of a pod to a UDP server on the node, and its datagrams to other hosts."""
 
 import collections
 import contextlib
@@ -48,6 +48,13 @@ def send(
             server.sendto(b"answer", waiting.popleft())
             answered += 1
     return answered
+
+
+def send_outside(pod: labs.LabPod, version: int, port: int, addresses: Iterable[str]) -> None:
+    """A datagram from this port of the pod to the same port of each address."""
+    with client(pod, version) as sock:
+        for address in addresses:
+            sock.sendto(_datagram(port, port), (address, 0))
 
 
 def _datagram(source_port: int, port: int) -> bytes:

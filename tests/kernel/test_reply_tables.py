@@ -1,14 +1,30 @@
-"""What a pod's reply table holds: answers that the pod awaits."""
+"""What a pod's reply table holds: answers that it awaits, beside its flows to other hosts."""
+
+import functools
+import ipaddress
+import socket
+import time
 
 import pytest
 
 from agent.lab import lab as labs
+from bpf import loader
+from bpf.abi import IPAddress
 from bpf.gates import Gates
+from bpf.replies import ReplyFlow, ReplyTables
 from bpf.verdicts import Reason, Verdict
-from tests.kernel import links, questions
+from tests import polling
+from tests.kernel import links, questions, traffic
 from tests.kernel.test_replies import PORT, VERSIONS, count, enforce, node_udp
 
 pytestmark = pytest.mark.kernel
+
+# The port of flows to other hosts, at both ends; queries to the node use others.
+OUTSIDE_PORT = 53
+OUTSIDE: dict[int, IPAddress] = {
+    4: ipaddress.IPv4Address("198.19.0.1"),
+    6: ipaddress.IPv6Address("fd00:18:19::1"),
+}
 
 
 @pytest.fixture(params=[False, True], ids=["routed", "bridged"])
@@ -27,4 +43,31 @@ def test_no_answer_is_lost_while_a_thousand_are_outstanding(
     with node_udp(version, PORT) as server:
         answered = questions.send(pod, server, version, total=30_000, outstanding=1000)
     assert count(gates, pod, Verdict.PASS, Reason.REPLY) == answered
+    assert count(gates, pod, Verdict.DROP, Reason.NODE) == 0
+
+
+def send_outside(loaded: loader.Loaded, pod: labs.LabPod, version: int, flows: int) -> None:
+    """To as many addresses of other hosts, and wait until the gate has seen the last."""
+    addresses = [OUTSIDE[version] + number for number in range(flows)]
+    questions.send_outside(pod, version, OUTSIDE_PORT, map(str, addresses))
+    own = ipaddress.ip_address(traffic.address(pod, version))
+    last = ReplyFlow(socket.IPPROTO_UDP, own, OUTSIDE_PORT, addresses[-1], OUTSIDE_PORT)
+    tables = ReplyTables(loaded)
+    is_recorded = functools.partial(tables.contains, pod.ifindex, last)
+    polling.wait_until("the last flow is recorded", lambda: is_recorded(time.monotonic_ns()))
+
+
+@VERSIONS
+def test_answers_are_not_lost_while_the_pod_sends_to_thousands_of_other_hosts(
+    gates: Gates, loaded: loader.Loaded, pod: labs.LabPod, version: int
+) -> None:
+    """Together as many flows as 61 % of the table's slots."""
+    pending = 500
+    enforce(gates, pod)
+    with node_udp(version, PORT) as server:
+        asked = list(questions.query(pod, server, version, range(10_000, 10_000 + pending)))
+        send_outside(loaded, pod, version, 2000)
+        for whence in asked:
+            server.sendto(b"answer", whence)
+    assert count(gates, pod, Verdict.PASS, Reason.REPLY) == pending
     assert count(gates, pod, Verdict.DROP, Reason.NODE) == 0
