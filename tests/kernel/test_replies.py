@@ -27,7 +27,7 @@ from bpf.replies import (
     ReplyTables,
 )
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import frames, traffic
+from tests.kernel import frames, links, traffic
 
 pytestmark = pytest.mark.kernel
 
@@ -216,8 +216,7 @@ def test_answers_to_a_group_pass_from_any_source(gates: Gates, pod: labs.LabPod)
     enforce(gates, pod)
     group, port = "239.18.0.1", 5301
     with node_udp(4, port) as server, pod_udp(pod, 4) as client:
-        request = struct.pack("=4s4si", socket.inet_aton(group), bytes(4), pod.ifindex)
-        server.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, request)
+        join(server, group, pod.ifindex)
         client.sendto(b"anybody?", (group, port))
         _, whence = server.recvfrom(64)
         server.sendto(b"me", whence)
@@ -503,6 +502,41 @@ def test_answers_to_a_group_have_a_few_seconds(
         server.sendto(b"late", (traffic.address(pod, version), port))
         assert not arrives(client)
     assert count(gates, pod, Verdict.DROP, Reason.NODE) == 1
+
+
+@pytest.mark.parametrize("is_bridged", [False, True], ids=["routed", "bridged"])
+@VERSIONS
+def test_answers_to_a_group_pass_only_from_the_port_that_the_pod_sent_to(
+    gates: Gates, lab: labs.Lab, version: int, is_bridged: bool
+) -> None:
+    pod = lab.add_pod("finder", 4, bridged=is_bridged)
+    if is_bridged:
+        links.wait_for_port(pod.interface)
+    enforce(gates, pod)
+    group = {4: "239.18.0.1", 6: "ff05::1812"}[version]
+    interface = links.index_of(labs.BRIDGE) if is_bridged else pod.ifindex
+    with (
+        node_udp(version, PORT) as server,
+        node_udp(version) as other,
+        pod_udp(pod, version) as client,
+    ):
+        join(server, group, interface)
+        client.sendto(b"anybody?", (group, PORT))
+        _, whence = server.recvfrom(64)
+        other.sendto(b"not asked", whence)
+        server.sendto(b"me", whence)
+        assert client.recvfrom(64)[0] == b"me"
+    assert count(gates, pod, Verdict.DROP, Reason.NODE) == 1
+
+
+def join(sock: socket.socket, group: str, interface: int) -> None:
+    packed = socket.inet_pton(sock.family, group)
+    if sock.family == socket.AF_INET:
+        request = struct.pack("=4s4si", packed, bytes(4), interface)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, request)
+    else:
+        request = struct.pack("=16si", packed, interface)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, request)
 
 
 def fill(loaded: loader.Loaded, pod: labs.LabPod, flow: ReplyFlow, sent_ns: int) -> None:
