@@ -24,6 +24,7 @@ pytestmark = pytest.mark.kernel
 
 VERSIONS = pytest.mark.parametrize("version", [4, 6])
 TARGETS = pytest.mark.parametrize("target", [0, 1, 2], ids=["first", "middle", "last"])
+KINDS = pytest.mark.parametrize("kind", ["data", "syn", "udp"])
 PORT = 8080
 BY_RELAY = pytest.mark.enforce_only("in strict a relay connects for it: test_strict_gate.py")
 SENDERS = pytest.mark.parametrize(
@@ -183,24 +184,59 @@ def test_packet_socket_on_the_bridge_opens_nothing(
     assert sum(moved.get(key, 0) for key in REFUSED) == 2
 
 
-@VERSIONS
-def test_packet_for_a_pod_with_two_interfaces_is_dropped_before_there_are_copies(
-    flooding: Flooding, gates: Gates, version: int
-) -> None:
-    """Both have the pod's addresses. The bridge finds no gate for those that two pods have."""
-    first, target, _ = flooding.pods
+def injected(pod: labs.LabPod, version: int, kind: str) -> bytes:
+    """A frame of the host to the pod's address: into a connection, or one that opens a flow."""
     ends = frames.Ends(
         frames.address(traffic.NODE[version]),
-        frames.address(traffic.address(target, version)),
+        frames.address(traffic.address(pod, version)),
         port=PORT,
     )
-    frame = frames.segment(ends, frames.ACK | frames.PSH, data=b"injected")
+    match kind:
+        case "data":
+            return frames.segment(ends, frames.ACK | frames.PSH, data=b"injected")
+        case "syn":
+            return frames.segment(ends, frames.SYN)
+    return frames.packet(ends, frames.UDP, frames.udp(ends, b"injected"))
+
+
+def inject_to_two_gates(
+    flooding: Flooding, gates: Gates, version: int, kind: str, *, pod: str
+) -> tuple[guarded.Moved, ...]:
+    """What each gate counts of a frame to an address that the first two interfaces have.
+
+    pod: whose interfaces they are; "": of two pods.
+    """
+    first, target, _ = flooding.pods
     flooding.enforce()
-    for pod, copies in (("", 1), ("uid", 0)):
-        for interface in (first, target):
-            config = GateConfig(Mode.ENFORCE, target.addresses, pod=pod)
-            gates.install(interface.ifindex, config)
-        last = Counting(gates, flooding.pods[2].ifindex)
-        with links.packet_socket(labs.BRIDGE) as sock:
-            wire.send(sock, frame)
-        assert last.moved().get(STRAY, 0) == copies
+    for interface in (first, target):
+        config = GateConfig(Mode.ENFORCE, target.addresses, pod=pod)
+        gates.install(interface.ifindex, config)
+    countings = [Counting(gates, each.ifindex) for each in flooding.pods]
+    with links.packet_socket(labs.BRIDGE) as sock:
+        wire.send(sock, injected(target, version, kind))
+    return tuple(
+        {key: number for key, number in counting.moved().items() if key not in guarded.CONTROL}
+        for counting in countings
+    )
+
+
+@KINDS
+@VERSIONS
+def test_packet_for_a_pod_with_two_interfaces_is_dropped_before_there_are_copies(
+    flooding: Flooding, gates: Gates, version: int, kind: str
+) -> None:
+    moved = inject_to_two_gates(flooding, gates, version, kind, pod="uid")
+    assert [sum(each.values()) for each in moved] == [1, 0, 0]
+    assert moved[0].keys() <= REFUSED
+
+
+@KINDS
+@VERSIONS
+def test_copies_for_an_address_of_two_pods_are_dropped_by_the_gates_of_both(
+    flooding: Flooding, gates: Gates, version: int, kind: str
+) -> None:
+    """The bridge finds no gate for an address that two pods have."""
+    moved = inject_to_two_gates(flooding, gates, version, kind, pod="")
+    assert [sum(each.values()) for each in moved] == [1, 1, 1]
+    assert moved[0].keys() | moved[1].keys() <= REFUSED
+    assert moved[2] == {STRAY: 1}
