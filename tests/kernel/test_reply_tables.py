@@ -15,7 +15,7 @@ from bpf.replies import ReplyFlow, ReplyTables
 from bpf.verdicts import Reason, Verdict
 from tests import polling
 from tests.kernel import links, questions, traffic
-from tests.kernel.test_replies import PORT, VERSIONS, count, enforce, node_udp
+from tests.kernel.test_replies import PORT, REPLY_SLOTS, VERSIONS, count, enforce, node_udp
 
 pytestmark = pytest.mark.kernel
 
@@ -71,3 +71,18 @@ def test_answers_are_not_lost_while_the_pod_sends_to_thousands_of_other_hosts(
             server.sendto(b"answer", whence)
     assert count(gates, pod, Verdict.PASS, Reason.REPLY) == pending
     assert count(gates, pod, Verdict.DROP, Reason.NODE) == 0
+
+
+def test_more_flows_than_the_table_holds_displace_the_oldest(
+    gates: Gates, loaded: loader.Loaded, pod: labs.LabPod
+) -> None:
+    """The same flow is recorded again with the pod's next datagram."""
+    enforce(gates, pod)
+    with node_udp(4, PORT) as server:
+        (whence,) = questions.query(pod, server, 4, [10_000])
+        send_outside(loaded, pod, 4, 3 * REPLY_SLOTS)
+        server.sendto(b"answer", whence)
+        assert count(gates, pod, Verdict.DROP, Reason.NODE) == 1
+        (whence,) = questions.query(pod, server, 4, [10_000])
+        server.sendto(b"answer", whence)
+    assert count(gates, pod, Verdict.PASS, Reason.REPLY) == 1
