@@ -306,6 +306,7 @@ class Event(enum.Enum):
     SWITCHED_OFF = "podgate is off on this node: nothing is dropped any more."
     SWITCHED_ON = "podgate is on again on this node."
     TUNNEL_PORTS_PROTECTED = "Tunnel ports protected."
+    UNKNOWN_PROGRAMS_DETACHED = "Programs of other versions, which this one lacks, detached."
     WATCH_INTERRUPTED = "Watch interrupted; using the last known objects."
     WATCH_RESUMED = "Watch resumed."
     WEBHOOK_LISTENING = "Admission webhook listening."

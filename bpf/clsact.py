@@ -139,6 +139,11 @@ class ClsactFilters:
                 others.add(ifindex)
         return ours, others
 
+    def programs(self) -> dict[int, set[str]]:
+        """By interface, the programs of podgate's filters, whichever version created them."""
+        found = {i: {one.program for one in self._ours(i)} for i in self._clsact_ifindexes()}
+        return {ifindex: names for ifindex, names in found.items() if names}
+
     def chain(self, ifindex: int) -> list[Filter]:
         """All filters in the order in which they run, also other projects'; none without qdisc."""
         try:

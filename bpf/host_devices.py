@@ -8,7 +8,7 @@ All methods wait for the kernel's RTNL lock: call them from the thread that inst
 import errno
 import functools
 
-from bpf import abi, errors, loader, pins
+from bpf import abi, cleanup, errors, loader, pins
 from bpf.attachment import Attachment
 from bpf.attachments import Attachments, Direction
 
@@ -26,6 +26,7 @@ class HostDevicePrograms:
     def __init__(
         self, loaded: loader.Loaded, installation: pins.Pins, attachment: Attachment
     ) -> None:
+        self._installation = installation
         self._all = {
             program: Attachments(
                 installation,
@@ -77,6 +78,10 @@ class HostDevicePrograms:
     def ensure_tunnels(self, *, are_guarded: bool) -> None:
         """Attach the tunnel gate to the loopback, or detach it."""
         self._ensure(abi.TUNNEL_GATE, {LOOPBACK_IFINDEX} if are_guarded else set())
+
+    def detach_unknown(self) -> list[str]:
+        """As `cleanup.detach_unknown`: programs of other versions, also of gates."""
+        return cleanup.detach_unknown(self._installation)
 
     def _ensure(self, program: str, desired: set[int], *, are_all: bool = True) -> None:
         """Attach first: an interface may get one program for another."""

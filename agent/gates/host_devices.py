@@ -80,6 +80,8 @@ class HostDevices:
         self._ensured: dict[str, tuple[frozenset[int], bool]] = {}
         self._tunnels: TunnelPorts | None = None
         self._has_switch: bool | None = None
+        self._may_have_unknown = True
+        """Whether programs of other versions may be attached that this one does not have."""
         self._problem = ""
 
     async def ensure(self, links: list[Link], uplinks: Container[int] = frozenset()) -> bool:
@@ -90,6 +92,9 @@ class HostDevices:
         """
         self._update_switch(links)
         is_off = not self._gate_worker.is_attached
+        are_all = is_off or self._store.is_synced
+        # A pod that waits for its gate may have one of a program that this version does not have.
+        are_all_gated = is_off or (are_all and not any(s.is_pending for s in self._store.states()))
         needed = DevicePrograms()
         if not is_off:
             needed = programs_for(
@@ -100,7 +105,7 @@ class HostDevices:
                 uplinks=uplinks,
             )
         try:
-            await self._ensure_programs(needed, are_all=is_off or self._store.is_synced)
+            await self._ensure_programs(needed, are_all=are_all)
             tunnels = TunnelPorts(frozenset(), has_any=False)
             if not is_off:
                 tunnels = find_tunnels(links, await asyncio.to_thread(udp_listeners.read))
@@ -114,6 +119,8 @@ class HostDevices:
                     udp_ports=sorted(tunnels.udp_ports),
                     any=tunnels.has_any,
                 )
+            if are_all_gated and self._may_have_unknown:
+                await self._detach_unknown()
         except (AttachError, OSError, ValueError) as error:
             if str(error) != self._problem:
                 log.error(Event.HOST_DEVICES_NOT_PROTECTED, error=str(error))
@@ -135,6 +142,13 @@ class HostDevices:
             if self._ensured.get(name) != (interfaces, are_all):
                 await self._gate_worker.run(ensure, set(interfaces), are_all=are_all)
                 self._ensured[name] = interfaces, are_all
+
+    async def _detach_unknown(self) -> None:
+        """Once, after all programs of this version: only then nothing opens."""
+        detached = await self._gate_worker.run(self._gate_worker.host_devices.detach_unknown)
+        self._may_have_unknown = False
+        if detached:
+            log.info(Event.UNKNOWN_PROGRAMS_DETACHED, programs=detached)
 
     @property
     def has_programs(self) -> bool:

@@ -8,6 +8,7 @@ from agent.gates.host_devices import DevicePrograms, HostDevices, programs_for
 from agent.linux.rtnetlink import Link
 from agent.linux.tunnels import TunnelPorts, find_tunnels
 from agent.pods.conditions import Conditions
+from agent.pods.pod import Pod
 from agent.pods.store import PodStore
 from bpf.errors import AttachError
 
@@ -24,7 +25,9 @@ class _GateWorker:
         self.stamps: list[set[int]] = []
         self.are_all = True
         self.tunnels: list[tuple[frozenset[int], bool]] = []
-        self.rejects = False
+        self.unknown_detached_after: list[list[set[int]]] = []
+        """The calls of `ensure_uplinks` before each call of `detach_unknown`."""
+        self.rejects = self.rejects_detach = False
         self.is_attached = True
 
     async def run(self, function: Callable[..., None], *args: object, **kwargs: object) -> None:
@@ -53,6 +56,12 @@ class _GateWorker:
 
     def ensure_tunnels(self, *, are_guarded: bool) -> None:
         self.tunnels.append((frozenset(), are_guarded))
+
+    def detach_unknown(self) -> list[str]:
+        if self.rejects_detach:
+            raise AttachError("detaching from interface 5: no")
+        self.unknown_detached_after.append(list(self.uplinks))
+        return ["judge_on_bridge"]
 
 
 def make(gate_worker: _GateWorker, store: PodStore) -> HostDevices:
@@ -163,6 +172,45 @@ async def test_no_bridge_is_released_before_all_pods_are_synced(store: PodStore)
     store.synced.set()
     await host_devices.ensure(links)
     assert (gate_worker.bridges, gate_worker.are_all) == ([{2}, {2}], True)
+
+
+async def test_programs_of_other_versions_are_detached_once_and_after_our_own(
+    store: PodStore,
+) -> None:
+    gate_worker = _GateWorker()
+    store.synced.clear()
+    host_devices = make(gate_worker, store)
+    uplink = Link(2, "eth2")
+    await host_devices.ensure([uplink])
+    assert gate_worker.unknown_detached_after == []
+    store.synced.set()
+    for links in ([uplink], [uplink], [uplink, Link(3, "eth3")]):
+        await host_devices.ensure(links)
+    assert gate_worker.unknown_detached_after == [[{2}, {2}]]
+
+
+async def test_programs_of_other_versions_stay_while_a_pod_waits_for_its_gate(
+    store: PodStore,
+) -> None:
+    """One of them may be the pod's gate."""
+    gate_worker = _GateWorker()
+    host_devices = make(gate_worker, store)
+    store.set_pod(Pod(uid="1", namespace="demo", name="web"))
+    await host_devices.ensure([])
+    assert gate_worker.unknown_detached_after == []
+    gate_worker.is_attached = False
+    await host_devices.ensure([])
+    assert gate_worker.unknown_detached_after == [[set()]]
+
+
+async def test_a_failed_detach_is_tried_again(store: PodStore) -> None:
+    gate_worker = _GateWorker()
+    host_devices = make(gate_worker, store)
+    gate_worker.rejects_detach = True
+    assert not await host_devices.ensure([])
+    gate_worker.rejects_detach = False
+    assert await host_devices.ensure([])
+    assert len(gate_worker.unknown_detached_after) == 1
 
 
 async def test_a_failed_attach_is_tried_again(store: PodStore) -> None:
