@@ -64,9 +64,11 @@ test-chart: setup
 test-cluster: setup
 	PODGATE_TEST_BIN=$(BIN) PODGATE_TEST_HELM=$(HELM) $(PYTEST) $(LONG) $(or $(FILES),tests/cluster) $(if $(BIN),,-m 'not kernel')
 
-# Gates and connections over 20 killed agents, 5 upgrades and 200 pods, by tcx and by clsact.
+# Gates and connections over 20 killed agents, 5 upgrades and 200 pods, by tcx and by clsact; and ten
+# minutes without an agent, in which the kubelet restarts five times.
 test-continuity: setup
-	PODGATE_TEST_CONTINUITY=1 $(PYTEST) $(LONG) tests/kernel/test_continuity.py
+	PODGATE_TEST_CONTINUITY=1 $(PYTEST) $(LONG) tests/kernel/test_continuity.py \
+		tests/kernel/test_kubelet_without_agent.py
 
 # The relay killed, hung for a minute and upgraded ten times under 200 probes a second.
 test-strict: setup

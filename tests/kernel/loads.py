@@ -1,8 +1,8 @@
 """Traffic that continues during a test, each in a process of its own; read by `Load`.
 
-`python -m tests.kernel.loads attacker` tries the pods whose addresses it reads from stdin (one JSON
-list a line), one each millisecond; `... talker PATH PATH` talks between two pods' namespaces. Both
-end with stdin, and then print one JSON object.
+`python -m tests.kernel.loads attacker` tries the addresses and ports that it reads from stdin (one
+JSON list a line), one each millisecond; `... talker PATH PATH` talks between two pods' namespaces.
+Both end with stdin, and then print one JSON object.
 """
 
 import contextlib
@@ -16,12 +16,13 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
 
 from agent.lab.lab import LabPod
 from probes.netns import Netns
 from tests.kernel import traffic
+from tests.kernel.cgroups import Cgroup
 
 PORT = 8080
 QUESTION_PORT = 5300
@@ -34,26 +35,42 @@ _MAX_OPEN = 400
 # Much longer than any pause of a busy machine: a connection that takes longer is broken.
 _BROKEN_SECONDS = 30
 _RAW_PORT = 4242
+_ATTEMPTS = "attempts"
 _SYN = 0x02
 _TCP = struct.Struct("!HHIIBBHHH")
+_CHECKSUM_AT = 16
+_IPV6_CHECKSUM = 7  # include/uapi/linux/in6.h
 
 
 class Load:
     """One such process. `result` ends it."""
 
-    def __init__(self, *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kernel.loads", *arguments],
-            cwd=pathlib.Path(__file__).parents[2],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, *arguments: str, group: Cgroup | None = None) -> None:
+        """group: the process's cgroup from its start; None: this process's."""
+        command = [sys.executable, "-m", "tests.kernel.loads", *arguments]
+        if group is not None:
+            self._process = group.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        else:
+            self._process = subprocess.Popen(
+                command,
+                cwd=pathlib.Path(__file__).parents[2],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
 
-    def set_targets(self, addresses: list[str]) -> None:
-        """Set the addresses that an attacker tries from now on."""
+    def set_targets(self, addresses: Sequence[str], ports: Sequence[int] = (PORT,)) -> None:
+        """Set the addresses that an attacker tries from now on, each of them at all these ports."""
+        self._send([(address, port) for address in addresses for port in ports])
+
+    def attempts(self) -> int:
+        """How many an attacker has made."""
+        self._send(_ATTEMPTS)
+        assert self._process.stdout is not None
+        return int(self._process.stdout.readline())
+
+    def _send(self, request: Any) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(addresses) + "\n")
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
 
     def result(self) -> dict[str, Any]:
@@ -69,9 +86,10 @@ class Load:
 
 
 @contextlib.contextmanager
-def attacker() -> Iterator[Load]:
-    """A host process. Its result: `attempts`, and `reached`, a list of [address, how]."""
-    yield from _started("attacker")
+def attacker(group: Cgroup | None = None) -> Iterator[Load]:
+    """A host process, in a cgroup of the test's if one is given. Its result: `attempts`, and
+    `reached`, a list of [address, port, how]."""
+    yield from _started("attacker", group=group)
 
 
 @contextlib.contextmanager
@@ -80,8 +98,8 @@ def talker(one: LabPod, other: LabPod) -> Iterator[Load]:
     yield from _started("talker", one.netns.path, other.netns.path, other.ipv4)
 
 
-def _started(*arguments: str) -> Iterator[Load]:
-    load = Load(*arguments)
+def _started(*arguments: str, group: Cgroup | None = None) -> Iterator[Load]:
+    load = Load(*arguments, group=group)
     try:
         yield load
     finally:
@@ -93,76 +111,92 @@ class Attacker:
 
     def __init__(self) -> None:
         self.attempts = 0
-        self.reached: list[tuple[str, str]] = []
-        self._open: dict[int, tuple[socket.socket, str, float]] = {}
+        self.reached: list[tuple[str, int, str]] = []
+        self._targets: list[tuple[str, int]] = []
+        self._open: dict[int, tuple[socket.socket, tuple[str, int], float]] = {}
         self._poll = select.epoll()
-        self._raw = socket.socket(
-            socket.AF_INET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, socket.IPPROTO_TCP
-        )
+        self._raw = {version: _raw_socket(version) for version in (4, 6)}
 
     def run(self) -> None:
         """Until stdin ends."""
-        targets: list[str] = []
         turn = 0
-        stdin = select.poll()
-        stdin.register(sys.stdin, select.POLLIN)
-        while True:
-            started = time.monotonic()
-            if stdin.poll(0):
-                line = sys.stdin.readline()
-                if not line:
-                    break
-                targets = json.loads(line)
-            if targets:
-                turn += 1
-                self._try(targets[turn % len(targets)])
-            self._look()
-            time.sleep(max(0.0, started + _PERIOD_SECONDS - time.monotonic()))
+        # Unbuffered: `select.poll` does not show what a buffer holds.
+        with open(0, "rb", buffering=0, closefd=False) as requests:
+            while self._answer(requests):
+                started = time.monotonic()
+                if self._targets:
+                    turn += 1
+                    self._try(self._targets[turn % len(self._targets)])
+                self._look()
+                time.sleep(max(0.0, started + _PERIOD_SECONDS - time.monotonic()))
         time.sleep(_PATIENCE_SECONDS)
         self._look()
         result = {"attempts": self.attempts, "reached": self.reached[:20]}
         sys.stdout.write(json.dumps(result))
 
-    def _try(self, address: str) -> None:
+    def _answer(self, requests: BinaryIO) -> bool:
+        """Handle the requests that wait. False when no more come."""
+        waiting = select.poll()
+        waiting.register(requests, select.POLLIN)
+        while waiting.poll(0):
+            line = requests.readline()
+            if not line:
+                return False
+            request = json.loads(line)
+            if request == _ATTEMPTS:
+                sys.stdout.write(f"{self.attempts}\n")
+                sys.stdout.flush()
+            else:
+                self._targets = [(address, port) for address, port in request]
+        return True
+
+    def _try(self, target: tuple[str, int]) -> None:
         if len(self._open) >= _MAX_OPEN:
             return
         self.attempts += 1
+        address, _ = target
+        version = 6 if ":" in address else 4
         with contextlib.suppress(OSError):  # ENOBUFS: dropped; ENETUNREACH: the pod is gone
-            self._raw.sendto(_syn(address), (address, 0))
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        code = sock.connect_ex((address, PORT))
+            self._raw[version].sendto(_syn(*target), (address, 0))
+        kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+        sock = socket.socket(traffic.family(version), kind)
+        code = sock.connect_ex(target)
         if code == errno.EINPROGRESS:
-            self._open[sock.fileno()] = (sock, address, time.monotonic() + _PATIENCE_SECONDS)
+            self._open[sock.fileno()] = (sock, target, time.monotonic() + _PATIENCE_SECONDS)
             self._poll.register(sock, select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP)
             return
-        self._note(address, code)
+        self._note(target, code)
         sock.close()
 
     def _look(self) -> None:
         for fd, _ in self._poll.poll(0):
-            sock, address, _ = self._open[fd]
-            self._note(address, sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+            sock, target, _ = self._open[fd]
+            self._note(target, sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
             self._close(fd)
         for fd, (_, _, deadline) in list(self._open.items()):
             if time.monotonic() < deadline:
                 break  # the others are newer
             self._close(fd)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                packet = self._raw.recv(128)
-                source, destination = struct.unpack_from("!HH", packet, (packet[0] & 15) * 4)
-                if (source, destination) == (PORT, _RAW_PORT):
-                    self.reached.append((socket.inet_ntoa(packet[12:16]), "raw"))
+        ports = {port for _, port in self._targets}
+        for version, raw in self._raw.items():
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    packet, whence = raw.recvfrom(128)
+                    # Only IPv4's header is part of what a raw socket receives.
+                    header_bytes = (packet[0] & 15) * 4 if version == 4 else 0
+                    source, destination = struct.unpack_from("!HH", packet, header_bytes)
+                    if source in ports and destination == _RAW_PORT:
+                        self.reached.append((whence[0], source, "raw"))
 
     def _close(self, fd: int) -> None:
         sock, _, _ = self._open.pop(fd)
         self._poll.unregister(fd)
         sock.close()
 
-    def _note(self, address: str, code: int) -> None:
+    def _note(self, target: tuple[str, int], code: int) -> None:
         """A RST of the pod's kernel is an answer too: the SYN has arrived."""
         if code in (0, errno.ECONNREFUSED):
-            self.reached.append((address, "connect"))
+            self.reached.append((*target, "connect"))
 
 
 class Talker:
@@ -241,8 +275,21 @@ def _round(pair: tuple[socket.socket, socket.socket], number: bytes, what: str) 
         assert received == number, f"{what}: {received!r} instead of {number!r}"
 
 
-def _syn(address: str) -> bytes:
-    fields = (_RAW_PORT, PORT, os.getpid(), 0, _TCP.size // 4 << 4, _SYN, 1024)
+def _raw_socket(version: int) -> socket.socket:
+    kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK
+    made = socket.socket(traffic.family(version), kind, socket.IPPROTO_TCP)
+    if version == 6:
+        made.setsockopt(socket.IPPROTO_IPV6, _IPV6_CHECKSUM, _CHECKSUM_AT)
+    else:
+        # Part of the checksum, which the kernel computes for IPv6 only.
+        made.bind((traffic.NODE[4], 0))
+    return made
+
+
+def _syn(address: str, port: int) -> bytes:
+    fields = (_RAW_PORT, port, os.getpid(), 0, _TCP.size // 4 << 4, _SYN, 1024)
+    if ":" in address:
+        return _TCP.pack(*fields, 0, 0)
     ends = socket.inet_aton(traffic.NODE[4]) + socket.inet_aton(address)
     pseudo = ends + struct.pack("!II", _TCP.size, socket.IPPROTO_TCP)
     return _TCP.pack(*fields, _checksum(pseudo + _TCP.pack(*fields, 0, 0)), 0)
