@@ -15,6 +15,12 @@ from bpf.attachments import Attachments, Direction
 LOOPBACK_IFINDEX = 1
 """In every network namespace."""
 
+# A link takes 15 ms, under RTNL, and a filter less than one: of fewer interfaces the last one waits
+# less for the others' links than the agent waits for more interfaces.
+_MANY = 4
+# At a time: others wait for RTNL meanwhile.
+_SETTLED_AT_ONCE = 8
+
 
 class HostDevicePrograms:
     """The programs attached to host devices.
@@ -56,20 +62,24 @@ class HostDevicePrograms:
         return set().union(*(program.other_interfaces for program in self._all.values()))
 
     def ensure_bridges(self, desired: set[int], *, are_all: bool = True) -> None:
-        """Attach the bridge gate to these bridges, and detach it from others."""
-        self._ensure(abi.BRIDGE_GATE, desired, are_all=are_all)
+        """Attach the bridge gate to these bridges, and detach it from others.
+
+        As the next three methods, it attaches filters instead of links where many interfaces have
+        no program; `settle` makes links of them.
+        """
+        self._ensure(abi.BRIDGE_GATE, desired, are_all=are_all, may_hurry=True)
 
     def ensure_devices(self, desired: set[int], *, are_all: bool = True) -> None:
         """Attach the device gate to these devices, and detach it from others."""
-        self._ensure(abi.DEVICE_GATE, desired, are_all=are_all)
+        self._ensure(abi.DEVICE_GATE, desired, are_all=are_all, may_hurry=True)
 
     def ensure_uplinks(self, desired: set[int], *, are_all: bool = True) -> None:
         """Attach the uplinks' gate to these devices, and detach it from others."""
-        self._ensure(abi.UPLINK_GATE, desired, are_all=are_all)
+        self._ensure(abi.UPLINK_GATE, desired, are_all=are_all, may_hurry=True)
 
     def ensure_stamps(self, desired: set[int], *, are_all: bool = True) -> None:
         """Stamp what the host sends by these interfaces, and no longer by others."""
-        self._ensure(abi.STAMP_HOST_SENT, desired, are_all=are_all)
+        self._ensure(abi.STAMP_HOST_SENT, desired, are_all=are_all, may_hurry=True)
 
     def ensure_pairs(self, desired: set[int]) -> None:
         """Drop packets forwarded to the relays behind these interfaces, the host's ends."""
@@ -83,20 +93,39 @@ class HostDevicePrograms:
         """As `cleanup.detach_unknown`: programs of other versions, also of gates."""
         return cleanup.detach_unknown(self._installation)
 
-    def _ensure(self, program: str, desired: set[int], *, are_all: bool = True) -> None:
+    def settle(self, *, is_calm: bool) -> bool:
+        """Make links of filters that were attached in a hurry, some at a time, if no more
+        interfaces come. Whether none is left."""
+        left = _SETTLED_AT_ONCE if is_calm else 0
+        is_settled = True
+        for attachments in self._all.values():
+            if not attachments.unlinked:
+                continue
+            attachments.refresh()
+            for ifindex in sorted(attachments.unlinked)[:left]:
+                _attach(attachments, ifindex)
+                left -= 1
+            is_settled = is_settled and not attachments.unlinked
+        return is_settled
+
+    def _ensure(
+        self, program: str, desired: set[int], *, are_all: bool = True, may_hurry: bool = False
+    ) -> None:
         """Attach first: an interface may get one program for another."""
         attachments = self._all[program]
         attachments.refresh()
+        unlinked = attachments.unlinked
+        are_many = len(desired - attachments.attached) >= _MANY
         for ifindex in desired:
-            _attach(attachments, ifindex)
+            _attach(attachments, ifindex, quickly=may_hurry and (are_many or ifindex in unlinked))
         if are_all:
             for ifindex in (attachments.attached | attachments.other_interfaces) - desired:
                 attachments.detach(ifindex)
 
 
-def _attach(where: Attachments, ifindex: int) -> None:
+def _attach(where: Attachments, ifindex: int, *, quickly: bool = False) -> None:
     try:
-        where.attach(ifindex)
+        where.attach(ifindex, quickly=quickly)
     except errors.BpfError as error:
         if error.errno != errno.ENODEV:  # just deleted
             raise errors.AttachError(f"cannot attach to interface {ifindex}: {error}") from error

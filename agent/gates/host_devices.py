@@ -88,7 +88,7 @@ class HostDevices:
         """links: all of the host's; uplinks: as of `programs_for`. Safe to repeat. While podgate is
         off no program is needed.
 
-        Whether all is in place; if not, call it again after a while.
+        Whether all is in place, as it is to stay; if not, call it again after a while.
         """
         self._update_switch(links)
         is_off = not self._gate_worker.is_attached
@@ -105,7 +105,7 @@ class HostDevices:
                 uplinks=uplinks,
             )
         try:
-            await self._ensure_programs(needed, are_all=are_all)
+            has_changed = await self._ensure_programs(needed, are_all=are_all)
             tunnels = TunnelPorts(frozenset(), has_any=False)
             if not is_off:
                 tunnels = find_tunnels(links, await asyncio.to_thread(udp_listeners.read))
@@ -121,6 +121,8 @@ class HostDevices:
                 )
             if are_all_gated and self._may_have_unknown:
                 await self._detach_unknown()
+            settle = self._gate_worker.host_devices.settle
+            is_settled = await self._gate_worker.run(settle, is_calm=not has_changed)
         except (AttachError, OSError, ValueError) as error:
             if str(error) != self._problem:
                 log.error(Event.HOST_DEVICES_NOT_PROTECTED, error=str(error))
@@ -128,10 +130,12 @@ class HostDevices:
             # Too many ports (ValueError) stay too many until an interface changes.
             return isinstance(error, ValueError)
         self._problem = ""
-        return True
+        return is_settled
 
-    async def _ensure_programs(self, needed: DevicePrograms, *, are_all: bool) -> None:
+    async def _ensure_programs(self, needed: DevicePrograms, *, are_all: bool) -> bool:
+        """Whether anything was to be changed."""
         programs = self._gate_worker.host_devices
+        has_changed = False
         for name, ensure, interfaces in (
             ("stamps", programs.ensure_stamps, needed.stamps),
             # Before the others: a bridge changes to this program when a pod is enforced.
@@ -142,6 +146,8 @@ class HostDevices:
             if self._ensured.get(name) != (interfaces, are_all):
                 await self._gate_worker.run(ensure, set(interfaces), are_all=are_all)
                 self._ensured[name] = interfaces, are_all
+                has_changed = True
+        return has_changed
 
     async def _detach_unknown(self) -> None:
         """Once, after all programs of this version: only then nothing opens."""

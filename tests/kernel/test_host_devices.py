@@ -4,6 +4,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import struct
 from collections.abc import Iterator
 
@@ -11,8 +12,9 @@ import pytest
 
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
-from bpf import abi, clsact, maps, pins, syscalls
+from bpf import abi, clsact, loader, maps, pins, syscalls
 from bpf.gates import Attachment
+from bpf.host_devices import HostDevicePrograms
 from tests import polling
 from tests.kernel import frames, links, offers, othernode, syns, traffic
 from tests.kernel.test_agent import LISTENING, PORT, isolated_as, start_enforcing, web  # noqa: F401
@@ -61,6 +63,54 @@ def test_interfaces_get_their_program_when_they_appear_and_keep_it_without_the_a
         operator.stop(signal.SIGKILL)
         for interface in ("lo", off.interface, *pair):
             assert has_program(operator, interface, attachment)
+
+
+def test_many_interfaces_get_filters_at_once_and_then_links(
+    lab: Lab, loaded: loader.Loaded, installation: pins.Pins
+) -> None:
+    """One that vanishes meanwhile delays no other."""
+    offers.need_tcx()
+    programs = HostDevicePrograms(loaded, installation, Attachment.TCX)
+    with contextlib.closing(programs), many_pairs() as interfaces:
+        desired = set(map(links.index_of, interfaces))
+        programs.ensure_devices(desired)
+        assert filtered(desired) == desired
+        assert linked(desired) == set()
+        assert not programs.settle(is_calm=False)
+        programs.ensure_devices(desired)
+        assert filtered(desired) == desired
+        links.ip(f"link del {interfaces[0]}")
+        left = set(map(links.index_of, interfaces[2:]))
+        assert not programs.settle(is_calm=True)
+        assert linked(left)
+        polling.wait_until("all are links", lambda: programs.settle(is_calm=True))
+        assert filtered(desired) == set()
+        assert linked(left) == left
+        programs.ensure_devices(set())
+        assert linked(left) == set()
+
+
+@contextlib.contextmanager
+def many_pairs() -> Iterator[list[str]]:
+    """More interfaces than are settled at a time; each has its peer beside it."""
+    ends = [(f"many{number}", f"other{number}") for number in range(8)]
+    links.ip(*(f"link add {one} type veth peer name {other}" for one, other in ends))
+    try:
+        yield [name for pair in ends for name in pair]
+    finally:
+        present = {name for _, name in socket.if_nameindex()}
+        links.ip(*(f"link del {one}" for one, _ in ends if one in present))
+
+
+def filtered(among: set[int]) -> set[int]:
+    """Interfaces with podgate's filters."""
+    filters = clsact.ClsactFilters(pins.Pins(), "", 0, clsact.EGRESS)
+    with contextlib.closing(filters):
+        return among & filters.programs().keys()
+
+
+def linked(among: set[int]) -> set[int]:
+    return {i for i in among if syscalls.query_programs(i, syscalls.BPF_TCX_EGRESS)}
 
 
 def test_a_pod_that_is_no_longer_off_is_gated_instead(

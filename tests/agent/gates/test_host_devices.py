@@ -1,6 +1,7 @@
 """Host devices on which packets would bypass a gate: they are found, and programs follow."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
@@ -11,6 +12,8 @@ from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
 from bpf.errors import AttachError
+
+T = TypeVar("T")
 
 
 class _GateWorker:
@@ -28,10 +31,12 @@ class _GateWorker:
         self.unknown_detached_after: list[list[set[int]]] = []
         """The calls of `ensure_uplinks` before each call of `detach_unknown`."""
         self.rejects = self.rejects_detach = False
+        self.unsettled = 0
+        self.calms: list[bool] = []
         self.is_attached = True
 
-    async def run(self, function: Callable[..., None], *args: object, **kwargs: object) -> None:
-        function(*args, **kwargs)
+    async def run(self, function: Callable[..., T], *args: object, **kwargs: object) -> T:
+        return function(*args, **kwargs)
 
     def set_ovs(self, *, is_there: bool) -> None:
         self.switches.append(is_there)
@@ -62,6 +67,11 @@ class _GateWorker:
             raise AttachError("detaching from interface 5: no")
         self.unknown_detached_after.append(list(self.uplinks))
         return ["judge_on_bridge"]
+
+    def settle(self, *, is_calm: bool) -> bool:
+        self.calms.append(is_calm)
+        self.unsettled -= is_calm and self.unsettled > 0
+        return not self.unsettled
 
 
 def make(gate_worker: _GateWorker, store: PodStore) -> HostDevices:
@@ -201,6 +211,21 @@ async def test_programs_of_other_versions_stay_while_a_pod_waits_for_its_gate(
     gate_worker.is_attached = False
     await host_devices.ensure([])
     assert gate_worker.unknown_detached_after == [[set()]]
+
+
+async def test_programs_attached_in_a_hurry_are_settled_when_no_more_interfaces_come(
+    store: PodStore,
+) -> None:
+    gate_worker = _GateWorker()
+    gate_worker.unsettled = 2
+    host_devices = make(gate_worker, store)
+    links = [Link(2, "eth2")]
+    assert not await host_devices.ensure(links)
+    assert not await host_devices.ensure(links)
+    links.append(Link(3, "eth3"))
+    assert not await host_devices.ensure(links)
+    assert await host_devices.ensure(links)
+    assert gate_worker.calms == [False, True, False, True]
 
 
 async def test_a_failed_detach_is_tried_again(store: PodStore) -> None:
