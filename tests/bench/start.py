@@ -23,7 +23,7 @@ from bpf import artefacts, gates, loader, pins
 from bpf.gates import Attachment, GateConfig
 from bpf.pinning import Origin
 from bpf.verdicts import Mode
-from tests.bench import figures
+from tests.bench import figures, newborn
 
 _RUNS = 5
 _INTERFACES = 100
@@ -55,6 +55,8 @@ def main() -> None:
 
 def _all_else() -> None:
     _attach()
+    _note("programs of new interfaces")
+    newborn.measure()
     _agent()
 
 

@@ -224,6 +224,7 @@ def _make_tun(descriptor: int, flags: int) -> None:
     fcntl.ioctl(descriptor, _TUNSETIFF, request)
 
 
+@contextlib.contextmanager
 def macvtap(lower: str) -> Iterator[tuple[str, int]]:
     """A macvtap interface above another one, and a descriptor by which a process sends frames of
     which each begins with a header of virtio."""
