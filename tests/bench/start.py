@@ -23,7 +23,7 @@ from bpf import artefacts, gates, loader, pins
 from bpf.gates import Attachment, GateConfig
 from bpf.pinning import Origin
 from bpf.verdicts import Mode
-from tests.bench import figures, newborn
+from tests.bench import figures, newborn, sources
 
 _RUNS = 5
 _INTERFACES = 100
@@ -58,6 +58,8 @@ def _all_else() -> None:
     _note("programs of new interfaces")
     newborn.measure()
     _agent()
+    _note("agent with a full aggregate of drop sources")
+    sources.measure()
 
 
 def _first_gate_ms(programs: str) -> float:
