@@ -69,7 +69,7 @@ def test_states_are_complete_and_current_in_an_hour_of_changes(
         node.kubelet.wait_until_ready()
         users.until_gone(*(f"job{number}" for number in range(_PODS)))
         polling.wait_until("PodInfo has all reports", lambda: comparison.is_idle, seconds=120)
-    assert comparison.problems == []
+    assert comparison.problems[:5] == []
     assert comparison.states > _PODS
     with podinfo.client() as client:
         podinfo.until_as_in_the_api(client, node.api)
