@@ -12,7 +12,7 @@ import pytest
 
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
-from bpf import abi, clsact, loader, maps, pins, syscalls
+from bpf import abi, cleanup, clsact, loader, maps, pins, syscalls
 from bpf.gates import Attachment
 from bpf.host_devices import HostDevicePrograms
 from tests import polling
@@ -57,7 +57,10 @@ def test_interfaces_get_their_program_when_they_appear_and_keep_it_without_the_a
     operator.write_manifest(web, mode="enforce", container=LISTENING)
     operator.start("--attach", attachment.value)
     operator.wait_for("the gate", isolated_as("web", "Enforced"))
-    with links.pair() as pair:
+    with contextlib.ExitStack() as undo:
+        # The loopback's filter is there for the next tests otherwise.
+        undo.callback(cleanup.detach_everything, pins.Pins(operator.bpffs))
+        pair = undo.enter_context(links.pair())
         for interface in ("lo", off.interface, *pair):
             wait_for_program(operator, interface, attachment)
         operator.stop(signal.SIGKILL)

@@ -79,6 +79,7 @@ class Containerd:
         self.plugins = self.directory / "bin"
         """What CNI plugins it has, and room for more."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._inherited = mounts().count(_NETNS)
         self.directory.mkdir()
         self.cni_directory.mkdir()
         self.plugins.mkdir()
@@ -176,13 +177,14 @@ class Containerd:
                 netlink.link("del", index=ifindex)
 
     def _mounts(self) -> list[pathlib.Path]:
-        # `ip netns add` mounts the directory on itself, which hides the mounts from before.
-        return [
+        found = mounts()
+        # `ip netns add` mounts the directory on itself, which hides the mounts from before; the
+        # machine may have done so, too.
+        of_netns = found.count(_NETNS) - self._inherited
+        return [_NETNS] * of_netns + [
             mount
-            for mount in mounts()
-            if mount == _NETNS
-            or mount.match(f"{_NETNS}/cni-*")
-            or mount.is_relative_to(self.directory)
+            for mount in found
+            if mount.match(f"{_NETNS}/cni-*") or mount.is_relative_to(self.directory)
         ]
 
     def _command(self) -> list[str]:

@@ -49,6 +49,8 @@ def test_runtime_and_its_containers_end_with_the_test(
 
 def test_namespaces_below_what_ip_netns_mounts_are_removed(isolated: None) -> None:
     """`ip netns add` mounts /run/netns on itself, with all mounts that are below it."""
+    directory = pathlib.Path("/run/netns")
+    before = _below(directory)
     with fresh_lab(), containerd.running(containerd.ptp()) as runtime:
         asyncio.run(_run_sandbox(runtime, "before"))
         subprocess.run(["ip", "netns", "add", "outside"], check=True)
@@ -56,9 +58,12 @@ def test_namespaces_below_what_ip_netns_mounts_are_removed(isolated: None) -> No
             asyncio.run(_run_sandbox(runtime, "after"))
         finally:
             subprocess.run(["ip", "netns", "del", "outside"], check=True)
-    directory = pathlib.Path("/run/netns")
     assert not list(directory.glob("cni-*"))
-    assert not [path for path in containerd.mounts() if path.is_relative_to(directory)]
+    assert _below(directory) == before
+
+
+def _below(directory: pathlib.Path) -> list[pathlib.Path]:
+    return [path for path in containerd.mounts() if path.is_relative_to(directory)]
 
 
 async def _run_sandbox(runtime: containerd.Containerd, name: str) -> None:
