@@ -11,22 +11,15 @@ from bpf.redirect import Redirect
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import cgroups, enforcing, guarded, redirecting, syns, traffic
 from tests.kernel.guarded import PodState
+from tests.kernel.test_strict_gate import redirect
 
 pytestmark = pytest.mark.kernel
+
+__all__ = ["redirect"]
 
 VERSIONS = pytest.mark.parametrize("version", [4, 6])
 ADMITTED = (Verdict.PASS, Reason.PROBE)
 (RAW_SYN,) = (each for each in syns.FIRST_PACKETS if each.name == "raw-syn")
-
-
-@pytest.fixture
-def redirect(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[Redirect]:
-    """Of a relay that serves a kubelet, which is the test itself."""
-    with (
-        redirecting.kubelet_config(loaded),
-        redirecting.engaged(loaded, installation) as made,
-    ):
-        yield made
 
 
 @pytest.fixture

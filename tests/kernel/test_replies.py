@@ -523,7 +523,7 @@ def test_answers_to_a_group_pass_only_from_the_port_that_the_pod_sent_to(
         join(server, group, interface)
         client.sendto(b"anybody?", (group, PORT))
         _, whence = server.recvfrom(64)
-        other.sendto(b"not asked", whence)
+        other.sendto(b"not requested", whence)
         server.sendto(b"me", whence)
         assert client.recvfrom(64)[0] == b"me"
     assert count(gates, pod, Verdict.DROP, Reason.NODE) == 1

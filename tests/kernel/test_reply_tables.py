@@ -65,9 +65,9 @@ def test_answers_are_not_lost_while_the_pod_sends_to_thousands_of_other_hosts(
     pending = 500
     enforce(gates, pod)
     with node_udp(version, PORT) as server:
-        asked = list(questions.query(pod, server, version, range(10_000, 10_000 + pending)))
+        queried = list(questions.query(pod, server, version, range(10_000, 10_000 + pending)))
         send_outside(loaded, pod, version, 2000)
-        for whence in asked:
+        for whence in queried:
             server.sendto(b"answer", whence)
     assert count(gates, pod, Verdict.PASS, Reason.REPLY) == pending
     assert count(gates, pod, Verdict.DROP, Reason.NODE) == 0

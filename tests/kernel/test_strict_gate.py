@@ -60,6 +60,7 @@ NOT_REDIRECTED = {
 
 @pytest.fixture
 def redirect(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[Redirect]:
+    """Of a relay that serves a kubelet, which is the test itself."""
     with (
         redirecting.kubelet_config(loaded),
         redirecting.engaged(loaded, installation) as made,
