@@ -489,6 +489,7 @@ BRIDGE_GATE = "bridge_gate"
 DEVICE_GATE = "device_gate"
 UPLINK_GATE = "uplink_gate"
 STAMP_HOST_SENT = "stamp_host_sent"
+STAMP_SPOOFED = "stamp_spoofed"
 TUNNEL_GATE = "tunnel_gate"
 HOLD_SYNS = "hold_syns"
 DROP_FORWARDED = "drop_forwarded"
@@ -505,7 +506,7 @@ def moving_copy(program: str) -> str:
 
 _TC_PROGRAMS = (
     *(GATE_EGRESS, GATE_INGRESS),
-    *(BRIDGE_GATE, DEVICE_GATE, UPLINK_GATE, STAMP_HOST_SENT, TUNNEL_GATE),
+    *(BRIDGE_GATE, DEVICE_GATE, UPLINK_GATE, STAMP_HOST_SENT, STAMP_SPOOFED, TUNNEL_GATE),
     *(HOLD_SYNS, DROP_FORWARDED),
 )
 

@@ -1,6 +1,6 @@
 """Programs on host devices, by which the host's packets could reach pods past their gates: bridges
-of pods, veth pairs within the host, uplinks and the like; the loopback, also for its tunnels; and
-relays' veth pairs, which only the host may use.
+of pods, veth pairs within the host, uplinks, tuns and the like; the loopback, also for its tunnels;
+and relays' veth pairs, which only the host may use.
 
 All methods wait for the kernel's RTNL lock: call them from the thread that installs gates.
 """
@@ -46,6 +46,7 @@ class HostDevicePrograms:
                 (abi.DEVICE_GATE, Direction.EGRESS),
                 (abi.UPLINK_GATE, Direction.EGRESS),
                 (abi.STAMP_HOST_SENT, Direction.EGRESS),
+                (abi.STAMP_SPOOFED, Direction.INGRESS),
                 (abi.TUNNEL_GATE, Direction.INGRESS),
                 (abi.DROP_FORWARDED, Direction.EGRESS),
             )
@@ -64,7 +65,7 @@ class HostDevicePrograms:
     def ensure_bridges(self, desired: set[int], *, are_all: bool = True) -> None:
         """Attach the bridge gate to these bridges, and detach it from others.
 
-        As the next three methods, it attaches filters instead of links where many interfaces have
+        As the next four methods, it attaches filters instead of links where many interfaces have
         no program; `settle` makes links of them.
         """
         self._ensure(abi.BRIDGE_GATE, desired, are_all=are_all, may_hurry=True)
@@ -80,6 +81,11 @@ class HostDevicePrograms:
     def ensure_stamps(self, desired: set[int], *, are_all: bool = True) -> None:
         """Stamp what the host sends by these interfaces, and no longer by others."""
         self._ensure(abi.STAMP_HOST_SENT, desired, are_all=are_all, may_hurry=True)
+
+    def ensure_spoofed(self, desired: set[int], *, are_all: bool = True) -> None:
+        """Stamp what comes from these tuns in the name of hosts elsewhere, and no longer from
+        others."""
+        self._ensure(abi.STAMP_SPOOFED, desired, are_all=are_all, may_hurry=True)
 
     def ensure_pairs(self, desired: set[int]) -> None:
         """Drop packets forwarded to the relays behind these interfaces, the host's ends."""

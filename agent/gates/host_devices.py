@@ -33,6 +33,7 @@ class DevicePrograms:
     devices: frozenset[int] = frozenset()
     uplinks: frozenset[int] = frozenset()
     stamps: frozenset[int] = frozenset()
+    tuns: frozenset[int] = frozenset()
 
 
 def programs_for(
@@ -42,11 +43,13 @@ def programs_for(
     enforced: Container[int],
     ungated: Container[int] = frozenset(),
     uplinks: Container[int] = frozenset(),
+    tuns: Container[int] = frozenset(),
 ) -> DevicePrograms:
     """The programs that the host's interfaces need.
 
     gated: interfaces with a gate; enforced: with one that drops; ungated: interfaces of pods
-    without one, which may forward; uplinks: interfaces of default routes.
+    without one, which may forward; uplinks: interfaces of default routes; tuns: those whose packets
+    count as the host's.
     """
     links = list(links)
     of_pods = {link.master for link in links if link.index in gated}
@@ -57,6 +60,8 @@ def programs_for(
             continue
         if link.is_loopback or link.index in ungated:
             program = "stamps"
+        elif link.index in tuns:
+            program = "tuns"
         elif link.kind == "bridge" and link.index in of_enforced:
             program = "bridges"
         elif not link.is_ethernet:
@@ -84,9 +89,14 @@ class HostDevices:
         """Whether programs of other versions may be attached that this one does not have."""
         self._problem = ""
 
-    async def ensure(self, links: list[Link], uplinks: Container[int] = frozenset()) -> bool:
-        """links: all of the host's; uplinks: as of `programs_for`. Safe to repeat. While podgate is
-        off no program is needed.
+    async def ensure(
+        self,
+        links: list[Link],
+        uplinks: Container[int] = frozenset(),
+        tuns: Container[int] = frozenset(),
+    ) -> bool:
+        """links: all of the host's; uplinks, tuns: as of `programs_for`. Safe to repeat. While
+        podgate is off no program is needed.
 
         Whether all is in place, as it is to stay; if not, call it again after a while.
         """
@@ -103,6 +113,7 @@ class HostDevices:
                 enforced=self._store.enforced_interfaces(),
                 ungated=self._store.ungated_interfaces(),
                 uplinks=uplinks,
+                tuns=tuns,
             )
         try:
             has_changed = await self._ensure_programs(needed, are_all=are_all)
@@ -142,6 +153,7 @@ class HostDevices:
             ("bridges", programs.ensure_bridges, needed.bridges),
             ("devices", programs.ensure_devices, needed.devices),
             ("uplinks", programs.ensure_uplinks, needed.uplinks),
+            ("tuns", programs.ensure_spoofed, needed.tuns),
         ):
             if self._ensured.get(name) != (interfaces, are_all):
                 await self._gate_worker.run(ensure, set(interfaces), are_all=are_all)

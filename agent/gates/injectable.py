@@ -75,9 +75,10 @@ class InjectableInterfaces:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             found = await rtnetlink.read()
             uplinks = await self._routes.uplinks()
-            injecting = await self._injecting(found)
-        self._is_done = await self._host_devices.ensure(found, uplinks)
-        await self._mark(injecting)
+            tuns = await self._tuns_of_host(found)
+        self._is_done = await self._host_devices.ensure(found, uplinks, tuns)
+        relays = {link.index for link in found if relay_interfaces.is_relay_interface(link.name)}
+        await self._mark(relays | tuns)
 
     async def _wait(self) -> None:
         try:
@@ -98,20 +99,21 @@ class InjectableInterfaces:
             self._store.ungated_interfaces(),
         )
 
-    async def _injecting(self, found: list[Link]) -> set[int]:
-        """Interfaces whose packets the host sends: of relays, the kubelet's; and most tuns."""
-        injecting = {link.index for link in found if relay_interfaces.is_relay_interface(link.name)}
+    async def _tuns_of_host(self, found: list[Link]) -> set[int]:
+        """Those whose packets count as the host's, as most do."""
         tuns = tun_interfaces.find_tuns(found)
         self._has_tun = bool(tuns)
         pods = self._store.confirmed_addresses()
+        of_host = set()
         for link in tuns:
             if tun_interfaces.is_named(link, self._forwarding):
                 continue
             if not tun_interfaces.forwarding_routes(await self._routes.routes_by(link.index), pods):
-                injecting.add(link.index)
-        return injecting
+                of_host.add(link.index)
+        return of_host
 
     async def _mark(self, injecting: set[int]) -> None:
+        """injecting: interfaces whose packets the host sends: of relays, the kubelet's."""
         marked = self._marked
         if marked is None:
             marked = await self._gate_worker.run(self._map.marked)

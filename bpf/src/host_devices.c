@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * tc egress on devices of the host by which its packets can come in again, or can reach a pod by
- * another way than its gate's interface: each stamps what the host made (origin.h).
+ * Each of these stamps what the host made (origin.h): tc egress on devices of the host by which its
+ * packets can come in again, or can reach a pod by another way than its gate's interface; and tc
+ * ingress on tuns.
  */
 
 /* Stamps what the host made; whether it comes from a socket, which can be evaluated here. */
@@ -138,4 +139,44 @@ int uplink_gate(struct __sk_buff *skb)
 		return TCX_NEXT;
 	load_socket(skb, &packet);
 	return packet.has_socket ? evaluate_frame(skb, &packet) : TCX_NEXT;
+}
+
+/* Whether the node sends packets to this packet's source by the interface it came in by. */
+ALWAYS_INLINE bool is_source_behind(struct __sk_buff *skb)
+{
+	__u32 ifindex = skb->ifindex;
+	struct bpf_fib_lookup route = {.ifindex = ifindex};
+	long unread, found;
+
+	if (skb->protocol == bpf_htons(ETHERTYPE_IPV4)) {
+		route.family = AF_INET;
+		unread = bpf_skb_load_bytes_relative(skb, IPV4_SOURCE_OFFSET, &route.ipv4_dst,
+						     sizeof(route.ipv4_dst), BPF_HDR_START_NET);
+	} else {
+		route.family = AF_INET6;
+		unread = bpf_skb_load_bytes_relative(skb, IPV6_SOURCE_OFFSET, route.ipv6_dst,
+						     sizeof(route.ipv6_dst), BPF_HDR_START_NET);
+	}
+	if (unread)
+		return false;
+	found = bpf_fib_lookup(skb, &route, sizeof(route), 0);
+	return (found == BPF_FIB_LKUP_RET_SUCCESS || found == BPF_FIB_LKUP_RET_NO_NEIGH ||
+		found == BPF_FIB_LKUP_RET_FRAG_NEEDED) &&
+	       route.ifindex == ifindex;
+}
+
+/*
+ * tc ingress on tuns whose packets count as the host's. A process writes them, and may do so in the
+ * name of hosts that the node reaches by the tun, such as a VPN's other end. What has another
+ * source counts as written header by header. A frame with a VLAN tag comes in by another interface,
+ * which has no program.
+ */
+int stamp_spoofed(struct __sk_buff *skb)
+{
+	bool is_ip = skb->protocol == bpf_htons(ETHERTYPE_IPV4) ||
+		     skb->protocol == bpf_htons(ETHERTYPE_IPV6);
+
+	if (is_ip && !skb->vlan_present && !is_source_behind(skb))
+		stamp_origin(skb, true);
+	return TCX_NEXT;
 }

@@ -83,7 +83,7 @@ def _by_empty_tag() -> Iterator[Way]:
 
 
 @contextlib.contextmanager
-def _by_tun() -> Iterator[Way]:
+def tun_way() -> Iterator[Way]:
     """Which takes IP packets, so the frame loses its Ethernet header."""
     with links.tun() as (name, descriptor):
         yield Way(name, bytes(6), lambda frame: _write(descriptor, frame[14:]))
@@ -205,7 +205,7 @@ def programs(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[HostDev
         finally:
             for ensure in (made.ensure_bridges, made.ensure_devices):
                 ensure(set())
-            for ensure in (made.ensure_uplinks, made.ensure_stamps):
+            for ensure in (made.ensure_uplinks, made.ensure_stamps, made.ensure_spoofed):
                 ensure(set())
 
 
@@ -245,7 +245,7 @@ def test_frame_that_reenters_counts_as_of_the_host(
 def test_packet_from_a_tun_counts_as_of_the_host(
     watched: PodState, loaded: loader.Loaded, version: int, flags: int
 ) -> None:
-    with _by_tun() as by:
+    with tun_way() as by:
         ends = ends_to(watched, version, by.mac)
         watched.set_mode(Mode.ENFORCE)
         by.send(frames.segment(ends, flags))

@@ -193,6 +193,24 @@ def test_tun_is_the_host_s_until_a_route_to_other_nodes_uses_it(
         assert answers(descriptor, web, version, 31001)
 
 
+def test_sources_are_checked_at_a_tun_while_it_is_the_host_s(
+    operator: AgentProcess,
+    web: LabPod,  # noqa: F811
+) -> None:
+    with tun_to_other_pods(4, has_route=False):
+        operator.write_manifest(web, mode="enforce", container=LISTENING)
+        operator.start("--attach", "clsact")
+        polling.wait_until("tun is checked", lambda: has_source_check("tun-pg"))
+        links.ip(f"route add {OTHER_PODS[4]} dev tun-pg")
+        polling.wait_until("tun forwards", lambda: not has_source_check("tun-pg"))
+
+
+def has_source_check(interface: str) -> bool:
+    filters = clsact.ClsactFilters(pins.Pins(), abi.STAMP_SPOOFED, 0, clsact.INGRESS)
+    with contextlib.closing(filters):
+        return filters.is_attached(links.index_of(interface))
+
+
 def test_tun_forwards_if_the_operator_names_it(
     operator: AgentProcess,
     web: LabPod,  # noqa: F811

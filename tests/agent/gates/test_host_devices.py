@@ -26,6 +26,7 @@ class _GateWorker:
         self.devices: list[set[int]] = []
         self.uplinks: list[set[int]] = []
         self.stamps: list[set[int]] = []
+        self.spoofed: list[set[int]] = []
         self.are_all = True
         self.tunnels: list[tuple[frozenset[int], bool]] = []
         self.unknown_detached_after: list[list[set[int]]] = []
@@ -58,6 +59,9 @@ class _GateWorker:
 
     def ensure_stamps(self, ifindexes: set[int], *, are_all: bool) -> None:
         self.stamps.append(ifindexes)
+
+    def ensure_spoofed(self, ifindexes: set[int], *, are_all: bool) -> None:
+        self.spoofed.append(ifindexes)
 
     def ensure_tunnels(self, *, are_guarded: bool) -> None:
         self.tunnels.append((frozenset(), are_guarded))
@@ -145,12 +149,17 @@ def test_programs_are_where_the_host_s_packets_leave_and_may_come_in_again() -> 
         Link(16, "kind16", kind="veth", peer=3, peer_nsid=3),
         Link(18, "macvlan18", kind="macvlan", peer=3, peer_nsid=3),
         Link(17, "tun17", kind="tun", is_ethernet=False),
+        Link(19, "tap19", kind="tun"),
+        Link(20, "flannel20", kind="tun", is_ethernet=False),
     ]
-    needed = programs_for(links, gated={5}, enforced={5}, ungated={6}, uplinks={16, 12})
+    needed = programs_for(
+        links, gated={5}, enforced={5}, ungated={6}, uplinks={16, 12}, tuns={17, 19}
+    )
     assert needed == DevicePrograms(
         devices=frozenset({3, 8, 9, 10, 11, 15}),
         uplinks=frozenset({2, 16, 18}),
         stamps=frozenset({1, 6}),
+        tuns=frozenset({17, 19}),
     )
 
 
