@@ -14,6 +14,7 @@ import os
 import pathlib
 import select
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -26,6 +27,8 @@ _TIMEOUT_SECONDS = float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
 _REQUEST = b"GET /healthz HTTP/1.1\r\nHost: pod\r\nConnection: close\r\n\r\n"
 _WELL = b"HTTP/1.1 200 "
 OK = "ok"
+# tcpi_state, tcpi_retransmits and tcpi_unacked of linux/tcp.h.
+_TCP_INFO = struct.Struct("=BxB21xI")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,6 +122,12 @@ class _Probe:
         except OSError as error:
             return errno.errorcode[error.errno or 0]
 
+    def progress(self) -> str:
+        """How far the connection has come, which tells a lost packet from a slow server."""
+        info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        state, sent_again, unacknowledged = _TCP_INFO.unpack(info)
+        return f"TCP state {state}, {unacknowledged} unacknowledged, {sent_again} sent again"
+
 
 class _Pace:
     """All probes under way, in one thread."""
@@ -163,7 +172,7 @@ class _Pace:
         for descriptor, probe in list(self._under_way.items()):
             if probe.started > started_before:
                 return
-            self._end(descriptor, "timed out")
+            self._end(descriptor, f"timed out, {probe.progress()}")
 
     def _end(self, descriptor: int, result: str) -> None:
         probe = self._under_way.pop(descriptor)
