@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import pytest
 
@@ -17,7 +17,8 @@ from agent.admin.report import AgentReport
 from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, maps, pins
 from tests import polling
-from tests.cluster import containers, workloads
+from tests.cluster import containers, etcd, workloads
+from tests.cluster.api import Json
 from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import OneNode
 from tests.cluster.workloads import (
@@ -30,6 +31,7 @@ from tests.cluster.workloads import (
     is_reachable,
 )
 from tests.image.node import BPFFS
+from tests.runtime.containerd import Containerd
 
 _SECONDS = float(os.environ.get("PODGATE_TEST_SOAK_SECONDS", "600"))
 _SEED = int(os.environ.get("PODGATE_TEST_SEED", "0")) or time.time_ns() % 1_000_000
@@ -51,6 +53,9 @@ _PATIENT = {
     "livenessProbe": _SLOW_PROBE,
 }
 _RESTARTED_SECONDS = 180
+_OTHER_ARGUMENTS = ("--dead-man-hours=23",)
+# The kubelet waits so long before it starts a container that exits again and again.
+_BACK_OFF_SECONDS = 330
 # Descriptors of connections that are open at one of the two moments only.
 _SPARE_DESCRIPTORS = 10
 _SPARE_MEMORY_KB = 20 << 10
@@ -67,8 +72,11 @@ class Soak:
         self._count = 0
         self._pods: dict[str, str] = {}
         """The namespace's key of each pod."""
+        self._gated: set[str] = set()
         self._killed: dict[str, int] = {}
-        """How often the test ended a pod's container."""
+        """How often the test ended a pod's container or sandbox."""
+        self._has_arguments = False
+        """Whether the agent has others than the manifests'."""
 
     def run(self) -> None:
         """Actions until the time is over."""
@@ -76,10 +84,14 @@ class Soak:
             (12, self._create),
             (8, self._delete),
             (2, self._kill_container),
+            (1, self._kill_sandbox),
             (2, self._restart_kubelet),
             (2, self._kill_agent),
+            (1, self._roll_out),
             (2, self._kill_relay),
             (1, self._kill_api_server),
+            (1, self._pause_api_server),
+            (1, self._compact),
             (2, self._relabel),
         ]
         weights, calls = zip(*actions, strict=True)
@@ -122,6 +134,14 @@ class Soak:
         status = self._podgate.pod_status(namespace, name)
         return status is not None and bool(status.gates)
 
+    def reset_arguments(self) -> None:
+        """The agent has the manifests' arguments again."""
+        if self._has_arguments:
+            polling.wait_until(
+                "the agent responds", self._podgate.report, seconds=_BACK_OFF_SECONDS
+            )
+            self._roll_out()
+
     def delete_all(self) -> None:
         for name in list(self._pods):
             self._users[self._pods.pop(name)].delete(name)
@@ -133,8 +153,11 @@ class Soak:
         if len(self._pods) < _MAX_PODS:
             self._count += 1
             name, key = f"web{self._count}", self._random.choice(sorted(self._users))
-            self._users[key].run(name, _PATIENT, gates=self._random.choice(_GATES))
+            gates = self._random.choice(_GATES)
+            self._users[key].run(name, _PATIENT, gates=gates)
             self._pods[name] = key
+            if gates:
+                self._gated.add(name)
 
     def _delete(self) -> None:
         if len(self._pods) > 3:
@@ -142,12 +165,21 @@ class Soak:
             self._users[self._pods.pop(name)].delete(name)
 
     def _kill_container(self) -> None:
-        if self._pods:
-            name = self._random.choice(sorted(self._pods))
-            (pod,) = self._users[self._pods[name]].until_ready(name)
-            containers.kill_container(self._node.runtime, pod)
-            count = self._killed[name] = self._killed.get(name, 0) + 1
+        self._kill_one_of(self._pods, containers.kill_container)
+
+    def _kill_sandbox(self) -> None:
+        # Their conditions name the sandbox.
+        self._kill_one_of(self._pods.keys() & self._gated, containers.kill_sandbox)
+
+    def _kill_one_of(
+        self, names: Collection[str], kill: Callable[[Containerd, Json], None]
+    ) -> None:
+        if names:
+            name = self._random.choice(sorted(names))
             users = self._users[self._pods[name]]
+            (pod,) = users.until_ready(name)
+            kill(self._node.runtime, pod)
+            count = self._killed[name] = self._killed.get(name, 0) + 1
             # Counted before it is killed again.
             polling.wait_until(
                 f"{name} restarted",
@@ -162,6 +194,12 @@ class Soak:
     def _kill_agent(self) -> None:
         self._podgate.kill_agent()
 
+    def _roll_out(self) -> None:
+        # The kubelet may be waiting before it starts a killed agent again.
+        if self._podgate.report():
+            self._has_arguments = not self._has_arguments
+            self._podgate.set_arguments(_OTHER_ARGUMENTS if self._has_arguments else ())
+
     def _kill_relay(self) -> None:
         if report := self._podgate.report():
             for pid in _children(report.pid):
@@ -172,6 +210,15 @@ class Soak:
         time.sleep(self._random.random() * 5)
         self._node.control_plane.api_server.start()
         self._node.control_plane.wait_until_ready()
+
+    def _pause_api_server(self) -> None:
+        self._node.control_plane.api_server.pause()
+        time.sleep(self._random.random() * 5)
+        self._node.control_plane.api_server.resume()
+        self._node.control_plane.wait_until_ready()
+
+    def _compact(self) -> None:
+        etcd.compact()
 
     def _relabel(self) -> None:
         key = self._random.choice(sorted(self._users))
@@ -199,6 +246,7 @@ def test_nothing_is_lost_or_left_while_everything_restarts(
     entries = _entries()
     soak.run()
     soak.check()
+    soak.reset_arguments()
     soak.delete_all()
     polling.wait_until(
         "the pods' interfaces are gone",

@@ -8,7 +8,6 @@ import signal
 import ssl
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -16,6 +15,7 @@ import pytest
 
 from agent.admin.report import AgentReport
 from agent.lab.lab import NODE_IPV4
+from tests.cluster import etcd
 from tests.cluster.conftest import Namespaces
 from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import OneNode
@@ -23,7 +23,6 @@ from tests.cluster.workloads import ISOLATION_READY, MODE, PROBED, PROBES_PASSIN
 
 pytestmark = pytest.mark.kernel
 BOTH = (ISOLATION_READY, PROBES_PASSING)
-_ETCD = "http://127.0.0.1:2379"
 _SLOW_SECONDS = 2.0
 
 
@@ -78,7 +77,7 @@ def test_versions_that_etcd_compacted_are_listed_again(
         closed.delete("deleted")
         closed.until_gone("deleted")
         closed.run("created", gates=BOTH)
-        _compact(node)
+        etcd.compact()
         # The cache of a new API server starts at its own first version.
         node.control_plane.api_server.kill()
         node.control_plane.api_server.start()
@@ -117,20 +116,6 @@ def test_two_thousand_pods_of_another_node_are_not_followed(
         users.until_ready("web")
     finally:
         node.api.delete(users.pods_path, gracePeriodSeconds="0")
-
-
-def _compact(node: OneNode) -> None:
-    """Let etcd forget all versions but the last."""
-    answer = _etcd("kv/range", {"key": "Zm9v"})
-    _etcd("kv/compaction", {"revision": answer["header"]["revision"], "physical": True})
-
-
-def _etcd(call: str, body: dict[str, object]) -> dict[str, dict[str, str]]:
-    """etcd's own API, as JSON."""
-    request = urllib.request.Request(f"{_ETCD}/v3/{call}", json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        found: dict[str, dict[str, str]] = json.load(answer)
-        return found
 
 
 class _SlowWebhook(BaseHTTPRequestHandler):

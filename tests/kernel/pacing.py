@@ -123,7 +123,7 @@ class _Probe:
             return errno.errorcode[error.errno or 0]
 
     def progress(self) -> str:
-        """How far the connection has come, which tells a lost packet from a slow server."""
+        """How far the connection has come: after a lost packet not as far as with a slow server."""
         info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         state, sent_again, unacknowledged = _TCP_INFO.unpack(info)
         return f"TCP state {state}, {unacknowledged} unacknowledged, {sent_again} sent again"
