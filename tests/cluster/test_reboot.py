@@ -27,6 +27,7 @@ from tests.cluster.workloads import (
 from tests.image.node import BPFFS, RUN_DIRECTORY
 
 pytestmark = pytest.mark.kernel
+MODES = pytest.mark.parametrize("mode", ["enforce", "strict"])
 _CONNECT_SECONDS = 0.05
 _END = "end-of-the-reboot"
 
@@ -76,10 +77,11 @@ def _reboot(node: OneNode) -> None:
     node.kubelet.wait_until_ready()
 
 
+@MODES
 def test_with_strict_start_no_pod_is_ever_open(
-    node: OneNode, podgate: Deployment, strict_start: None, namespaces: Namespaces
+    node: OneNode, podgate: Deployment, strict_start: None, namespaces: Namespaces, mode: str
 ) -> None:
-    users = namespaces("enforce")
+    users = namespaces(mode)
     names = [f"web{number}" for number in range(4)]
     for name in names:
         users.run(name, PROBED, gates=(ISOLATION_READY, PROBES_PASSING))
@@ -180,10 +182,11 @@ def _sandbox(pod: Json) -> str:
     return str(condition(pod, ISOLATION_READY)["message"].rpartition("(sandbox ")[2])
 
 
+@MODES
 def test_without_strict_start_conditions_are_true_only_of_pods_that_are_gated_again(
-    podgate: Deployment, node: OneNode, namespaces: Namespaces
+    podgate: Deployment, node: OneNode, namespaces: Namespaces, mode: str
 ) -> None:
-    users = namespaces("enforce")
+    users = namespaces(mode)
     names = [f"web{number}" for number in range(8)]
     for name in names:
         users.run(name, PROBED, gates=(ISOLATION_READY, PROBES_PASSING))

@@ -222,6 +222,21 @@ def test_frame_that_reenters_counts_as_of_the_host(
     flags: int,
     is_evaluated: bool,
 ) -> None:
+    expect_stamped(
+        watched, loaded, installation, way, version=version, flags=flags, is_evaluated=is_evaluated
+    )
+
+
+def expect_stamped(
+    watched: PodState,
+    loaded: loader.Loaded,
+    installation: pins.Pins,
+    way: MakeWay,
+    *,
+    version: int,
+    flags: int,
+    is_evaluated: bool,
+) -> None:
     """Stamped where it leaves: the pod's gate decides. Evaluated: it does not come in again."""
     with programs(loaded, installation) as devices, way() as by:
         ends = ends_to(watched, version, by.mac)

@@ -6,7 +6,7 @@ MODULES = (
     *("openvswitch", "vport-vxlan"),
     *("ipip", "sit", "ip6_tunnel", "fou", "fou6"),
     *("l2tp_eth", "l2tp_ip", "l2tp_ip6", "gtp"),
-    *("geneve", "wireguard"),
+    *("geneve", "wireguard", "8021q", "ipvlan"),
 )
 """Kernel modules. Debian's kernels have no bareudp."""
 
