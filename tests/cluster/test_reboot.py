@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import polling
-from tests.cluster import cni
+from tests.cluster import cni, watching
 from tests.cluster.api import Json
 from tests.cluster.conftest import Namespaces
 from tests.cluster.deployment import Deployment
@@ -20,7 +20,6 @@ from tests.cluster.workloads import (
     PORT,
     PROBED,
     PROBES_PASSING,
-    Workloads,
     condition,
     is_reachable,
 )
@@ -29,7 +28,6 @@ from tests.image.node import BPFFS, RUN_DIRECTORY
 pytestmark = pytest.mark.kernel
 MODES = pytest.mark.parametrize("mode", ["enforce", "strict"])
 _CONNECT_SECONDS = 0.05
-_END = "end-of-the-reboot"
 
 
 @pytest.fixture
@@ -107,74 +105,44 @@ def test_deleted_pods_of_the_plugin_lose_no_gate_with_an_error(
     for name in names:
         users.run(name, PROBED, gates=(ISOLATION_READY, PROBES_PASSING))
     users.until_isolated(*names)
-    with _falsified(users) as reasons:
+    falsified = []
+
+    def see(event: Json) -> None:
+        found = condition(event["object"], ISOLATION_READY)
+        if found.get("status") == "False":
+            falsified.append(found)
+
+    with watching.followed(users, see):
         for name in names:
             users.delete(name)
         users.until_gone(*names)
-    assert reasons == []
+    assert falsified == []
     assert "gate_lost" not in podgate.log()
-
-
-@contextlib.contextmanager
-def _falsified(users: Workloads) -> Iterator[list[Json]]:
-    """Conditions of isolation that were False in a watch of the namespace."""
-    found: list[Json] = []
-
-    def follow() -> None:
-        for event in users.api.watch(users.pods_path, timeoutSeconds="3600"):
-            pod = event["object"]
-            if pod["metadata"]["name"] == _END:
-                return
-            if condition(pod, ISOLATION_READY).get("status") == "False":
-                found.append(condition(pod, ISOLATION_READY))
-
-    thread = threading.Thread(target=follow, name="falsified")
-    thread.start()
-    try:
-        yield found
-    finally:
-        users.run(_END, nodeName="elsewhere")
-        thread.join()
-        users.api.delete(f"{users.pods_path}/{_END}", gracePeriodSeconds="0")
 
 
 class Followed:
     """Each pod's condition as clients of the API server see it after the reboot, and whether the
     pod is closed then."""
 
-    def __init__(self, users: Workloads, before: list[Json]) -> None:
+    def __init__(self, before: list[Json]) -> None:
         self.open: list[str] = []
         """Pods that the condition called isolated in their new sandbox, and were not."""
         self.unready: list[str] = []
         """Of pods whose new containers ran and whose condition was False."""
-        self._users = users
         self._old = {_sandbox(pod) for pod in before}
         self._seen: set[str] = set()
-        self._thread = threading.Thread(target=self._run, name="followed")
 
-    def __enter__(self) -> "Followed":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._users.run(_END, nodeName="elsewhere")
-        self._thread.join()
-        self._users.api.delete(f"{self._users.pods_path}/{_END}", gracePeriodSeconds="0")
-
-    def _run(self) -> None:
-        for event in self._users.api.watch(self._users.pods_path, timeoutSeconds="3600"):
-            pod = event["object"]
-            if pod["metadata"]["name"] == _END:
-                return
-            found = condition(pod, ISOLATION_READY)
-            is_running = condition(pod, "ContainersReady").get("status") == "True"
-            sandbox = _sandbox(pod)
-            if found["status"] == "False" and is_running:
-                self.unready.append(f"{pod['metadata']['name']}: {found}")
-            if found["status"] == "True" and sandbox not in self._old | self._seen:
-                self._seen.add(sandbox)
-                if is_running and is_reachable(pod):
-                    self.open.append(pod["metadata"]["name"])
+    def see(self, event: Json) -> None:
+        pod = event["object"]
+        found = condition(pod, ISOLATION_READY)
+        is_running = condition(pod, "ContainersReady").get("status") == "True"
+        sandbox = _sandbox(pod)
+        if found["status"] == "False" and is_running:
+            self.unready.append(f"{pod['metadata']['name']}: {found}")
+        if found["status"] == "True" and sandbox not in self._old | self._seen:
+            self._seen.add(sandbox)
+            if is_running and is_reachable(pod):
+                self.open.append(pod["metadata"]["name"])
 
 
 def _sandbox(pod: Json) -> str:
@@ -192,7 +160,8 @@ def test_without_strict_start_conditions_are_true_only_of_pods_that_are_gated_ag
         users.run(name, PROBED, gates=(ISOLATION_READY, PROBES_PASSING))
     before = users.until_isolated(*names)
     old = {_sandbox(pod) for pod in before}
-    with Followed(users, before) as followed:
+    followed = Followed(before)
+    with watching.followed(users, followed.see):
         _reboot(node)
         polling.wait_until(
             "the conditions are about new sandboxes",
