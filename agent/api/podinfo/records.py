@@ -20,7 +20,7 @@ class PodRecords:
         conditions_of: Callable[[str], list[Condition]],
         source: ApiPods | None,
     ) -> None:
-        """uids, pod_of: the agent's pods; source: in a cluster."""
+        """uids, pod_of: the agent's pods; source: in a cluster, where it has all of them."""
         self._uids = uids
         self._pod_of = pod_of
         self._conditions_of = conditions_of
@@ -28,16 +28,19 @@ class PodRecords:
 
     def uids(self) -> list[str]:
         """The runtime's uids of all pods."""
-        source = self._source
-        return list(dict.fromkeys((*self._uids(), *(source.uids if source else ()))))
+        return list(self._source.uids if self._source else self._uids())
 
     def of(self, uid: str) -> PodRecord | None:
-        """The pod with this uid; None if there is none."""
+        """The pod with this uid; None if there is none.
+
+        In a cluster a pod that API server and kubelet have deleted is gone, although the agent has
+        it until its sandbox is removed.
+        """
         pod = self._pod_of(uid)
         if pod and not pod.namespace:
             # A manifest without a namespace never became a pod.
             pod = None
         reports = self._source.reports(uid) if self._source else PodReports()
-        if pod is None and reports.newest is None:
+        if reports.newest is None and (self._source or pod is None):
             return None
         return PodRecord(pod, reports, tuple(self._conditions_of(uid)))

@@ -21,6 +21,7 @@ from agent.kubelet import kubelet_pb2
 from agent.logs import Event
 from agent.pods.conditions import TRUE, Conditions
 from agent.pods.events import PodEvents
+from agent.pods.pod import Pod
 from agent.pods.pod_modes import PodModes
 from bpf.verdicts import Mode
 from tests import polling
@@ -48,11 +49,13 @@ class Agent:
             keeps_whole=True,
         )
         self.conditions = Conditions()
+        self.ending: dict[str, Pod] = {}
+        """Pods that were deleted and still have a sandbox."""
         self.synced = asyncio.Event()
         self.pod_info = PodInfoService(
             run_directory,
-            uids=lambda: self.source.current,
-            pod_of=self.source.current.get,
+            uids=lambda: (*self.source.current, *self.ending),
+            pod_of=lambda uid: self.source.current.get(uid) or self.ending.get(uid),
             conditions_of=self.conditions.of,
             changes=(self.conditions.changes,),
             source=self.source,
@@ -155,6 +158,24 @@ async def test_conditions_of_the_kubelet_are_published_at_once(
         (condition,) = (await watch.read()).pods[0].conditions
         assert condition.source == podinfo_pb2.CONDITION_SOURCE_KUBELET
         assert condition.status == podinfo_pb2.CONDITION_STATUS_FALSE
+        watch.cancel()
+
+
+async def test_deleted_pod_is_gone_before_its_sandbox_is(
+    node: Node, api: ApiClient, server: ApiServer
+) -> None:
+    """Without its objects it would have podgate's conditions alone."""
+    server.put(thing("web", "True"))
+    agent = Agent(api, node.directory)
+    async with running(agent, node) as calls:
+        await polling.until("one pod", lambda: len(agent.source.current) == 1)
+        await agent.pod_info.is_ready.wait()
+        web = agent.ending["uid-web"] = agent.source.current["uid-web"]
+        agent.conditions.set(web, labels.PROBES_PASSING, TRUE, "Passing", "")
+        watch = calls.watched()
+        await watch.read()
+        server.delete("web")
+        assert list((await watch.read()).pods) == []
         watch.cancel()
 
 
