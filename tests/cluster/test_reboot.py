@@ -105,18 +105,19 @@ def test_deleted_pods_of_the_plugin_lose_no_gate_with_an_error(
     for name in names:
         users.run(name, PROBED, gates=(ISOLATION_READY, PROBES_PASSING))
     users.until_isolated(*names)
-    falsified = []
+    reasons = set()
 
     def see(event: Json) -> None:
         found = condition(event["object"], ISOLATION_READY)
         if found.get("status") == "False":
-            falsified.append(found)
+            reasons.add(found["reason"])
 
     with watching.followed(users, see):
         for name in names:
             users.delete(name)
         users.until_gone(*names)
-    assert falsified == []
+    # A pod whose interface is gone may exist for a moment longer.
+    assert reasons <= {"NoInterface", "NetnsNotFound"}
     assert "gate_lost" not in podgate.log()
 
 
