@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pytest
 
@@ -21,7 +21,8 @@ from tests.cluster.workloads import HTTP_PROBE, PORT, Workloads
 from tests.image.node import RUN_DIRECTORY
 
 pytestmark = pytest.mark.kernel
-_NAMES = ("a", "b", "c")
+_OTHERS = ("b", "c")
+_NAMES = ("a", *_OTHERS)
 _SERVICE_PORT = 80
 _MANY = 2000
 # As many connections: a proxy that chooses at random misses one of three endpoints in one of ten
@@ -101,13 +102,29 @@ def _answers(node: OneNode, url: str, *, netns: str = "") -> set[str]:
     return set(answer.stdout.split()) if answer.returncode == 0 else set()
 
 
+def _until_answered_by(
+    names: Collection[str], users: Workloads, node: OneNode, url: str, *, netns: str = ""
+) -> None:
+    """Wait until exactly these pods respond."""
+    answers: list[set[str]] = []
+
+    def check() -> bool:
+        answers.append(_answers(node, url, netns=netns))
+        return answers[-1] == set(names)
+
+    try:
+        polling.wait_until(f"{names} respond", check)
+    except polling.TimedOutError as error:
+        raise AssertionError(f"{error}: {answers}, and the agent has {_services(users)}") from error
+
+
 def test_service_reaches_its_ready_pods_from_host_and_pods(
     node: OneNode, backend: str, outside: str, namespaces: Namespaces
 ) -> None:
     users = namespaces()
     spec = _serve(users)["spec"]
     url = f"http://{spec['clusterIP']}:{_SERVICE_PORT}/name"
-    polling.wait_until("all pods respond", lambda: _answers(node, url) == set(_NAMES))
+    _until_answered_by(_NAMES, users, node, url)
 
     client = ["/usr/bin/python3", "-uc", _LOOP, url]
     users.run("client", {"name": "client", "image": IMAGE, "command": client})
@@ -119,13 +136,10 @@ def test_service_reaches_its_ready_pods_from_host_and_pods(
 
     from_outside = f"http://{proxies.UPLINK}:{spec['ports'][0]['nodePort']}/name"
     if backend == "nft":
-        polling.wait_until(
-            "all pods respond to the node port",
-            lambda: _answers(node, from_outside, netns=outside) == set(_NAMES),
-        )
+        _until_answered_by(_NAMES, users, node, from_outside, netns=outside)
 
     containers.set_health(users.pod("a"), is_healthy=False)
-    polling.wait_until("the others respond", lambda: _answers(node, url) == {"b", "c"})
+    _until_answered_by(_OTHERS, users, node, url)
 
 
 def _services(users: Workloads) -> dict[str, endpoints_pb2.ServiceEndpoints]:
@@ -155,7 +169,7 @@ def test_services_go_on_without_api_server_and_agent(
     users = namespaces()
     spec = _serve(users)["spec"]
     url = f"http://{spec['clusterIP']}:{_SERVICE_PORT}/name"
-    polling.wait_until("all pods respond", lambda: _answers(node, url) == set(_NAMES))
+    _until_answered_by(_NAMES, users, node, url)
     pods = users.pods()
     (sick,) = (pod for pod in pods if pod["metadata"]["name"] == "a")
     polling.wait_until("they are saved", lambda: _are_saved(pods))
@@ -166,9 +180,9 @@ def test_services_go_on_without_api_server_and_agent(
         podgate.until("another agent", lambda report: report.pid != killed)
         polling.wait_until("it has all", lambda: _endpoints(users) == len(_NAMES))
         containers.set_health(sick, is_healthy=False)
-        polling.wait_until("the others respond", lambda: _answers(node, url) == {"b", "c"})
+        _until_answered_by(_OTHERS, users, node, url)
         containers.set_health(sick, is_healthy=True)
-        polling.wait_until("all respond", lambda: _answers(node, url) == set(_NAMES))
+        _until_answered_by(_NAMES, users, node, url)
     finally:
         node.control_plane.api_server.start()
         node.control_plane.wait_until_ready()
