@@ -19,7 +19,9 @@ _HERE = pathlib.Path(__file__).parent
 _MEMORY_MB = 4096
 # Retpolines and the like make emulation slow, and so do clearing of pages that are written anyway
 # and a clock other than the TSC.
-_KERNEL_OPTIONS = "console=ttyS0 quiet panic=-1 mitigations=off init_on_alloc=0 tsc=reliable no5lvl"
+_KERNEL_OPTIONS = (
+    "console=ttyS0 loglevel=7 panic=-1 mitigations=off init_on_alloc=0 tsc=reliable no5lvl"
+)
 EMULATOR = "qemu-system-x86_64"
 
 
