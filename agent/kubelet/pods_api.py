@@ -6,6 +6,7 @@ ends the list, then each change.
 """
 
 import asyncio
+import contextlib
 import datetime
 import pathlib
 import random
@@ -35,6 +36,8 @@ _SETTLE_SECONDS = 30.0
 # A kubelet that serves responds within milliseconds.
 _FIRST_RESPONSE_SECONDS = 5.0
 _GET_SECONDS = 5.0
+# After a change of a pod. Changes that the kubelet sends in the wrong order lie microseconds apart.
+_AGAIN_SECONDS = 1.0
 # Twice this after the API server has deleted a pod, its end is confirmed with the kubelet.
 _CONFIRM_SECONDS = 5.0
 # A connection to this node: a kubelet that was away for long is followed soon.
@@ -60,11 +63,13 @@ class KubeletPods:
         jitter: backoff.Jitter = random.random,
         settle_seconds: float = _SETTLE_SECONDS,
         confirm_seconds: float = _CONFIRM_SECONDS,
+        again_seconds: float = _AGAIN_SECONDS,
         keeps_whole: bool = False,
     ) -> None:
         """settle_seconds: how long after the end of the list a pod may still be missing in it, and
         its status be one that the kubelet has not verified; confirm_seconds: between requests for
-        pods that only the kubelet has; keeps_whole: whether `ApiPod.whole` is wanted."""
+        pods that only the kubelet has; again_seconds: after its change a pod is requested again;
+        keeps_whole: whether `ApiPod.whole` is wanted."""
         self.problem = ""
         """Why the kubelet's pods API is not connected; empty while it is."""
         self.is_connected = False
@@ -74,10 +79,20 @@ class KubeletPods:
         self._socket = socket
         self._settle_seconds = settle_seconds
         self._confirm_seconds = confirm_seconds
+        self._again_seconds = again_seconds
         self._keeps_whole = keeps_whole
         self._unverified: dict[str, ApiPod] = {}
         """Pods of the open stream as the kubelet sent them, until they count as they are."""
         self._is_settled = False
+        self._is_listed = False
+        """Whether the open stream has ended its list."""
+        self._opened = datetime.datetime.now(datetime.UTC)
+        """When the open stream was."""
+        self._changed: set[str] = set()
+        """Pods to be requested again."""
+        self._has_changed = asyncio.Event()
+        self._requested = ""
+        """The pod that is requested, until it changes."""
         self._backoff = backoff.Backoff(
             base_seconds=1.0, cap_seconds=_MAX_RETRY_SECONDS, jitter=jitter
         )
@@ -109,10 +124,35 @@ class KubeletPods:
     async def _follow(self, channel: grpc.aio.Channel) -> None:
         """Raises a group with the `AioRpcError` with which the stream ends, if it has one."""
         async with asyncio.TaskGroup() as group:
-            name = "confirmation of the kubelet's pods"
-            confirming = group.create_task(self._confirm(channel), name=name)
+            tasks = [
+                group.create_task(self._confirm(channel), name="end of the kubelet's pods"),
+                group.create_task(self._request_changed(channel), name="status of changed pods"),
+            ]
             await self._read(channel)
-            confirming.cancel()
+            for task in tasks:
+                task.cancel()
+
+    async def _request_changed(self, channel: grpc.aio.Channel) -> None:
+        """Request each pod again after it has changed.
+
+        The kubelet sends a status after it has released the lock under which it was set (1.36,
+        SetContainerReadiness in pkg/kubelet/status/status_manager.go). So of two changes at the
+        same time the older one may be sent last, and GetPod has the newer one.
+        """
+        get = _get_pod(channel)
+        while True:
+            await self._has_changed.wait()
+            await asyncio.sleep(self._again_seconds)
+            self._has_changed.clear()
+            changed, self._changed = self._changed, set()
+            for uid in sorted(changed):
+                self._requested = uid
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    request = kubelet_pb2.GetPodRequest(podUID=uid)
+                    response = await get(request, timeout=_GET_SECONDS)
+                    if self._requested == uid and (pod := self._read_pod(response.pod)):
+                        self._set(pod)
+            self._requested = ""
 
     async def _confirm(self, channel: grpc.aio.Channel) -> None:
         """Remove pods that the open stream has sent and the kubelet no longer has.
@@ -121,10 +161,7 @@ class KubeletPods:
         has deleted it (1.36, OnPodRemoved in pkg/kubelet/status/status_manager.go, WatchPods in
         pkg/kubelet/apis/pods/server.go). A stream that opens in between never ends such a pod.
         """
-        get = channel.unary_unary(
-            "/v1alpha1.Pods/GetPod",
-            request_serializer=kubelet_pb2.GetPodRequest.SerializeToString,
-        )
+        get = _get_pod(channel)
         missing: set[str] = set()
         while True:
             await asyncio.sleep(self._confirm_seconds)
@@ -146,9 +183,10 @@ class KubeletPods:
             response_deserializer=kubelet_pb2.WatchPodsEvent.FromString,
         )
         loop = asyncio.get_running_loop()
-        started = datetime.datetime.now(datetime.UTC)
+        self._opened = datetime.datetime.now(datetime.UTC)
         self._unverified.clear()
-        self._is_settled = False
+        self._changed.clear()
+        self._is_settled = self._is_listed = False
         settled: asyncio.TimerHandle | None = None
         try:
             async for event in watch(kubelet_pb2.WatchPodsRequest(), timeout=_STREAM_SECONDS):
@@ -157,34 +195,49 @@ class KubeletPods:
                     log.info(Event.KUBELET_PODS_API_CONNECTED, socket=str(self._socket))
                     self.problem = ""
                 if event.type != kubelet_pb2.INITIAL_SYNC_COMPLETE:
-                    self._handle_event(event, started)
+                    self._handle_event(event)
                 elif settled is None:
+                    self._is_listed = True
                     self.answered.set()
                     settled = loop.call_later(self._settle_seconds, self._settle)
         finally:
             if settled:
                 settled.cancel()
 
-    def _handle_event(self, event: Any, started: datetime.datetime) -> None:
-        """started: when the stream was opened."""
-        try:
-            pod = pods_api_reading.read(event.pod)
-        except pods_api_reading.PodDecodeError as error:
-            log.warning(Event.KUBELET_POD_INVALID, error=str(error))
+    def _handle_event(self, event: Any) -> None:
+        pod = self._read_pod(event.pod)
+        if pod is None:
             return
-        if self._keeps_whole:
-            pod.keep_whole(WholePod(event.pod, is_json=False))
+        if self._requested == pod.uid:
+            self._requested = ""
         if event.type == kubelet_pb2.DELETED:
             self._remove(pod.uid)
         elif event.type in (kubelet_pb2.ADDED, kubelet_pb2.MODIFIED):
-            if not self._is_settled:
-                self._unverified[pod.uid] = pod
-                previous = self._source.reports(pod.uid)
-                pod = pod_reports.without_unverified(pod, previous, started)
-            self._source.set_pod(KUBELET, pod)
+            self._set(pod)
+            if self._is_listed or event.type == kubelet_pb2.MODIFIED:
+                self._changed.add(pod.uid)
+                self._has_changed.set()
+
+    def _read_pod(self, content: bytes) -> ApiPod | None:
+        try:
+            pod = pods_api_reading.read(content)
+        except pods_api_reading.PodDecodeError as error:
+            log.warning(Event.KUBELET_POD_INVALID, error=str(error))
+            return None
+        if self._keeps_whole:
+            pod.keep_whole(WholePod(content, is_json=False))
+        return pod
+
+    def _set(self, pod: ApiPod) -> None:
+        if not self._is_settled:
+            self._unverified[pod.uid] = pod
+            previous = self._source.reports(pod.uid)
+            pod = pod_reports.without_unverified(pod, previous, self._opened)
+        self._source.set_pod(KUBELET, pod)
 
     def _remove(self, uid: str) -> None:
         self._unverified.pop(uid, None)
+        self._changed.discard(uid)
         self._source.remove_pod(KUBELET, uid)
 
     def _settle(self) -> None:
@@ -209,3 +262,12 @@ class KubeletPods:
                 error=details,
             )
         self.problem = details
+
+
+def _get_pod(channel: grpc.aio.Channel) -> Any:
+    """The call that returns one pod, or fails with NOT_FOUND."""
+    return channel.unary_unary(
+        "/v1alpha1.Pods/GetPod",
+        request_serializer=kubelet_pb2.GetPodRequest.SerializeToString,
+        response_deserializer=kubelet_pb2.GetPodResponse.FromString,
+    )

@@ -127,6 +127,11 @@ class FakeKubelet:
         self.streams = 0
         self.known: set[str] | None = None
         """Uids that GetPod finds; None: all."""
+        self.newest: dict[str, bytes] = {}
+        """What GetPod returns for a uid, as of its request."""
+        self.gate = asyncio.Event()
+        """Cleared while no response is sent."""
+        self.gate.set()
         self.requested: list[str] = []
 
     async def watch(
@@ -150,7 +155,9 @@ class FakeKubelet:
         if self.known is not None and request.podUID not in self.known:
             message = f"pod with UID {request.podUID} not found"
             await context.abort(grpc.StatusCode.NOT_FOUND, message)
-        return kubelet_pb2.GetPodResponse()
+        content = self.newest.get(request.podUID, b"")
+        await self.gate.wait()
+        return kubelet_pb2.GetPodResponse(pod=content)
 
     def running(self, path: pathlib.Path) -> AbstractAsyncContextManager[None]:
         handler = grpc.unary_stream_rpc_method_handler(
@@ -204,6 +211,7 @@ class Following:
             jitter=lambda: -0.45,
             settle_seconds=settle_seconds,
             confirm_seconds=0.02,
+            again_seconds=0.02,
             keeps_whole=True,
         )
 
@@ -254,6 +262,58 @@ async def test_pods_come_change_and_go(
         assert of_kubelet
         assert of_kubelet.whole == WholePod(encoded(changed), is_json=False)
         assert seen.kubelet.problem == ""
+
+
+async def test_previous_status_that_the_kubelet_sends_after_the_newest_is_replaced(
+    server: ApiServer, api: ApiClient, socket: pathlib.Path
+) -> None:
+    """Both changes are of the same second, as a 1.36.2 kubelet sent them 0.3 ms apart."""
+    previous, newest = (encoded(_ready("a", status)) for status in ("False", "True"))
+    kubelet = FakeKubelet()
+    kubelet.first = [(ADDED, previous)]
+    kubelet.newest["uid-a"] = newest
+    async with kubelet.running(socket), Following(api, socket).running() as seen:
+        await until(lambda: seen.names == {"a"})
+        assert kubelet.requested == []
+        for content in (newest, previous):
+            kubelet.changes.put_nowait((MODIFIED, content))
+        await until(lambda: kubelet.requested == ["uid-a"] and _is_ready(seen, "uid-a"))
+
+
+async def test_status_that_is_requested_again_does_not_replace_a_later_event(
+    server: ApiServer, api: ApiClient, socket: pathlib.Path
+) -> None:
+    """GetPod and the stream are two connections."""
+    previous, newest = (encoded(_ready("a", status)) for status in ("False", "True"))
+    kubelet = FakeKubelet()
+    kubelet.first = [(ADDED, previous)]
+    kubelet.newest["uid-a"] = previous
+    kubelet.gate.clear()
+    async with kubelet.running(socket), Following(api, socket).running() as seen:
+        await until(lambda: seen.names == {"a"})
+        kubelet.changes.put_nowait((MODIFIED, previous))
+        await until(lambda: kubelet.requested == ["uid-a"])
+        kubelet.changes.put_nowait((MODIFIED, newest))
+        await until(lambda: _is_ready(seen, "uid-a"))
+        kubelet.newest["uid-a"] = newest
+        kubelet.gate.set()
+        await until(lambda: kubelet.requested == ["uid-a"] * 2)
+        assert _is_ready(seen, "uid-a")
+
+
+def _ready(name: str, status: str) -> Any:
+    """A pod with its condition Ready, which changed in a certain second."""
+    thing = pod(name)
+    changed = "2026-11-23T17:44:19Z"
+    thing["status"] = {
+        "conditions": [{"type": "Ready", "status": status, "lastTransitionTime": changed}]
+    }
+    return thing
+
+
+def _is_ready(seen: Following, uid: str) -> bool:
+    condition = seen.source.reports(uid).condition("Ready")
+    return condition is not None and condition.status == "True"
 
 
 async def test_pods_missing_after_a_kubelet_restart_are_removed(
