@@ -144,8 +144,10 @@ class KubeletPods:
             await self._has_changed.wait()
             await asyncio.sleep(self._again_seconds)
             self._has_changed.clear()
-            changed, self._changed = self._changed, set()
-            for uid in sorted(changed):
+            for uid in sorted(self._changed):
+                if uid not in self._changed:
+                    continue  # deleted since
+                self._changed.remove(uid)
                 self._requested = uid
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     request = kubelet_pb2.GetPodRequest(podUID=uid)

@@ -301,6 +301,28 @@ async def test_status_that_is_requested_again_does_not_replace_a_later_event(
         assert _is_ready(seen, "uid-a")
 
 
+async def test_deleted_pod_is_not_requested_again(
+    server: ApiServer, api: ApiClient, socket: pathlib.Path
+) -> None:
+    """The kubelet may still have it, and sends nothing more about it."""
+    kubelet = FakeKubelet()
+    contents = {name: encoded(pod(name)) for name in ("a", "b")}
+    kubelet.first = [(ADDED, content) for content in contents.values()]
+    kubelet.newest = {f"uid-{name}": content for name, content in contents.items()}
+    kubelet.gate.clear()
+    async with kubelet.running(socket), Following(api, socket).running() as seen:
+        await until(lambda: seen.names == {"a", "b"})
+        for content in contents.values():
+            kubelet.changes.put_nowait((MODIFIED, content))
+        await until(lambda: kubelet.requested == ["uid-a"])
+        kubelet.changes.put_nowait((DELETED, contents["b"]))
+        await until(lambda: seen.names == {"a"})
+        kubelet.gate.set()
+        kubelet.changes.put_nowait((MODIFIED, contents["a"]))
+        await until(lambda: kubelet.requested == ["uid-a", "uid-a"])
+        assert seen.names == {"a"}
+
+
 def _ready(name: str, status: str) -> Any:
     """A pod with its condition Ready, which changed in a certain second."""
     thing = pod(name)
