@@ -137,5 +137,14 @@ def test_every_map_has_type_information_however_programs_were_compiled(
     assert loaded.outcome.origin is origin
     found = pinned_maps.read(pinned_maps.paths(fresh_pins))
     assert {one.name for one in found} == {spec.name for spec in (*abi.MAPS, *listeners.MAPS)}
-    assert {one.name for one in found if not one.has_types} == _WITHOUT_TYPES
+    assert {one.name for one in found if not one.has_types} == _WITHOUT_TYPES | _without_here()
     assert all(one.memory_bytes > 0 for one in found)
+
+
+def _without_here() -> set[str]:
+    """From Linux 5.15 up to 6.1 a template has no type information (`maps.create_template`)."""
+    template = maps.create_template(abi.REPLY_TABLE)
+    try:
+        return set() if maps.has_types(template) else {abi.REPLY_TABLE.name}
+    finally:
+        os.close(template)
