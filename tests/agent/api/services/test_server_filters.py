@@ -8,6 +8,7 @@ import pytest
 
 from agent.client.services import METHOD
 from agent.client.v1alpha1 import endpoints_pb2 as pb
+from tests import polling
 from tests.agent.api.services.conftest import WAIT_SECONDS, Served, request
 from tests.agent.api.services.making import endpoint_json, endpoint_slice, service
 from tests.agent.api.services.test_server import addresses, names, served_a_call
@@ -98,12 +99,20 @@ async def test_client_that_changes_its_filter_gets_the_full_state_at_once(
     assert (items[0].is_delta, names(items)) == (False, ["web"])
 
 
+async def disconnected(channel: grpc.aio.Channel) -> None:
+    """Until the channel has noticed: a call on a connection that was just closed fails."""
+    await polling.until(
+        "no connection", lambda: channel.get_state() is not grpc.ChannelConnectivity.READY
+    )
+
+
 async def test_client_of_another_run_gets_the_full_state(
     served: Served, channel: grpc.aio.Channel
 ) -> None:
     await served.start()
     header, *_ = await request(channel, accepts_delta=True)
     await served.stop()
+    await disconnected(channel)
     await served.start()
     items = await request(channel, header.next.instance_id, header.next.rev, accepts_delta=True)
     assert (items[0].is_delta, names(items)) == (False, ["web"])
