@@ -92,7 +92,7 @@ class KubeletPods:
         """Pods to be requested again."""
         self._has_changed = asyncio.Event()
         self._requested = ""
-        """The pod that is requested, until it changes."""
+        """The pod that is requested, until it changes or is removed."""
         self._backoff = backoff.Backoff(
             base_seconds=1.0, cap_seconds=_MAX_RETRY_SECONDS, jitter=jitter
         )
@@ -210,11 +210,11 @@ class KubeletPods:
         pod = self._read_pod(event.pod)
         if pod is None:
             return
-        if self._requested == pod.uid:
-            self._requested = ""
         if event.type == kubelet_pb2.DELETED:
             self._remove(pod.uid)
         elif event.type in (kubelet_pb2.ADDED, kubelet_pb2.MODIFIED):
+            if self._requested == pod.uid:
+                self._requested = ""
             self._set(pod)
             if self._is_listed or event.type == kubelet_pb2.MODIFIED:
                 self._changed.add(pod.uid)
@@ -240,6 +240,8 @@ class KubeletPods:
     def _remove(self, uid: str) -> None:
         self._unverified.pop(uid, None)
         self._changed.discard(uid)
+        if self._requested == uid:
+            self._requested = ""
         self._source.remove_pod(KUBELET, uid)
 
     def _settle(self) -> None:
