@@ -18,7 +18,7 @@ from bpf import gates as gates_module
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
 from tests import polling
-from tests.kernel import attached, cgroups, enforcing, offers
+from tests.kernel import attached, cgroups, enforcing, guarded, offers
 from tests.kernel.secondagent import SecondAgent
 
 _numbers = itertools.count()
@@ -112,6 +112,17 @@ def make_gates(
 def gates(make_gates: MakeGates) -> gates_module.Gates:
     """Gates by clsact: attached a hundred times as fast as by tcx."""
     return make_gates(gates_module.Attachment.CLSACT)
+
+
+@pytest.fixture(params=[False, True], ids=["routed", "bridged"])
+def watched(
+    request: pytest.FixtureRequest, lab: labs.Lab, gates: gates_module.Gates
+) -> Iterator[guarded.PodState]:
+    """A pod and its neighbour, routed or on a bridge."""
+    pod = lab.add_pod("web", 1, bridged=request.param)
+    neighbour = lab.add_pod("neighbour", 2, bridged=request.param)
+    with guarded.guarded(gates, pod, neighbour) as made:
+        yield made
 
 
 @pytest.fixture

@@ -8,12 +8,10 @@ import errno
 import ipaddress
 import socket
 import struct
-from collections.abc import Iterator
 
 import pytest
 
 from agent.lab import lab as labs
-from bpf.gates import Gates
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, guarded, links, offers, syns, traffic
 from tests.kernel.guarded import PodState
@@ -24,14 +22,6 @@ pytestmark = pytest.mark.kernel
 VERSIONS = pytest.mark.parametrize("version", [4, 6])
 NODE_DROPPED = (Verdict.DROP, Reason.NODE)
 SERVICE = {4: "198.18.0.80", 6: "fd00:18::80"}
-
-
-@pytest.fixture(params=[False, True], ids=["routed", "bridged"])
-def watched(request: pytest.FixtureRequest, lab: labs.Lab, gates: Gates) -> Iterator[PodState]:
-    pod = lab.add_pod("web", 1, bridged=request.param)
-    neighbour = lab.add_pod("neighbour", 2, bridged=request.param)
-    with guarded.guarded(gates, pod, neighbour) as made:
-        yield made
 
 
 def target_of(watched: PodState, version: int) -> Target:

@@ -5,13 +5,11 @@ Each attempt is repeated with the gate off and must reach the pod.
 """
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from agent.lab import lab as labs
 from agent.lab.lab import LabPod
-from bpf.gates import Gates
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, guarded, syns, traffic, wire
 from tests.kernel.guarded import PodState
@@ -23,14 +21,6 @@ VERSIONS = pytest.mark.parametrize("version", [4, 6])
 PLANTED = b"planted!" * 2
 LENGTH = 1024
 IPV6_ID_OFFSET = 14 + 40 + 4
-
-
-@pytest.fixture(params=[False, True], ids=["routed", "bridged"])
-def watched(request: pytest.FixtureRequest, lab: labs.Lab, gates: Gates) -> Iterator[PodState]:
-    pod = lab.add_pod("web", 1, bridged=request.param)
-    neighbour = lab.add_pod("neighbour", 2, bridged=request.param)
-    with guarded.guarded(gates, pod, neighbour) as made:
-        yield made
 
 
 def ends_of(watched: PodState, version: int, source: str) -> frames.Ends:

@@ -11,7 +11,6 @@ import pytest
 
 from agent.lab import lab as labs
 from bpf import loader, pins
-from bpf.gates import Gates
 from bpf.host_devices import LOOPBACK_IFINDEX, HostDevicePrograms
 from bpf.verdicts import Mode, Reason, Verdict
 from tests import polling
@@ -27,14 +26,6 @@ IPV6_UNICAST_IF = 76
 FAMILY = {4: "ip", 6: "ip6"}
 SERVICE = {4: "198.18.0.80", 6: "fd00:18::80"}
 NODE_DROPPED = (Verdict.DROP, Reason.NODE)
-
-
-@pytest.fixture(params=[False, True], ids=["routed", "bridged"])
-def watched(request: pytest.FixtureRequest, lab: labs.Lab, gates: Gates) -> Iterator[PodState]:
-    pod = lab.add_pod("web", 1, bridged=request.param)
-    neighbour = lab.add_pod("neighbour", 2, bridged=request.param)
-    with guarded.guarded(gates, pod, neighbour) as made:
-        yield made
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import pytest
 
 from agent.lab import lab as labs
 from bpf import loader, pins
-from bpf.gates import Gates
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, guarded, links, syns, traffic
 from tests.kernel.guarded import PodState
@@ -44,14 +43,6 @@ ANSWERS: dict[str, Callable[[frames.Ends], bytes]] = {
     "reply": _datagram,
     "icmp error": _unreachable,
 }
-
-
-@pytest.fixture(params=[False, True], ids=["routed", "bridged"])
-def watched(request: pytest.FixtureRequest, lab: labs.Lab, gates: Gates) -> Iterator[PodState]:
-    pod = lab.add_pod("web", 1, bridged=request.param)
-    neighbour = lab.add_pod("neighbour", 2, bridged=request.param)
-    with guarded.guarded(gates, pod, neighbour) as made:
-        yield made
 
 
 @contextlib.contextmanager
