@@ -272,12 +272,17 @@ async def test_previous_status_that_the_kubelet_sends_after_the_newest_is_replac
     kubelet = FakeKubelet()
     kubelet.first = [(ADDED, previous)]
     kubelet.newest["uid-a"] = newest
+    kubelet.gate.clear()
     async with kubelet.running(socket), Following(api, socket).running() as seen:
         await until(lambda: seen.names == {"a"})
         assert kubelet.requested == []
-        for content in (newest, previous):
-            kubelet.changes.put_nowait((MODIFIED, content))
-        await until(lambda: kubelet.requested == ["uid-a"] and _is_ready(seen, "uid-a"))
+        kubelet.changes.put_nowait((MODIFIED, newest))
+        await until(lambda: _is_ready(seen, "uid-a"))
+        kubelet.changes.put_nowait((MODIFIED, previous))
+        await until(lambda: not _is_ready(seen, "uid-a"))
+        kubelet.gate.set()
+        await until(lambda: _is_ready(seen, "uid-a"))
+        assert set(kubelet.requested) == {"uid-a"}
 
 
 async def test_status_that_is_requested_again_does_not_replace_a_later_event(
