@@ -109,9 +109,8 @@ class KubeletPods:
                         f"unix:{self._socket}", options=_OPTIONS
                     ) as channel:
                         await self._follow(channel)
-                except* grpc.aio.AioRpcError as errors:
-                    for error in errors.exceptions:
-                        self._handle_error(error)
+                except grpc.aio.AioRpcError as error:
+                    self._handle_error(error)
                 self.answered.set()
                 self.is_connected = False
                 self._source.disconnect_kubelet()
@@ -122,15 +121,23 @@ class KubeletPods:
             first_response.cancel()
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
-        """Raises a group with the `AioRpcError` with which the stream ends, if it has one."""
+        """Raises the `AioRpcError` with which the stream ends, if it has one."""
+        error: grpc.aio.AioRpcError | None = None
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._confirm(channel), name="end of the kubelet's pods"),
                 group.create_task(self._request_changed(channel), name="status of changed pods"),
             ]
-            await self._read(channel)
+            # A group that an error ends loses a cancellation until its tasks have ended (Python
+            # before 3.13, gh-116720).
+            try:
+                await self._read(channel)
+            except grpc.aio.AioRpcError as ended:
+                error = ended
             for task in tasks:
                 task.cancel()
+        if error is not None:
+            raise error
 
     async def _request_changed(self, channel: grpc.aio.Channel) -> None:
         """Request each pod again after it has changed.

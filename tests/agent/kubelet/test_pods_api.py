@@ -382,6 +382,22 @@ async def test_without_its_socket_the_api_server_goes_alone(
             assert seen.kubelet.problem == ""
 
 
+async def test_agent_that_stops_while_the_stream_ends_stops(
+    server: ApiServer, api: ApiClient, socket: pathlib.Path
+) -> None:
+    kubelet = FakeKubelet()
+    async with kubelet.running(socket):
+        seen = Following(api, socket)
+        following = asyncio.create_task(seen.kubelet.run())
+        await until(lambda: seen.kubelet.is_connected)
+        (beside,) = (one for one in asyncio.all_tasks() if "changed pods" in one.get_name())
+        beside.add_done_callback(lambda _: following.cancel())
+        kubelet.changes.put_nowait(grpc.StatusCode.UNAVAILABLE)
+        done, _ = await asyncio.wait([following], timeout=5.0)
+        following.cancel()
+        assert done
+
+
 async def test_pod_that_ends_while_the_kubelet_is_away_goes_by_the_api_server(
     server: ApiServer, api: ApiClient, socket: pathlib.Path
 ) -> None:
