@@ -117,8 +117,10 @@ def _create(server: ApiOnly, case: Case) -> Answer:
 
 
 def _gates(answer: Answer) -> list[str]:
+    """In alphabetical order: two admission policies are applied in any (1.36, calculatePolicyData
+    in apiserver/pkg/admission/plugin/policy/generic/policy_source.go iterates a map)."""
     gates = answer.body.get("spec", {}).get("readinessGates", [])
-    return [one["conditionType"] for one in gates]
+    return sorted(one["conditionType"] for one in gates)
 
 
 def _check(group: str, name: str, found: Json) -> None:
