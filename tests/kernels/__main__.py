@@ -81,8 +81,8 @@ def main() -> int:
 
 
 def _test_files() -> list[str]:
-    """Files with kernel tests, as `make test-kernel` takes them, and tests/kernel/devices. Those of
-    a container runtime are left out, because its responses are the same on every kernel.
+    """Files with kernel tests, as `make test-kernel` takes them, and last those that load modules.
+    Those of a container runtime are left out, because its responses are the same on every kernel.
     """
     apart = ("runtime", "cluster", "image", "page")
     collect = [sys.executable, "-m", "pytest", "-m", "kernel", "--collect-only", "-q"]
@@ -94,7 +94,8 @@ def _test_files() -> list[str]:
         text=True,
     ).stdout
     tests = (line for line in collected.splitlines() if "::" in line)
-    return list(dict.fromkeys(results.file_of(test) for test in tests))
+    files = dict.fromkeys(results.file_of(test) for test in tests)
+    return sorted(files, key=lambda file: file.startswith("tests/kernel/devices/"))
 
 
 def _run(
