@@ -5,12 +5,13 @@ import functools
 import os
 import pathlib
 import socket
+from collections.abc import Collection
 
 import pytest
 
 from agent.gates.worker import netns_cookie
 from agent.linux import ipvs
-from bpf import errors, listeners, raw_socket_policy, syscalls, tcx
+from bpf import errors, features, listeners, raw_socket_policy, syscalls, tcx
 from probes import sock_diag
 from tests.kernel import foreign
 
@@ -22,6 +23,13 @@ def need_tcx() -> None:
     """Ends the test where the kernel has no tcx; podgate attaches by clsact there."""
     if not tcx.TcxLinks.is_supported():
         pytest.skip(NOT_OFFERED + "tcx (Linux 6.6)")
+
+
+def need_features(needed: Collection[features.Feature]) -> None:
+    """Ends the test where the kernel rejects programs that use them."""
+    offered = features.offered(list(needed))
+    if missing := [one.macro for one in needed if one not in offered]:
+        pytest.skip(NOT_OFFERED + ", ".join(missing))
 
 
 def need_netns_cookie() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.lab import lab as labs
-from bpf import artefacts, compiling, errors, listeners, loader, pinning, pins, sources
+from bpf import artefacts, compiling, errors, features, listeners, loader, pinning, pins, sources
 from bpf.compiler import PROGRAM_SETS
 from bpf.features import Feature
 from bpf.gates import Attachment, Gates
@@ -127,7 +127,8 @@ def test_programs_for_other_kernels_load(
     used: tuple[Feature, ...],
 ) -> None:
     """A kernel with later features accepts what was compiled for an earlier one."""
-    monkeypatch.setattr("bpf.features.offered", lambda features: list(used))
+    offers.need_features(used)
+    monkeypatch.setattr(features, "offered", lambda _: list(used))
     artefact = asyncio.run(compiling.compile_in_process(programs, used))
     artefacts.path(tmp_path, programs, used).write_bytes(artefact.encode())
     monkeypatch.setenv(artefacts.DIRECTORY_VARIABLE, str(tmp_path))
@@ -144,7 +145,8 @@ def file(
     prebuilt_programs: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> pathlib.Path:
     """The artefact that would be used for the gates, the test's own."""
-    (found,) = prebuilt_programs.glob("programs*.json")
+    offered = features.offered(loader.PROGRAM_SET.features)
+    found = artefacts.path(prebuilt_programs, loader.PROGRAM_SET, offered)
     copy = tmp_path / found.name
     copy.write_bytes(found.read_bytes())
     monkeypatch.setenv(artefacts.DIRECTORY_VARIABLE, str(tmp_path))
