@@ -110,7 +110,7 @@ def _status(path: pathlib.Path) -> MapStatus:
             type=_TYPES[spec.type],
             used=used,
             capacity=spec.max_entries,
-            memory_bytes=_memory_bytes(opened.fd),
+            memory_bytes=_memory_bytes(opened.fd, opened.spec),
             has_types=maps.has_types(opened.fd),
         )
 
@@ -135,11 +135,15 @@ def _items(opened: maps.Map) -> Iterator[tuple[bytes, bytes]]:
     return opened.items_by_key()
 
 
-def _memory_bytes(fd: int) -> int:
-    """As the kernel reports it to any reader of a descriptor (`bpf_map_show_fdinfo`)."""
+def _memory_bytes(fd: int, spec: abi.MapSpec) -> int:
+    """As the kernel reports it to any reader of a descriptor (`bpf_map_show_fdinfo`).
+
+    Before 6.4 (`ringbuf_map_mem_usage` in kernel/bpf/ringbuf.c) it reports 0 for a ring buffer:
+    then its size.
+    """
     with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
         for line in file:
             name, _, number = line.partition(":")
-            if name == "memlock":
+            if name == "memlock" and int(number):
                 return int(number)
-    return 0
+    return spec.max_entries if _TYPES[spec.type] == "ringbuf" else 0
