@@ -22,7 +22,7 @@ from agent.lab.lab import Lab, LabPod
 from agent.logs import Event
 from agent.pods.conditions import TRUE, Condition
 from bpf import pins
-from tests.kernel import cgroups
+from tests.kernel import cgroups, offers
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.secondagent import SecondAgent
 from tests.processes import BARE_PYTHON
@@ -169,6 +169,7 @@ def test_killed_relay_is_reported_replaced_and_leaves_no_interface(
 def test_relay_that_ends_when_no_pod_needs_it_leaves_no_link(
     operator: AgentProcess, pod: LabPod, kubelet: Cgroup
 ) -> None:
+    offers.need_tcx()  # a filter ends with its interface
     operator.write_manifest(pod, mode="strict", container=PROBE)
     start(operator, kubelet)
     operator.wait_for("strict", is_strict)
