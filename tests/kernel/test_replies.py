@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import ipaddress
 import os
+import resource
 import socket
 import struct
 import subprocess
@@ -438,6 +439,8 @@ def test_namespaces_behind_the_pod_make_peers_unknown(pod: labs.LabPod) -> None:
 
 
 def test_more_flows_than_a_table_should_hold_are_incomplete(pod: labs.LabPod) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with contextlib.ExitStack() as stack:
         for port in range(10_000, 11_100):
             client = stack.enter_context(pod.open_socket(socket.AF_INET, socket.SOCK_DGRAM))
