@@ -13,7 +13,7 @@ from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess, Launch
 from agent.linux.cgroups import cgroup2_mount
-from bpf import abi, loader, pins
+from bpf import abi, cleanup, loader, pins
 from bpf import gates as gates_module
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
@@ -66,13 +66,15 @@ def no_relays(isolated: None) -> None:
 def operator(
     launch: Launch, tmp_path: pathlib.Path, fresh_pins: pins.Pins
 ) -> Iterator[AgentProcess]:
-    """Starts agents on pins of the test's own; stops them and removes the default-deny table. Their
-    kubelet is in a cgroup without processes."""
+    """Starts agents on pins of the test's own; stops them, and removes what they have attached and
+    the default-deny table. Their kubelet is in a cgroup without processes."""
     made = AgentProcess(tmp_path, fresh_pins.bpffs, launch)
     with cgroups.cgroup() as kubelet:
         made.kubelet = ("--kubelet", f"cgroup:{kubelet.path}")
         yield made
         made.stop(signal.SIGKILL)
+        # Before 6.6 with filters, which outlast their pins.
+        cleanup.detach_everything(fresh_pins)
         asyncio.run(default_deny_table.remove())
 
 
