@@ -38,6 +38,12 @@ def need_netns_cookie() -> None:
         pytest.skip(NOT_OFFERED + "SO_NETNS_COOKIE (Linux 5.14)")
 
 
+def need_process_names() -> None:
+    """Ends the test where a gate names the cgroup of a source only."""
+    if not features.reports_task_name():
+        pytest.skip(NOT_OFFERED + "process names in gates (Linux 6.16)")
+
+
 def need_ipvs() -> None:
     """Ends the test where the kernel has no IPVS: Debian's has it as a module."""
     try:
