@@ -77,6 +77,7 @@ class Soak:
         self._gated: set[str] = set()
         self._killed: dict[str, int] = {}
         """How often the test ended a pod's container or sandbox."""
+        self._aborted: set[str] = set()
         self._has_arguments = False
         """Whether the agent has others than the manifests'."""
 
@@ -192,6 +193,17 @@ class Soak:
     def _restart_kubelet(self) -> None:
         self._node.kubelet.restart()
         self._node.kubelet.wait_until_ready()
+        self._count_aborted_starts()
+
+    def _count_aborted_starts(self) -> None:
+        """The runtime ends a container whose start the kubelet did not live to see (containerd,
+        container_start.go), and the next kubelet starts another one."""
+        for name, key in self._pods.items():
+            for pod in self._users[key].until_ready(name):
+                last = pod["status"]["containerStatuses"][0]["lastState"].get("terminated", {})
+                if last.get("reason") == "StartError" and last["containerID"] not in self._aborted:
+                    self._aborted.add(last["containerID"])
+                    self._killed[name] = self._killed.get(name, 0) + 1
 
     def _kill_agent(self) -> None:
         self._podgate.kill_agent()
