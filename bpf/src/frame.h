@@ -51,18 +51,19 @@ ALWAYS_INLINE __u32 checksum_end(struct packet *packet)
 }
 
 /*
- * A frame that comes in by an injectable interface has lost its socket, too. So have ordinary host
- * packets where a CNI routes them through a veth pair of its own, and these usually have a pending
- * checksum. So a pending checksum must be the transport's: the kernel does not trim a frame to
- * before the end of the pending checksum (EINVAL), so trimming to one byte before the end of the
- * transport's checksum must fail. A trimmed frame is dropped.
+ * A frame that comes in by an injectable interface has lost its socket, too. Its pending checksum
+ * must be the transport's: the kernel does not trim a frame to before the end of the pending
+ * checksum (EINVAL), so trimming to one byte before the end of the transport's checksum must fail.
+ * A trimmed frame is dropped. Kernels of 2026 (6.1.192: bpf_skb_trim_rcsum) do trim it, and drop
+ * every such frame here. Host packets that a CNI routes through a veth pair of its own usually have
+ * a pending checksum as well, which the kernel itself has set if their socket was a plain one.
  */
 ALWAYS_INLINE bool has_false_checksum(struct __sk_buff *skb, struct packet *packet)
 {
 	__u32 end;
 
 	if (packet->has_socket || skb->ingress_ifindex <= LOOPBACK_IFINDEX ||
-	    !is_checksum_pending(skb))
+	    had_plain_socket(skb) || !is_checksum_pending(skb))
 		return false;
 	end = checksum_end(packet);
 	return !end || bpf_skb_change_tail(skb, end - 1, 0) != -EINVAL;

@@ -202,7 +202,7 @@ ALWAYS_INLINE struct gate *own_gate(__u32 ifindex)
 ALWAYS_INLINE int pass_stamped(struct __sk_buff *skb, struct packet *packet)
 {
 	if (!has_no_origin(skb))
-		stamp_origin(skb, is_hand_made(skb, packet));
+		stamp_origin(skb, packet);
 	return TCX_NEXT;
 }
 
@@ -261,7 +261,7 @@ int gate_ingress(struct __sk_buff *skb)
 
 	/* So that a CNI's program that returns TCX_PASS does not remove it. */
 	if (is_stamped(skb))
-		skb->tc_classid = STAMP;
+		stamp(skb, stamp_of(skb));
 	keep_stamp(skb);
 	if (is_tcp_from_pod(skb))
 		return TCX_NEXT;

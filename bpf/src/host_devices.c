@@ -14,7 +14,7 @@ ALWAYS_INLINE bool has_host_socket(struct __sk_buff *skb, struct packet *packet)
 	if (!packet->has_socket)
 		restore_stamp(skb);
 	if (!is_stamped(skb) && !has_no_origin(skb))
-		stamp_origin(skb, is_hand_made(skb, packet));
+		stamp_origin(skb, packet);
 	return packet->has_socket && !skb->ingress_ifindex;
 }
 
@@ -177,6 +177,6 @@ int stamp_spoofed(struct __sk_buff *skb)
 		     skb->protocol == bpf_htons(ETHERTYPE_IPV6);
 
 	if (is_ip && !skb->vlan_present && !is_source_behind(skb))
-		stamp_origin(skb, true);
+		stamp(skb, STAMP_HAND_MADE);
 	return TCX_NEXT;
 }

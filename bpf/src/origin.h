@@ -23,6 +23,7 @@
  * lowest bits, so the stamp has none of them and they do not hide it.
  */
 #define STAMP		0x7060
+#define STAMP_UNPROVEN	0x7061 /* came in by an injectable interface: its socket was not seen */
 #define STAMP_HAND_MADE 0x7040 /* by a process with a packet or raw socket (raw_sockets.h) */
 #define STAMP_MASK	0xffc0
 #define STAMP_KIND_MASK 0xffe0
@@ -51,6 +52,14 @@ ALWAYS_INLINE __u32 stamp_of(struct __sk_buff *skb)
 ALWAYS_INLINE bool is_stamped(struct __sk_buff *skb)
 {
 	return (stamp_of(skb) & STAMP_MASK) == STAMP_HAND_MADE;
+}
+
+/* Whether a program has seen the packet's socket, and that it was none to write headers by. */
+ALWAYS_INLINE bool had_plain_socket(struct __sk_buff *skb)
+{
+	__u32 value = stamp_of(skb);
+
+	return (value & STAMP_KIND_MASK) == STAMP && value != STAMP_UNPROVEN;
 }
 
 /* tc_classid, too: the kernel copies it to tc_index when a later program returns TCX_PASS. */

@@ -61,9 +61,15 @@ ALWAYS_INLINE bool is_hand_made(struct __sk_buff *skb, struct packet *packet)
 }
 
 /* For where the packet loses its socket. */
-ALWAYS_INLINE void stamp_origin(struct __sk_buff *skb, bool is_hand_made)
+ALWAYS_INLINE void stamp_origin(struct __sk_buff *skb, struct packet *packet)
 {
-	stamp(skb, is_hand_made ? STAMP_HAND_MADE : STAMP);
+	__u16 value = STAMP;
+
+	if (is_hand_made(skb, packet))
+		value = STAMP_HAND_MADE;
+	else if (!packet->has_socket && !had_plain_socket(skb))
+		value = STAMP_UNPROVEN;
+	stamp(skb, value);
 }
 
 #endif

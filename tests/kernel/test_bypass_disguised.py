@@ -4,6 +4,7 @@ socket that would show their source.
 
 import contextlib
 import dataclasses
+import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -42,8 +43,12 @@ from tests.kernel.test_packet_sockets import (
     VIRTIO_NET_HDR_F_NEEDS_CSUM,
     switch_off_checksum_offload,
 )
+from tests.kernel.test_untouched_gateway_pairs import as_the_agent_does
+from tests.kernel.test_untouched_gateway_pairs import pods as pods_behind_pair  # noqa: F401
 
 pytestmark = pytest.mark.kernel
+
+ETHERNET_LENGTH = 14
 
 VERSIONS = pytest.mark.parametrize("version", [4, 6])
 
@@ -121,6 +126,41 @@ def test_frame_by_a_pair_that_is_rewritten_behind_the_gate_is_dropped(
         watched.set_mode(Mode.ENFORCE)
         wire.send(sock, disguised(ends))
         assert not any(map(opens_tcp, watched.arrived(end_by(way, ends))))
+
+
+@VERSIONS
+def test_frame_by_a_tun_and_a_pair_that_is_rewritten_behind_the_gate_is_dropped(
+    pods_behind_pair: tuple[labs.LabPod, labs.LabPod],  # noqa: F811
+    gates: Gates,
+    loaded: loader.Loaded,
+    installation: pins.Pins,
+    version: int,
+) -> None:
+    """The pair stamps it without having seen a socket."""
+    switch_off_checksum_offload(pods_behind_pair[0].interface)
+    with (
+        as_the_agent_does(loaded, installation, *pods_behind_pair),
+        guarded.guarded(gates, *pods_behind_pair) as made,
+        links.tun(with_header=True) as (name, descriptor),
+        marked(loaded, name),
+    ):
+        ends = ends_to(made, version, bytes(6))
+        end_ends = dataclasses.replace(ends, port=guarded.END_PORT)
+
+        def arrived() -> list[bytes]:
+            packet = disguised(ends)
+            start = int.from_bytes(packet[6:8], "little") - ETHERNET_LENGTH
+            header = packet[:6] + start.to_bytes(2, "little") + packet[8:10]
+            os.write(descriptor, header + packet[10 + ETHERNET_LENGTH :])
+            return made.arrived(lambda end: os.write(descriptor, bytes(10) + end_packet(end)))
+
+        def end_packet(end: bytes) -> bytes:
+            frame = frames.packet(end_ends, frames.UDP, frames.udp(end_ends, end))
+            return frame[ETHERNET_LENGTH:]
+
+        assert any(map(opens_tcp, arrived()))
+        made.set_mode(Mode.ENFORCE)
+        assert not any(map(opens_tcp, arrived()))
 
 
 @pytest.fixture
