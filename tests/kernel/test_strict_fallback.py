@@ -109,8 +109,10 @@ def test_kubelet_gets_past_the_relay_only_until_another_one_serves(
     assert fails(kubelet, pod, bound=True)
     assert dropped(operator) >= 2
 
-    os.kill(relay_pid(operator), signal.SIGKILL)
+    killed = relay_pid(operator)
+    os.kill(killed, signal.SIGKILL)
     assert connects(kubelet, pod)
+    wait_until("another relay", lambda: relay_pid(operator) != killed)
     operator.wait_for("strict again", lambda report: is_strict(report) and report.relay.is_up)
     assert connects(kubelet, pod)
     assert fails(kubelet, pod, bound=True)
