@@ -491,5 +491,6 @@ def test_replacing_rules_never_drops_an_admitted_source_nor_admits_another(
                 thread.join(5)
     assert (dropped_attempts, passed_attempts) == ([], [])
     counts = gates.counts()[pod.ifindex]
-    assert counts[Verdict.PASS, Reason.RULE] == attempts[PORT]
+    # A SYN to a pod that still has the last connection of its port gets an ACK, and is sent again.
+    assert counts[Verdict.PASS, Reason.RULE] >= attempts[PORT]
     assert counts[Verdict.DROP, Reason.NODE] >= attempts[OTHER_PORT]
