@@ -36,10 +36,8 @@ ELSEWHERE = ("198.18.127.1", "fd00:18:64:0:f000::1")
 
 
 @pytest.fixture
-def relay(lab: Lab) -> Iterator[Netns]:
+def relay(lab: Lab, no_relays: None) -> Iterator[Netns]:
     """A namespace without a name, as a relay creates it."""
-    # A relay outlives the agent of a test by half a second.
-    wait_until("no earlier relay is left", lambda: not relay_interfaces.present())
     process = subprocess.Popen(["unshare", "--net", "sleep", "60"])
     try:
         own = os.stat("/proc/self/ns/net").st_ino
