@@ -17,7 +17,7 @@ from agent.lab.lab import LabPod
 from agent.pods.conditions import TRUE
 from bpf import abi, maps, pins
 from tests import polling
-from tests.kernel import capture, cgroups, fleet
+from tests.kernel import capture, cgroups, fleet, offers
 from tests.kernel.capture import IPNetwork, node_addresses
 from tests.kernel.cgroups import Cgroup
 
@@ -181,6 +181,7 @@ def wait_until(what: str, holds: Callable[[], bool], *, patience: float = 1) -> 
 @contextlib.contextmanager
 def strict_node(lab: labs.Lab, folder: pathlib.Path, launch: Launch) -> Iterator[Node]:
     """folder: for manifests, the agent's files and a certificate. All of it ends with the block."""
+    offers.need_netns_cookie()
     bpffs = labs.LAB_DIRECTORY / "bpf" / f"strict{next(_numbers)}"
     bpffs.mkdir()
     operator = AgentProcess(folder, bpffs, launch)

@@ -20,7 +20,7 @@ from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from agent.pods.pod_state import AddressClaims
 from agent.pods.store import PodStore
-from tests.kernel import cgroups, fleet, nodeclient, traffic
+from tests.kernel import cgroups, fleet, nodeclient, offers, traffic
 
 pytestmark = pytest.mark.kernel
 
@@ -261,6 +261,7 @@ def test_an_address_claimed_later_changes_nothing(
 def test_relay_sends_nothing_to_a_pod_that_claims_the_target(
     operator: AgentProcess, lab: Lab, server: LabPod, version: int
 ) -> None:
+    offers.need_netns_cookie()
     thief = lab.add_pod("thief", 1)
     stolen = traffic.address(server, version)
     claim(thief, stolen)

@@ -12,7 +12,7 @@ from agent.admin.report import AgentReport
 from agent.lab import attempts
 from agent.lab.agent_process import AgentProcess, are_all_isolated, drop_result, pod_of
 from agent.lab.lab import Lab, LabPod
-from tests.kernel import cgroups, fleet, nodeclient, traffic
+from tests.kernel import cgroups, fleet, nodeclient, offers, traffic
 from tests.kernel.nodeclient import NodeClient
 from tests.kernel.strictnode import RANGE4, RANGE6
 from tests.kernel.test_address_claims import (
@@ -45,6 +45,8 @@ class Contest:
 
     def start(self, modes: dict[str, str]) -> AgentReport:
         """modes: by pod. Returns when they are in force."""
+        if "strict" in modes.values():
+            offers.need_netns_cookie()
         for pod in (self.owner, self.thief):
             content = fleet.manifest(pod, modes[pod.name], (fleet.tcp_probe(PORT),))
             self.operator.write_file(f"{pod.name}.yaml", content)

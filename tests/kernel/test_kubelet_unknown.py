@@ -16,7 +16,7 @@ from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess, condition_of
 from agent.logs import Event
 from tests import polling
-from tests.kernel import cgroups, traffic
+from tests.kernel import cgroups, offers, traffic
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.standin import KubeletStub
 from tests.kernel.test_relay_conditions import RANGES, dial
@@ -237,6 +237,7 @@ def test_relay_proxies_host_processes_while_the_kubelet_is_unknown(
 ) -> None:
     """So strict holds, with the CNIs that block the node, too: nothing enters the pod from the
     host."""
+    offers.need_netns_cookie()
     operator.kubelet = ("--kubelet", f"cgroup:{unit.path}")
     operator.write_manifest(pod, mode="strict", container=PROBE)
     operator.start(*RANGES, *extra)
