@@ -162,6 +162,17 @@ class CConfig(ctypes.Structure):
     )
 
 
+class CBufferLayout(ctypes.Structure):
+    """`struct buffer_layout`: offsets in bytes in the kernel's `struct sk_buff`."""
+
+    _fields_ = (
+        ("head", ctypes.c_uint32),
+        ("data", ctypes.c_uint32),
+        ("csum_start", ctypes.c_uint32),
+        ("csum_offset", ctypes.c_uint32),
+    )
+
+
 class CKubeletUnit(ctypes.Structure):
     """`struct kubelet_unit`: the cgroup path that the kernel follows, and offsets in bytes."""
 
@@ -417,6 +428,7 @@ GATE_ADDRESSES_MAP = MapSpec(
 )
 RULE_HITS = MapSpec("rule_hits", _PERCPU_HASH, U32, U64, MAX_RULE_HITS, _NO_PREALLOC)
 CONFIG = MapSpec("config", _ARRAY, U32, CConfig, 1)
+BUFFER_LAYOUT = MapSpec("buffer_layout", _ARRAY, U32, CBufferLayout, 1)
 KUBELET_UNIT = MapSpec("kubelet_unit", _ARRAY, U32, CKubeletUnit, 1)
 KUBELET_REMADE = MapSpec("kubelet_remade", _ARRAY, U32, CKubeletRemade, 1)
 DROP_SOURCES = MapSpec(
@@ -464,7 +476,7 @@ RELAY_BYPASSES = MapSpec("relay_bypasses", _LRU_HASH, U64, CAddress, MAX_RELAY_B
 
 MAPS = (
     *(GATE_SLOTS, GATES, COUNTERS, FREQUENT_COUNTS, MORE_RULES, GATE_ADDRESSES_MAP),
-    *(RULE_HITS, CONFIG, DROP_SOURCES, DROP_SOURCES_LOST),
+    *(RULE_HITS, CONFIG, BUFFER_LAYOUT, DROP_SOURCES, DROP_SOURCES_LOST),
     *(SOURCE_CGROUPS, RECENT_SOURCE),
     *(
         REPLY_TABLE,

@@ -19,7 +19,7 @@ MAGIC = 0xEB9F
 # magic, version, flags, length; offsets after it and lengths: of the types, of the names
 HEADER = struct.Struct("=HBBIIIII")
 TYPE = struct.Struct("=III")  # name, kind and number of elements, size or type
-INT, ARRAY, STRUCT, TYPEDEF, FUNCTION = 1, 3, 4, 8, 12
+INT, ARRAY, STRUCT, UNION, TYPEDEF, FUNCTION = 1, 3, 4, 5, 8, 12
 _MEMBER = struct.Struct("=III")  # name, type, offset in bits
 
 # How long a type of each kind is, in words of four bytes: by itself, and for each of its elements.
@@ -27,7 +27,7 @@ _LENGTHS = {
     **dict.fromkeys((2, 7, 8, 9, 10, 11, FUNCTION, 16, 18), (3, 0)),  # pointers, typedefs, ...
     **dict.fromkeys((INT, 14, 17), (4, 0)),  # int, var, decl_tag
     ARRAY: (6, 0),
-    **dict.fromkeys((STRUCT, 5, 15, 19), (3, 3)),  # struct, union, datasec, enum64
+    **dict.fromkeys((STRUCT, UNION, 15, 19), (3, 3)),  # struct, union, datasec, enum64
     **dict.fromkeys((6, 13), (3, 2)),  # enum, func_proto
 }
 
@@ -64,8 +64,9 @@ def member_offsets(
 ) -> dict[tuple[str, str], int]:
     """Offsets in bytes, by struct and member, of members that are no bit fields.
 
-    structs: the names of members, by struct. Raises `BtfError`. Reads some MB and stops at the last
-    of them: some milliseconds.
+    structs: the names of members, by struct. Those of anonymous structs and unions in it count as
+    its own, as in C. Raises `BtfError`. Reads some MB and stops at the last of them: some
+    milliseconds.
     """
     offsets: dict[tuple[str, str], int] = {}
     with _reading(path) as types:
@@ -105,6 +106,7 @@ class _Type:
     """name: its offset; elements: their position in bytes; length: how many there are."""
 
     id: int
+    kind: int
     name: int
     elements: int
     length: int
@@ -124,8 +126,10 @@ class _Types:
         """0 if no type has it."""
         return self._names.find(f"\0{name}\0".encode()) + 1
 
-    def find(self, kind: int, names: Container[int]) -> Iterator[_Type]:
-        """The types of a kind with one of these names, by their offsets.
+    def find(
+        self, kind: int = 0, names: Container[int] = (), numbers: Container[int] = ()
+    ) -> Iterator[_Type]:
+        """The types of a kind with one of these names, by their offsets, or with these numbers.
 
         The kernel has 100,000 types, so nothing is made of those in between. Raises `ValueError` or
         `IndexError`.
@@ -137,19 +141,43 @@ class _Types:
             found, count = info >> 24 & 31, info & 0xFFFF
             if found not in _LENGTHS:
                 raise ValueError(f"kind {found}")  # of unknown length
-            if found == kind and (name := words[position]) in names:
+            name = words[position]
+            if (found == kind and name in names) or number in numbers:
                 elements = (position + 3) * words.itemsize
-                yield _Type(number, name, elements, count, bool(info >> 31))
+                yield _Type(number, found, name, elements, count, bool(info >> 31))
             own, each = _LENGTHS[found]
             position += own + each * count
             number += 1
 
     def members(self, found: _Type) -> Iterator[tuple[str, int]]:
         """Names and offsets in bytes, without bit fields."""
+        anonymous: dict[int, list[int]] = {}
+        for name, kind, at in self._own_members(found):
+            if name:
+                yield name, at
+            else:
+                anonymous.setdefault(kind, []).append(at)
+        for inner in self._structs(anonymous):
+            for name, at in self.members(inner):
+                for start in anonymous[inner.id]:
+                    yield name, start + at
+
+    def _own_members(self, found: _Type) -> Iterator[tuple[str, int, int]]:
+        """Names, types and offsets in bytes."""
         for number in range(found.length):
             position = found.elements + number * _MEMBER.size
-            name, _, bits = _MEMBER.unpack_from(self._types, position)
+            name, kind, bits = _MEMBER.unpack_from(self._types, position)
             # With bit fields in the struct, the upper byte is the field's width.
             if not bits % 8 and not (found.has_bit_fields and bits >> 24):
                 end = self._names.index(b"\0", name)
-                yield self._names[name:end].decode(), bits // 8
+                yield self._names[name:end].decode(), kind, bits // 8
+
+    def _structs(self, numbers: Collection[int]) -> Iterator[_Type]:
+        """Those of these types that are structs or unions."""
+        left = set(numbers)
+        for found in self.find(numbers=left) if left else ():
+            left.remove(found.id)
+            if found.kind in (STRUCT, UNION):
+                yield found
+            if not left:
+                break

@@ -30,6 +30,10 @@ class Helper(enum.IntEnum):
     GET_CURRENT_CGROUP_ID = 80
     """To tc programs since Linux 6.4 (c501bf55c88b)."""
 
+    PROBE_READ_KERNEL = 113
+    """To tc programs since Linux 5.8, except in lockdown for confidentiality (bpf_base_func_proto
+    of kernel/bpf/helpers.c)."""
+
     KTIME_GET_COARSE_NS = 160
     """Linux 5.11 (d05512618056)."""
 
@@ -44,6 +48,8 @@ class Feature:
     macro: str
     helpers: tuple[Helper, ...]
     program_type: tuple[int, int] = _SCHED_CLS
+    is_in_lockdown: bool = True
+    """Whether a kernel in lockdown offers it, too."""
 
     def is_offered(self) -> bool:
         """Raises `BpfError` where no program of this type can be loaded at all."""
@@ -51,6 +57,7 @@ class Feature:
 
 
 COARSE_CLOCK = Feature("COARSE_CLOCK", (Helper.KTIME_GET_COARSE_NS,))
+KERNEL_READ = Feature("HAS_KERNEL_READ", (Helper.PROBE_READ_KERNEL,), is_in_lockdown=False)
 CURRENT_TASK = Feature(
     "HAS_CURRENT_TASK",
     (Helper.GET_CURRENT_CGROUP_ID, Helper.GET_CURRENT_PID_TGID, Helper.GET_CURRENT_COMM),
@@ -66,7 +73,14 @@ def offered(features: Sequence[Feature]) -> list[Feature]:
 def is_offered(helper: Helper, program_type: tuple[int, int] = _SCHED_CLS) -> bool:
     """Whether such programs may call it. Raises `BpfError` where none can be loaded at all."""
     # 16 bytes of the stack, for helpers that fill a buffer; the others read no arguments but a 0.
-    buffer = struct.pack("=BBhiBBhiBBhi", 0xBF, 0xA1, 0, 0, 0x07, 1, 0, -16, 0xB7, 2, 0, 16)
+    # And an address of 0, which probe_read_kernel cannot read.
+    buffer = struct.pack(
+        "=" + "BBhi" * 4,
+        *(0xBF, 0xA1, 0, 0),
+        *(0x07, 1, 0, -16),
+        *(0xB7, 2, 0, 16),
+        *(0xB7, 3, 0, 0),
+    )
     number = struct.pack("=BBhi", 0xB7, 1, 0, 0)
     call = struct.pack("=BBhi", 0x85, 0, 0, helper)
     return_0 = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)

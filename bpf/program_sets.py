@@ -43,9 +43,12 @@ class ProgramSet:
     features: tuple[Feature, ...] = ()
 
     def feature_sets(self) -> list[tuple[Feature, ...]]:
-        """One for each step of kernels: none, the first, the first two, and so on.
+        """One for each step of kernels: none, the first, the first two, and so on; and for each
+        step the one without what lockdown forbids. Later ones have more.
 
         A kernel with later features and without an earlier one, by a backport, gets the step before
         that one.
         """
-        return [self.features[:count] for count in range(len(self.features) + 1)]
+        steps = [self.features[:count] for count in range(len(self.features) + 1)]
+        in_lockdown = [tuple(each for each in step if each.is_in_lockdown) for step in steps]
+        return sorted(dict.fromkeys((*steps, *in_lockdown)), key=len)

@@ -161,6 +161,14 @@ struct config {
 	__u32 kubelet_unit;		  /* number of the followed unit; 0: none */
 };
 
+/* Offsets in bytes in struct sk_buff, from the kernel's BTF; all 0: unknown. */
+struct buffer_layout {
+	__u32 head;	   /* the buffer's start */
+	__u32 data;	   /* the frame's start */
+	__u32 csum_start;  /* where a pending checksum begins, from the buffer's start */
+	__u32 csum_offset; /* where it is written, from csum_start */
+};
+
 /* Longer paths are not followed: this is read onto a program's stack. */
 #define KUBELET_PATH_BYTES 256
 

@@ -5,7 +5,8 @@
 #ifndef PODGATE_FRAME_H
 #define PODGATE_FRAME_H
 
-#define EINVAL 22
+#define EINVAL		22
+#define CHECKSUM_LENGTH 2
 
 /*
  * A packet socket can leave a checksum to be filled in later (PACKET_VNET_HDR), at bytes that it
@@ -51,22 +52,54 @@ ALWAYS_INLINE __u32 checksum_end(struct packet *packet)
 }
 
 /*
- * A frame that comes in by an injectable interface has lost its socket, too. Its pending checksum
- * must be the transport's: the kernel does not trim a frame to before the end of the pending
- * checksum (EINVAL), so trimming to one byte before the end of the transport's checksum must fail.
- * A trimmed frame is dropped. Kernels of 2026 (6.1.192: bpf_skb_trim_rcsum) do trim it, and drop
- * every such frame here. Host packets that a CNI routes through a veth pair of its own usually have
- * a pending checksum as well, which the kernel itself has set if their socket was a plain one.
+ * Bytes from the start of the frame to the end of its pending checksum. False: unknown, since the
+ * kernel has no BTF, or forbids programs to read its memory (lockdown).
  */
-ALWAYS_INLINE bool has_false_checksum(struct __sk_buff *skb, struct packet *packet)
+ALWAYS_INLINE bool read_pending_end(struct __sk_buff *skb, __s64 *end)
 {
+#if HAS_KERNEL_READ
+	__u32 only = 0;
+	struct buffer_layout *layout = buffer_layout.lookup(&only);
+	__u64 buffer = (__u64)skb, head, data;
+	__u16 start, offset;
+
+	if (!layout || !layout->csum_start ||
+	    !read_kernel(&head, sizeof(head), buffer + layout->head) ||
+	    !read_kernel(&data, sizeof(data), buffer + layout->data) ||
+	    !read_kernel(&start, sizeof(start), buffer + layout->csum_start) ||
+	    !read_kernel(&offset, sizeof(offset), buffer + layout->csum_offset))
+		return false;
+	*end = (__s64)(head + start + offset + CHECKSUM_LENGTH - data);
+	return true;
+#else
+	return false;
+#endif
+}
+
+/*
+ * A frame that comes in by an injectable interface has lost its socket, too. Its pending checksum
+ * must not be before the transport's. Where the kernel does not show the checksum's place, it is
+ * found by trimming, except in audit, where the frame passes: kernels do not trim a frame to before
+ * the end of its pending checksum (EINVAL), so trimming to one byte before the end of the
+ * transport's must fail. A trimmed frame is dropped. Kernels of 2026 (6.1.192: bpf_skb_trim_rcsum)
+ * do trim it, and drop every such frame here. Host packets that a CNI routes through a veth pair of
+ * its own usually have a pending checksum as well, which the kernel itself has set if their socket
+ * was a plain one.
+ */
+ALWAYS_INLINE bool has_false_checksum(struct __sk_buff *skb, struct packet *packet, bool is_audit)
+{
+	__s64 pending_end;
 	__u32 end;
 
 	if (packet->has_socket || skb->ingress_ifindex <= LOOPBACK_IFINDEX ||
 	    had_plain_socket(skb) || !is_checksum_pending(skb))
 		return false;
 	end = checksum_end(packet);
-	return !end || bpf_skb_change_tail(skb, end - 1, 0) != -EINVAL;
+	if (!end)
+		return true;
+	if (read_pending_end(skb, &pending_end))
+		return pending_end < end;
+	return !is_audit && bpf_skb_change_tail(skb, end - 1, 0) != -EINVAL;
 }
 
 /* Default-deny: a frame not parsed to its transport header is REASON_UNPARSABLE, or ARP. */

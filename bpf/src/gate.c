@@ -136,8 +136,7 @@ ALWAYS_INLINE __u64 evaluate_packet(struct __sk_buff *skb, struct gate **gate,
 	__u64 verdict_slot;
 	int type = -1;
 
-	/* In audit the frame passes, so it must not be trimmed. */
-	if ((*gate)->mode != MODE_AUDIT && has_false_checksum(skb, packet))
+	if (has_false_checksum(skb, packet, (*gate)->mode == MODE_AUDIT))
 		return DROP(REASON_UNPARSABLE);
 	if (is_tcp) {
 		/* Its ports are read with its flags. */

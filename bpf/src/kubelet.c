@@ -8,12 +8,6 @@
 /* The number of the v2 hierarchy, the first in the kernel's list; those of v1 have others. */
 #define CGROUP2_HIERARCHY 0
 
-/* Linux 5.5 has the helpers. `at`: an address in the kernel, or 0, which cannot be read. */
-ALWAYS_INLINE bool read_kernel(void *to, __u32 bytes, __u64 at)
-{
-	return !bpf_probe_read_kernel(to, bytes, (void *)at);
-}
-
 /* raw_tracepoint cgroup_mkdir: its arguments are a struct cgroup, and its path from the root. */
 int follow_kubelet(struct bpf_raw_tracepoint_args *context)
 {

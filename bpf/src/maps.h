@@ -20,6 +20,7 @@ BPF_F_TABLE("hash", struct gate_address, __u32, gate_addresses, MAX_MORE_ADDRESS
 
 BPF_F_TABLE("percpu_hash", __u32, __u64, rule_hits, MAX_RULE_HITS, BPF_F_NO_PREALLOC);
 BPF_TABLE("array", __u32, struct config, config, 1);
+BPF_TABLE("array", __u32, struct buffer_layout, buffer_layout, 1);
 
 BPF_TABLE("array", __u32, struct kubelet_unit, kubelet_unit, 1);
 BPF_TABLE("array", __u32, struct kubelet_remade, kubelet_remade, 1);

@@ -4,6 +4,7 @@
  */
 #include "abi.h"
 #include "maps.h"
+#include "kernel_memory.h"
 #include "packet.h"
 #include "origin.h"
 #include "raw_sockets.h"

@@ -1,5 +1,6 @@
 """Files of compiled programs: the one for this kernel is used as a whole, or not at all."""
 
+import dataclasses
 import json
 import pathlib
 import struct
@@ -82,6 +83,20 @@ def test_the_most_features_that_the_kernel_offers_are_used(
     for used in PROGRAMS.feature_sets():
         write(directory, *used)
     assert artefacts.find(PROGRAMS, offered).macros == expected
+
+
+READS = Feature("READS", (Helper.PROBE_READ_KERNEL,), is_in_lockdown=False)
+WITH_READS = dataclasses.replace(PROGRAMS, features=(READS, FIRST, SECOND))
+
+
+@pytest.mark.parametrize("offered", [[], [FIRST], [FIRST, SECOND]])
+def test_kernel_in_lockdown_loses_only_what_that_forbids(
+    directory: pathlib.Path, offered: list[Feature]
+) -> None:
+    for used in WITH_READS.feature_sets():
+        write(directory, *used)
+    for found in (offered, [READS, *offered]):
+        assert artefacts.find(WITH_READS, found).macros == tuple(each.macro for each in found)
 
 
 def test_missing_file_is_named(directory: pathlib.Path) -> None:

@@ -8,9 +8,8 @@ import pytest
 
 from bpf import btf, kubelet_unit
 
-INT, POINTER, ARRAY, STRUCT, ENUM, TYPEDEF, FUNC, FUNC_PROTO, VAR, DATASEC, FLOAT, TAG, ENUM64 = (
-    *(1, 2, 3, 4, 6, 8, 12, 13, 14, 15, 16, 17, 19),
-)
+INT, POINTER, ARRAY, STRUCT, UNION, ENUM, TYPEDEF, FUNC = 1, 2, 3, 4, 5, 6, 8, 12
+FUNC_PROTO, VAR, DATASEC, FLOAT, TAG, ENUM64 = 13, 14, 15, 16, 17, 19
 
 
 class Types:
@@ -28,8 +27,16 @@ class Types:
 
     def add_struct(self, name: str, members: dict[str, int], flag: int = 0) -> None:
         """members: offsets in bits, with a width in the upper byte if `flag` is set."""
-        packed = [struct.pack("=III", self._string(each), 1, at) for each, at in members.items()]
-        self.add(STRUCT, name, b"".join(packed), len(members), flag)
+        self.add_members(STRUCT, name, [(each, 1, at) for each, at in members.items()], flag)
+
+    def add_members(
+        self, kind: int, name: str, members: list[tuple[str, int, int]], flag: int = 0
+    ) -> None:
+        """members: their names, the numbers of their types, and offsets as for `add_struct`."""
+        packed = [
+            struct.pack("=III", self._string(each), number, at) for each, number, at in members
+        ]
+        self.add(kind, name, b"".join(packed), len(members), flag)
 
     def write(self, path: pathlib.Path) -> pathlib.Path:
         sizes = (0, len(self._types), len(self._types), len(self._strings))
@@ -88,6 +95,25 @@ def test_member_beside_bit_fields_is_found_and_a_bit_field_is_not(
     assert btf.member_offsets({"kernfs_node": ["id"]}, path) == {("kernfs_node", "id"): 16}
     with pytest.raises(btf.BtfError, match="no member flag of struct kernfs_node"):
         btf.member_offsets({"kernfs_node": ["flag"]}, path)
+
+
+def test_members_of_anonymous_structs_and_unions_count_as_the_struct_s_own(
+    types: Types, tmp_path: pathlib.Path
+) -> None:
+    """As csum_start in struct sk_buff: in a struct in a union in a struct in a union of it."""
+    types.add_members(STRUCT, "", [("csum_start", 1, 0), ("csum_offset", 1, 16)])  # type 12
+    types.add_members(UNION, "", [("csum", 1, 0), ("", 12, 0)])
+    types.add_members(STRUCT, "sk_buff", [("len", 1, 64), ("", 15, 128), ("", 1, 8), ("cb", 16, 0)])
+    types.add_members(UNION, "", [("", 13, 32)])
+    types.add_members(STRUCT, "", [("inner", 1, 0)])
+    path = types.write(tmp_path / "btf")
+    assert btf.member_offsets({"sk_buff": ["csum_offset", "len", "csum"]}, path) == {
+        ("sk_buff", "csum_offset"): 22,
+        ("sk_buff", "len"): 8,
+        ("sk_buff", "csum"): 20,
+    }
+    with pytest.raises(btf.BtfError, match="no member inner of struct sk_buff"):
+        btf.member_offsets({"sk_buff": ["inner"]}, path)
 
 
 @pytest.mark.parametrize("structs", [{"cgroup": ["id"]}, {"other": ["kn"]}])

@@ -49,6 +49,16 @@ async def test_second_load_uses_the_pins(
     assert await load(fresh_pins) == (Origin.PINNED, ids)
 
 
+async def test_layout_of_the_kernel_s_buffers_is_written(fresh_pins: pins.Pins) -> None:
+    loaded = await loader.load(fresh_pins)
+    content = loaded.map(abi.BUFFER_LAYOUT).get(bytes(4))
+    loaded.close()
+    assert content is not None
+    layout = abi.CBufferLayout.from_buffer_copy(content)
+    assert layout.csum_offset == layout.csum_start + 2 > 2
+    assert layout.data == layout.head + 8 > 8
+
+
 def accepted_programs() -> list[str]:
     names = [*abi.PROGRAMS, *(hook.name for hook in abi.OPTIONAL_PROGRAMS)]
     if not offers.rejects_packet_sockets():

@@ -22,6 +22,8 @@ where they are missing:
   back to enforce.
 * **type information (BTF, `CONFIG_DEBUG_INFO_BTF`)**: the kernel does not follow the kubelet's
   restarts, so while the agent is missing for more than 15 s, declared ports open to host processes.
+  Gates do not read where a packet's checksum is pending, so on some kernels they drop what a VPN's
+  process sends with checksum offload ([failures](failures.md)).
 * **listener events (5.15)**: probes run on schedule only.
 * **tcx (6.6)**: gates are clsact filters, which run after tcx programs and can be removed by any
   process with CAP_NET_ADMIN.
