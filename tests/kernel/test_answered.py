@@ -242,8 +242,11 @@ def test_answers_change_once_for_each_change_that_podgate_finds(
         "tcp": {"tcpSocket": {"port": answered.TCP}},
     }
     check = {"http": {"port": CHECKED}, "target": target, **LASTING}
-    pod = answered.add(node, kind, 5, [(handlers[kind], check)])
-    with answered.serving(pod) as server, answered.kubelet(node, pod) as kubelet:
+    with contextlib.ExitStack() as undo:
+        pod = answered.add(node, kind, 5, [(handlers[kind], check)])
+        undo.callback(answered.remove, node, kind)
+        server = undo.enter_context(answered.serving(pod))
+        kubelet = undo.enter_context(answered.kubelet(node, pod))
         probe = {"http": kubelet.probe, "grpc": kubelet.grpc, "tcp": kubelet.tcp}[kind]
         polling.wait_until("the probe is answered", lambda: probe() == HEALTHY)
         for is_healthy, expected in ((False, SICK), (True, HEALTHY)):
@@ -256,4 +259,3 @@ def test_answers_change_once_for_each_change_that_podgate_finds(
 
             polling.wait_until(f"answers are {expected}", has_changed)
             assert results == sorted(results, reverse=expected == HEALTHY)
-    answered.remove(node, kind)
