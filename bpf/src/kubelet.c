@@ -19,7 +19,7 @@ int follow_kubelet(struct bpf_raw_tracepoint_args *context)
 
 	if (!unit || !remade || !unit->number)
 		return 0;
-	if (bpf_probe_read_kernel_str(path, sizeof(path), (void *)context->args[1]) < 0)
+	if (!read_kernel_string(path, sizeof(path), context->args[1]))
 		return 0;
 #pragma unroll
 	for (int i = 0; i < KUBELET_PATH_BYTES / sizeof(__u64); i++) {

@@ -140,6 +140,29 @@ def test_programs_for_other_kernels_load(
     assert pinned >= {program.name for program in programs.programs if not program.is_optional}
 
 
+_COMPILE_WITHOUT_SYMBOLS = """
+mount --bind /dev/null /proc/kallsyms
+exec "$0" -m bpf.compiler "$@"
+"""
+
+
+@pytest.mark.parametrize("programs", PROGRAM_SETS, ids=lambda programs: programs.source)
+def test_programs_are_the_same_where_an_image_s_build_sees_no_kernel_symbols(
+    programs: ProgramSet,
+) -> None:
+    """Then bcc replaces its names for the helpers that read the kernel's memory."""
+    used = programs.features
+    macros = [feature.macro for feature in used]
+    shell = ["unshare", "--mount", "sh", "-ec", _COMPILE_WITHOUT_SYMBOLS]
+    output = subprocess.run(
+        [*shell, sys.executable, programs.source, *macros], check=True, capture_output=True
+    ).stdout
+    found = artefacts.decode(output, programs)
+    usual = asyncio.run(compiling.compile_in_process(programs, used))
+    assert found.macros == usual.macros
+    assert [name for name, code in found.functions.items() if code != usual.functions[name]] == []
+
+
 @pytest.fixture
 def file(
     prebuilt_programs: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
