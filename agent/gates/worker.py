@@ -36,6 +36,9 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 _SO_NETNS_COOKIE = 71  # Linux 5.14
+_NO_COOKIES = (
+    "this kernel has no netns cookies (Linux 5.14), which distinguish the host's sockets from pods'"
+)
 
 # An attach takes 10 ms, and other programs hold RTNL for seconds; longer means a hung kernel.
 _TIMEOUT_SECONDS = 60
@@ -129,6 +132,8 @@ class GateWorker:
         states = self._hooks.attach()
         if all(state.problem is None for state in states if state.name in abi.RAW_SOCKET_HOOKS):
             record_raw_sockets(self.loaded)
+        if not self.config.read().node_netns:
+            return [HookState(state.name, state.problem or _NO_COOKIES) for state in states]
         return states
 
     def _detach(self) -> None:
@@ -145,7 +150,7 @@ class GateWorker:
         if not self.is_attached:
             return True
         is_attached = [not hook.problem for hook in self.hook_states if "connect" in hook.name]
-        return bool(is_attached) and all(is_attached) and self.config.read().node_netns != 0
+        return bool(is_attached) and all(is_attached)
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in the worker thread, after earlier calls.

@@ -1,5 +1,7 @@
 """Hooks at the root cgroup: calls of host processes that fail at once, and calls that pass."""
 
+import asyncio
+import concurrent.futures
 import ctypes
 import errno
 import os
@@ -10,7 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.gates.worker import netns_cookie
+from agent.gates import worker
+from agent.gates.worker import GateWorker, netns_cookie
 from agent.lab import attempts
 from agent.lab import lab as labs
 from agent.linux.cgroups import cgroup2_mount
@@ -103,6 +106,25 @@ def test_every_hook_is_in_force(hooks: list[HookState]) -> None:
     assert len(hooks) == len(abi.HOOKS)
 
 
+async def test_hooks_that_cannot_distinguish_sockets_are_reported(
+    fresh_pins: pins.Pins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are attached, but without effect."""
+    monkeypatch.setattr(worker, "netns_cookie", lambda: None)
+    loaded = await loader.load(fresh_pins)
+    thread = concurrent.futures.ThreadPoolExecutor(1)
+    loop = asyncio.get_running_loop()
+    made = await loop.run_in_executor(thread, GateWorker, loaded, fresh_pins, None, thread)
+    try:
+        await made.attach()
+        assert not made.has_connect_hooks
+        assert len(made.hook_states) == len(abi.HOOKS)
+        assert all("no netns cookies" in (hook.problem or "") for hook in made.hook_states)
+    finally:
+        await made.detach()
+        await made.aclose()
+
+
 def test_budget_that_two_hooks_used_up_at_once_sends_no_events(
     gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
 ) -> None:
@@ -128,7 +150,7 @@ def test_connect_of_a_host_process_gets_eperm_and_is_counted_and_named(
     DropSources(loaded).forget(pod.ifindex)
     assert connect(pod, family) == REFUSED
     moved = counting.moved()
-    moved.pop((Verdict.PASS, Reason.CONTROL), None)  # neighbour discovery may ask at any time
+    moved.pop((Verdict.PASS, Reason.CONTROL), None)  # neighbour discovery, at any time
     assert moved == {(Verdict.DROP, Reason.NODE): 1}
     (event,) = read_events(loaded)
     assert (event.reason, event.verdict) == (Reason.NODE, Verdict.DROP)
