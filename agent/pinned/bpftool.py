@@ -70,7 +70,9 @@ class Bpftool:
                 self.commands.append(command)
                 return done.stdout.decode(errors="replace")
         problem = (done.stderr or done.stdout).decode(errors="replace").strip()
-        last = problem.splitlines()[-1] if problem else f"status {done.returncode}"
+        if problem in ("", "[]"):
+            problem = f"status {done.returncode}; use the bpftool of this kernel's release"
+        last = problem.splitlines()[-1]
         raise BpftoolError(f"'{command}' failed: {last}")
 
     def _start(self, command: str, *arguments: str) -> "subprocess.CompletedProcess[bytes]":

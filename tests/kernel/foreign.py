@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import resource
 import struct
 from collections.abc import Iterator
 from typing import cast
@@ -49,12 +50,21 @@ def _load(*instructions: bytes) -> int:
         *(_SCHED_CLS, len(instructions), ctypes.addressof(code), ctypes.addressof(licence)),
         *(0, 0, 0, 0, 0),
     )
+    _raise_limit()
     return syscalls.call(_PROG_LOAD, attributes, what="loading a foreign program")[0]
 
 
 def create_map(key_size: int, value_size: int, max_entries: int) -> int:
     attributes = struct.pack("=IIIII", HASH, key_size, value_size, max_entries, 0)
+    _raise_limit()
     return syscalls.call(_MAP_CREATE, attributes, what="making a foreign map")[0]
+
+
+def _raise_limit() -> None:
+    """Until Linux 5.11 (97306be45fbe) programs and maps count as locked memory."""
+    with contextlib.suppress(ValueError, OSError):  # without CAP_SYS_RESOURCE
+        limit = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, limit)
 
 
 @contextlib.contextmanager

@@ -219,6 +219,7 @@ def test_programs_show_foreign_ones_in_the_order_in_which_they_run(
 def test_programs_of_the_root_cgroup_are_shown_where_others_change_too_fast(
     operator: AgentProcess, web: LabPod, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    offers.need_listed_cgroup()
     installation = start(operator, web)
     operator.stop(signal.SIGKILL)
     # As bpftool does when a cgroup is removed while it walks the tree.

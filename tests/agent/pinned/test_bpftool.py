@@ -47,6 +47,14 @@ def test_failure_has_the_last_line_of_its_error(program: pathlib.Path) -> None:
         Bpftool().text("prog", "show")
 
 
+@pytest.mark.parametrize("script", ["echo '[]'; exit 255", "exit 255"])
+def test_failure_without_an_error_has_the_status(program: pathlib.Path, script: str) -> None:
+    """As `cgroup show` of bpftool 7.1 on Linux 5.10."""
+    write(program, script)
+    with pytest.raises(BpftoolError, match="status 255; use the bpftool of this kernel's release"):
+        Bpftool().objects("cgroup", "show", "/sys/fs/cgroup")
+
+
 def test_other_output_is_one_sentence(program: pathlib.Path) -> None:
     write(program, "echo '{\"id\": 7}'")
     with pytest.raises(BpftoolError, match="the output of 'bpftool -j prog show' is not as expec"):
