@@ -16,7 +16,7 @@ from agent.default_deny import table as default_deny_table
 from agent.default_deny.table import DefaultDenyTable
 from agent.lab import lab as labs
 from agent.linux import nft
-from tests.kernel import cgroups, traffic
+from tests.kernel import cgroups, offers, traffic
 from tests.processes import BARE_PYTHON
 
 VERSIONS = pytest.mark.parametrize("version", [4, 6])
@@ -94,6 +94,7 @@ def open_table(
 ) -> Iterator[OpenTable]:
     """Opens tables. Removes them afterwards: the host's namespace, with its tables and tracked
     connections, outlives the test."""
+    offers.need_default_deny()
     if "tracked" not in request.fixturenames:
         monkeypatch.setattr(installed, "_CONNTRACK_COUNT", pathlib.Path("/dev/null"))
     with asyncio.Runner() as runner:

@@ -13,6 +13,7 @@ import pytest
 from agent.gates.worker import netns_cookie
 from agent.linux import ipvs
 from agent.linux.cgroups import cgroup2_mount
+from agent.linux.nft_cgroups import CgroupMatches
 from agent.pinned import bpftool
 from bpf import errors, features, listeners, raw_socket_policy, syscalls, tcx
 from probes import sock_diag
@@ -39,6 +40,20 @@ def need_netns_cookie() -> None:
     """Ends the test where namespaces have no number; hooks and listener events are off there."""
     if netns_cookie() is None:
         pytest.skip(NOT_OFFERED + "SO_NETNS_COOKIE (Linux 5.14)")
+
+
+def need_default_deny() -> None:
+    """Ends the test where nftables matches no sockets by cgroup; new pods are open there until
+    they have a gate."""
+    mount = cgroup2_mount()
+    assert mount is not None
+    rule = f"{CgroupMatches(mount).match_none()} accept"
+    script = f"table inet offered {{ chain c {{ {rule}; }}; }}"
+    check = subprocess.run(
+        ["nft", "--check", "-f", "-"], input=script, text=True, capture_output=True
+    )
+    if check.returncode != 0:
+        pytest.skip(NOT_OFFERED + "sockets by cgroup in nftables (Linux 5.13)")
 
 
 def need_process_names() -> None:

@@ -427,6 +427,7 @@ def test_a_kubelet_in_a_new_cgroup_is_followed(operator: AgentProcess, web: LabP
 def test_new_pod_is_blocked_before_its_gate_if_the_default_mode_is_enforce(
     operator: AgentProcess, lab: Lab, web: LabPod
 ) -> None:
+    offers.need_default_deny()
     operator.write_manifest(web, mode=None, container=LISTENING)
     operator.start("--mode", "enforce")
     operator.wait_for("the gate", isolated_as("web", "Enforced"))

@@ -23,7 +23,7 @@ from agent.lab.agent_process import AgentProcess, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
 from agent.logs import Event
 from tests.kernel import cgroups, traffic
-from tests.kernel.test_agent import is_dropped, reaches
+from tests.kernel.test_agent import is_dropped, reaches, refuses
 from tests.kernel.test_policies import cgroup, policy
 
 pytestmark = pytest.mark.kernel
@@ -113,8 +113,7 @@ def test_a_new_pod_becomes_ready_and_gets_its_answers_beside_a_busy_one(
         assert is_answered(new, 6)
         operator.wait_for("both answers", lambda report: replies(report, "new") == 2)
         for pod in (new, busy):
-            with pytest.raises(PermissionError):
-                traffic.node_reaches(pod, 4, PORT)
+            assert refuses(pod)
 
 
 def test_the_last_change_of_a_busy_pod_is_found(operator: AgentProcess, lab: Lab) -> None:

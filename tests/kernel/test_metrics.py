@@ -19,8 +19,8 @@ from agent.lab.lab import Lab, LabPod
 from bpf import abi, loader, syscalls, usage
 from bpf.gates import Gates
 from tests import polling
-from tests.kernel import traffic
-from tests.kernel.test_agent import LISTENING, PORT, isolated_as
+from tests.kernel import offers, traffic
+from tests.kernel.test_agent import LISTENING, PORT, isolated_as, refuses
 from tests.kernel.test_rules import guard
 
 pytestmark = pytest.mark.kernel
@@ -58,6 +58,8 @@ def samples(text: str) -> Samples:
 def test_a_scrape_shows_coverage_and_what_is_in_force(
     operator: AgentProcess, pods: list[LabPod]
 ) -> None:
+    offers.need_netns_cookie()
+    offers.need_default_deny()
     for pod in pods:
         operator.write_manifest(pod, mode=pod.name, container=LISTENING)
     operator.write_file("broken.yaml", "metadata: {")
@@ -106,8 +108,7 @@ def test_counters_go_on_without_the_agent(operator: AgentProcess, pods: list[Lab
     )
     dropped = "podgate_gate_packets_total", labels
     before = samples(operator.run("metrics", *directories).stdout)
-    with pytest.raises(PermissionError):
-        traffic.node_is_dropped(pods[1], 4, PORT)
+    assert refuses(pods[1])
     dead = operator.run("metrics", *directories)
     assert dead.returncode == 0
     after = samples(dead.stdout)

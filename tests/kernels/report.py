@@ -24,6 +24,8 @@ where they are missing:
   restarts, so while the agent is missing for more than 15 s, declared ports open to host processes.
   Gates do not read where a packet's checksum is pending, so on some kernels they drop what a VPN's
   process sends with checksum offload ([failures](failures.md)).
+* **sockets by cgroup in nftables (5.13)**: no default-deny table, so host processes reach a new pod
+  until its gate is attached.
 * **listener events (5.15)**: probes run on schedule only.
 * **tcx (6.6)**: gates are clsact filters, which run after tcx programs and can be removed by any
   process with CAP_NET_ADMIN.

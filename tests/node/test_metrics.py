@@ -8,6 +8,7 @@ import pytest
 
 from tests import polling
 from tests.agent.kube.test_token_reviews import Cluster
+from tests.kernel import offers
 from tests.node.node import Node
 
 pytestmark = pytest.mark.kernel
@@ -33,6 +34,8 @@ def get(path: str, token: str = "") -> tuple[int, str]:
 
 
 async def test_prometheus_gets_all_metrics_and_strangers_health(node: Node) -> None:
+    offers.need_netns_cookie()
+    offers.need_default_deny()
     cluster = Cluster(node.server)
     await node.start_agent("--metrics-address", f"{ADDRESS}:{METRICS_PORT}")
     node.create("web")

@@ -17,7 +17,7 @@ from agent.logs import Event
 from tests import polling
 from tests.agent.kube.apiserver import NODES
 from tests.cni import calling
-from tests.kernel import dialling, traffic
+from tests.kernel import dialling, offers, traffic
 from tests.node.node import NAME, NAMESPACE, PORT, Node, reason_of, status_of
 
 pytestmark = pytest.mark.kernel
@@ -242,6 +242,7 @@ async def test_pods_of_an_enforced_namespace_are_never_open_on_a_node_in_audit(
 
 
 async def test_default_deny_table_follows_the_labels_of_the_node(node: Node) -> None:
+    offers.need_default_deny()
     label_node(node, mode="enforce")
     await node.start_agent(*AUDIT)
     await node.report("the agent", lambda report: report.default_mode == "enforce")
