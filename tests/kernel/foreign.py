@@ -1,12 +1,9 @@
 """Foreign BPF programs and maps, created by bpf(2) alone, like those of a CNI."""
 
 import contextlib
-import ctypes
 import os
-import resource
 import struct
 from collections.abc import Iterator
-from typing import cast
 
 import pyroute2
 
@@ -18,8 +15,6 @@ TC_ACT_SHOT = 2
 EGRESS, INGRESS = "ffff:fff3", "ffff:fff2"
 HASH = 1
 
-_MAP_CREATE = cast(syscalls.Command, 0)
-_PROG_LOAD = cast(syscalls.Command, 5)
 _SCHED_CLS = 3
 
 
@@ -42,29 +37,11 @@ def load_redirect_to_peer(ifindex: int) -> int:
 
 
 def _load(*instructions: bytes) -> int:
-    joined = b"".join(instructions)
-    code = ctypes.create_string_buffer(joined, len(joined))
-    licence = ctypes.create_string_buffer(b"GPL")
-    attributes = struct.pack(
-        "=IIQQIIQII",
-        *(_SCHED_CLS, len(instructions), ctypes.addressof(code), ctypes.addressof(licence)),
-        *(0, 0, 0, 0, 0),
-    )
-    _raise_limit()
-    return syscalls.call(_PROG_LOAD, attributes, what="loading a foreign program")[0]
+    return syscalls.program_load(_SCHED_CLS, b"".join(instructions))
 
 
 def create_map(key_size: int, value_size: int, max_entries: int) -> int:
-    attributes = struct.pack("=IIIII", HASH, key_size, value_size, max_entries, 0)
-    _raise_limit()
-    return syscalls.call(_MAP_CREATE, attributes, what="making a foreign map")[0]
-
-
-def _raise_limit() -> None:
-    """Until Linux 5.11 (97306be45fbe) programs and maps count as locked memory."""
-    with contextlib.suppress(ValueError, OSError):  # without CAP_SYS_RESOURCE
-        limit = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, limit)
+    return syscalls.map_create(HASH, key_size, value_size, max_entries)
 
 
 @contextlib.contextmanager

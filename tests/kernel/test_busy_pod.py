@@ -19,11 +19,12 @@ import yaml
 
 from agent import labels
 from agent.admin.report import AgentReport
-from agent.lab.agent_process import AgentProcess, condition_of, pod_of
+from agent.lab import attempts
+from agent.lab.agent_process import AgentProcess, condition_of, drop_result, pod_of
 from agent.lab.lab import Lab, LabPod
 from agent.logs import Event
 from tests.kernel import cgroups, traffic
-from tests.kernel.test_agent import is_dropped, reaches, refuses
+from tests.kernel.test_agent import is_dropped, reaches
 from tests.kernel.test_policies import cgroup, policy
 
 pytestmark = pytest.mark.kernel
@@ -111,9 +112,10 @@ def test_a_new_pod_becomes_ready_and_gets_its_answers_beside_a_busy_one(
         operator.wait_for("its reply table", lambda _: any(of_pod(operator, "new")))
         assert is_answered(new, 4)
         assert is_answered(new, 6)
-        operator.wait_for("both answers", lambda report: replies(report, "new") == 2)
+        report = operator.wait_for("both answers", lambda report: replies(report, "new") == 2)
         for pod in (new, busy):
-            assert refuses(pod)
+            observed = attempts.connect_from_node(pod, "IPv4", PORT, is_rejected=True)
+            assert observed == drop_result(report)
 
 
 def test_the_last_change_of_a_busy_pod_is_found(operator: AgentProcess, lab: Lab) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.lab import lab as labs
-from bpf import abi, buffer_layout, features, loader, pins
+from bpf import abi, features, loader, pins
 from bpf.gates import Attachment, Gates
 from bpf.host_devices import HostDevicePrograms
 from bpf.rules import Rule, SourceKind
@@ -115,9 +115,11 @@ def reads_place(loaded: loader.Loaded, request: pytest.FixtureRequest) -> Iterat
         yield True
         return
     layouts = loaded.map(abi.BUFFER_LAYOUT)
+    before = layouts.get(bytes(4))
+    assert before is not None
     layouts.set(bytes(4), bytes(abi.CBufferLayout()))
     yield False
-    buffer_layout.write(layouts)
+    layouts.set(bytes(4), before)
 
 
 def opens_tcp(frame: bytes) -> bool:

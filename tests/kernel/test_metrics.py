@@ -14,13 +14,14 @@ import pytest
 from prometheus_client import parser
 
 from agent.admin.report import AgentReport
-from agent.lab.agent_process import AgentProcess
+from agent.lab import attempts
+from agent.lab.agent_process import AgentProcess, drop_result
 from agent.lab.lab import Lab, LabPod
 from bpf import abi, loader, syscalls, usage
 from bpf.gates import Gates
 from tests import polling
 from tests.kernel import offers, traffic
-from tests.kernel.test_agent import LISTENING, PORT, isolated_as, refuses
+from tests.kernel.test_agent import LISTENING, PORT, isolated_as
 from tests.kernel.test_rules import guard
 
 pytestmark = pytest.mark.kernel
@@ -96,7 +97,7 @@ def test_a_scrape_shows_coverage_and_what_is_in_force(
 def test_counters_go_on_without_the_agent(operator: AgentProcess, pods: list[LabPod]) -> None:
     operator.write_manifest(pods[1], mode="enforce", container=LISTENING)
     operator.start("--mode", "enforce")
-    operator.wait_for("the gate", isolated_as("enforce", "Enforced"))
+    report = operator.wait_for("the gate", isolated_as("enforce", "Enforced"))
     directories = ("--run-directory", str(operator.run_directory), "--bpffs", str(operator.bpffs))
     alive = operator.run("metrics", *directories)
     assert alive.returncode == 0
@@ -108,7 +109,8 @@ def test_counters_go_on_without_the_agent(operator: AgentProcess, pods: list[Lab
     )
     dropped = "podgate_gate_packets_total", labels
     before = samples(operator.run("metrics", *directories).stdout)
-    assert refuses(pods[1])
+    observed = attempts.connect_from_node(pods[1], "IPv4", PORT, is_rejected=True)
+    assert observed == drop_result(report)
     dead = operator.run("metrics", *directories)
     assert dead.returncode == 0
     after = samples(dead.stdout)
