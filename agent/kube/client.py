@@ -40,6 +40,8 @@ APPLY: Final = "application/apply-patch+yaml"
 # The kubelet writes a new token after 80 % of the old one's hour; client-go checks once a minute.
 _CREDENTIALS_SECONDS = 60.0
 _LOAD_SECONDS = 15.0
+# The first time it also imports modules, from a disk that a booting node reads everything from.
+_FIRST_LOAD_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
 _RESPONSE_SECONDS = 30.0
 # etcd stores no object over 1.5 MiB; JSON may be several times the size of its protobuf.
@@ -248,8 +250,9 @@ class ApiClient:
             return self._connection, self._session
 
     async def _load(self) -> None:
+        limit_seconds = _LOAD_SECONDS if self._session else _FIRST_LOAD_SECONDS
         try:
-            async with asyncio.timeout(_LOAD_SECONDS):
+            async with asyncio.timeout(limit_seconds):
                 loaded, tls = await asyncio.to_thread(_load, self._kubeconfig)
         except TimeoutError as error:
             raise ConnectionConfigError("reading it timed out") from error

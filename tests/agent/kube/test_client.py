@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import ssl
 import subprocess
+from collections.abc import Callable
 
 import pytest
 from aiohttp import web
@@ -114,6 +115,27 @@ async def test_configuration_that_vanishes_is_not_needed(
         await asyncio.to_thread(pathlib.Path(kubeconfig).unlink)
         await asyncio.sleep(61)
         await request_pods(api)
+    assert tokens(server) == ["secret"]
+
+
+@pytest.mark.looptime
+async def test_slow_disk_has_a_minute_at_the_start_and_later_stops_no_request(
+    server: ApiServer, kubeconfig: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to_thread = asyncio.to_thread
+
+    async def to_slow_thread(function: Callable[..., object], *args: object) -> object:
+        await asyncio.sleep(50)
+        return await to_thread(function, *args)
+
+    monkeypatch.setattr(asyncio, "to_thread", to_slow_thread)
+    loop = asyncio.get_running_loop()
+    async with opened(kubeconfig) as api:
+        assert loop.time() >= 50
+        await asyncio.sleep(61)
+        started = loop.time()
+        await request_pods(api)
+        assert loop.time() - started < 20
     assert tokens(server) == ["secret"]
 
 
