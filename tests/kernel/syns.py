@@ -155,6 +155,8 @@ def _disconnect(sock: socket.socket) -> None:
 
 def _uring_connect(target: Target) -> None:
     with uring.ring() as ring, stream(target.family) as sock:
+        # Linux 5.10 connects again after the shutdown, and waits: three seconds with one retry.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, 1)
         ring.begin_connect(sock, uring.sockaddr(target.address, target.tcp_port))
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)  # else the ring would wait for the connection

@@ -211,17 +211,18 @@ def test_programs_show_foreign_ones_in_the_order_in_which_they_run(
     assert gate.verified_instructions is None or gate.verified_instructions > gate.instructions
     if attachment is Attachment.TCX:
         assert [link.target for link in gate.links] == [f"interface {web.interface}"]
+    assert report.commands[0] == "bpftool -j prog show"
+    offers.need_listed_cgroup()
     ours = {one.hook for one in report.cgroups if one.is_ours}
     assert "cgroup_inet4_connect" in ours
-    assert report.commands[0] == "bpftool -j prog show"
 
 
 def test_programs_of_the_root_cgroup_are_shown_where_others_change_too_fast(
     operator: AgentProcess, web: LabPod, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offers.need_listed_cgroup()
     installation = start(operator, web)
     operator.stop(signal.SIGKILL)
+    offers.need_listed_cgroup()
     # As bpftool does when a cgroup is removed while it walks the tree.
     walking = tmp_path / "bin" / "bpftool"
     walking.parent.mkdir()

@@ -139,11 +139,11 @@ def test_without_a_heartbeat_any_process_outside_of_pods_is_admitted(
 
 @pytest.fixture
 def unit(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[KubeletUnit]:
-    """With hooks at connect, and a heartbeat of ten minutes ago."""
+    """With hooks at connect, and a heartbeat of ten minutes ago, or when the machine booted."""
     offers.need_netns_cookie()
     mount = cgroup2_mount()
     assert mount is not None
-    config = NodeConfig(loaded, now_ns=lambda: time.monotonic_ns() - int(600e9))
+    config = NodeConfig(loaded, now_ns=lambda: max(1, time.monotonic_ns() - int(600e9)))
     config.set_netns(netns_cookie())
     config.set_limits(stale_after_seconds=15, dead_man_seconds=0)
     config.beat()

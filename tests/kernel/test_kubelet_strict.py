@@ -60,7 +60,7 @@ def make_again(group: Cgroup) -> None:
 def beat_ten_minutes_ago(bpffs: os.PathLike[str]) -> None:
     loaded = asyncio.run(loader.load(pins.Pins(bpffs)))
     try:
-        NodeConfig(loaded, now_ns=lambda: time.monotonic_ns() - int(600e9)).beat()
+        NodeConfig(loaded, now_ns=lambda: max(1, time.monotonic_ns() - int(600e9))).beat()
     finally:
         loaded.close()
 

@@ -29,8 +29,8 @@ TEN_MINUTES_NS = int(600e9)
 
 @pytest.fixture
 def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
-    """With a heartbeat of ten minutes ago; as it was afterwards."""
-    made = NodeConfig(loaded, now_ns=lambda: time.monotonic_ns() - TEN_MINUTES_NS)
+    """With a heartbeat of ten minutes ago, or when the machine booted; as it was afterwards."""
+    made = NodeConfig(loaded, now_ns=lambda: max(1, time.monotonic_ns() - TEN_MINUTES_NS))
     made.set_limits(stale_after_seconds=STALE_AFTER_SECONDS, dead_man_seconds=0)
     made.beat()
     yield made

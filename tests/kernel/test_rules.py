@@ -158,7 +158,7 @@ def test_heartbeat_changes_nothing_while_the_kubelet_is_unknown(
     age_seconds: int,
 ) -> None:
     config.set_limits(stale_after_seconds=15, dead_man_seconds=0)
-    NodeConfig(loaded, now_ns=lambda: time.monotonic_ns() - age_seconds * 10**9).beat()
+    NodeConfig(loaded, now_ns=lambda: max(1, time.monotonic_ns() - age_seconds * 10**9)).beat()
     guard(gates, pod, PROBE)
     assert connects(stranger, pod.ipv4, PORT)
     assert is_dropped(stranger, pod.ipv4, OTHER_PORT)

@@ -241,10 +241,10 @@ def alive_families() -> str:
 
 
 def beat_long_ago(bpffs: os.PathLike[str]) -> None:
-    """As if the last heartbeat had been ten minutes ago."""
+    """As if the last heartbeat had been ten minutes ago, or when the machine booted."""
     loaded = asyncio.run(loader.load(pins.Pins(bpffs)))
     try:
-        NodeConfig(loaded, now_ns=lambda: time.monotonic_ns() - int(600e9)).beat()
+        NodeConfig(loaded, now_ns=lambda: max(1, time.monotonic_ns() - int(600e9))).beat()
     finally:
         loaded.close()
 
