@@ -77,9 +77,12 @@ async def load(installation: pins.Pins, before: Outcome | None = None) -> Loaded
     outcome = await ensure_pinned(installation)
     if before is not None and outcome.origin is Origin.PINNED:
         outcome = before
-    loaded = _open(installation, outcome)
-    with contextlib.suppress(btf.BtfError):  # then gates find a pending checksum by trimming
-        await asyncio.to_thread(buffer_layout.write, loaded.map(abi.BUFFER_LAYOUT))
+    with contextlib.ExitStack() as undo:
+        loaded = _open(installation, outcome)
+        undo.callback(loaded.close)
+        with contextlib.suppress(btf.BtfError):  # then gates find a pending checksum by trimming
+            await asyncio.to_thread(buffer_layout.write, loaded.map(abi.BUFFER_LAYOUT))
+        undo.pop_all()
     return loaded
 
 

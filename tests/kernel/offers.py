@@ -18,6 +18,7 @@ from agent.pinned import bpftool
 from bpf import errors, features, listeners, raw_socket_policy, syscalls, tcx
 from probes import sock_diag
 from tests.kernel import foreign
+from tests.kernel.syns import FirstPacket, Target
 
 # The kernel matrix counts tests that end with these words; any other skip is a failure there.
 NOT_OFFERED = "not offered by this kernel: "
@@ -54,6 +55,16 @@ def need_default_deny() -> None:
     )
     if check.returncode != 0:
         pytest.skip(NOT_OFFERED + "sockets by cgroup in nftables (Linux 5.13)")
+
+
+def attempt(first_packet: FirstPacket, target: Target) -> None:
+    """Ends the test where the kernel has no such socket."""
+    try:
+        first_packet.begin(target)
+    except OSError as error:
+        if error.errno in (errno.EPROTONOSUPPORT, errno.ENOSYS):
+            pytest.skip(f"{NOT_OFFERED}{first_packet} ({error.strerror})")
+        raise
 
 
 def need_process_names() -> None:

@@ -4,7 +4,6 @@ Each attempt is repeated with the gate off and must reach the pod, which shows t
 itself works. That comes second, because the last packets of a connection would be counted.
 """
 
-import errno
 import ipaddress
 import socket
 import struct
@@ -31,15 +30,6 @@ def target_of(watched: PodState, version: int) -> Target:
     return Target(address, interface, guarded.TCP_PORT, guarded.UDP_PORT)
 
 
-def attempt(first_packet: FirstPacket, target: Target) -> None:
-    try:
-        first_packet.begin(target)
-    except OSError as error:
-        if error.errno in (errno.EPROTONOSUPPORT, errno.ENOSYS):
-            pytest.skip(f"{offers.NOT_OFFERED}{first_packet} ({error.strerror})")
-        raise
-
-
 def expect_closed(watched: PodState, reason: Reason) -> None:
     """Nothing arrived, and the packet was counted with this reason, at this pod only."""
     assert watched.arrived() == []
@@ -61,11 +51,11 @@ def test_no_socket_of_the_node_reaches_the_pod(
 ) -> None:
     target = target_of(watched, version)
     watched.set_mode(Mode.ENFORCE)
-    attempt(first_packet, target)
+    offers.attempt(first_packet, target)
     expect_closed(watched, Reason.NODE)
 
     watched.set_mode(Mode.OFF)
-    attempt(first_packet, target)
+    offers.attempt(first_packet, target)
     assert any(first_packet.shows in frame for frame in watched.arrived())
 
 

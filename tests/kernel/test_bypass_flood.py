@@ -16,7 +16,7 @@ from bpf.host_devices import HostDevicePrograms
 from bpf.node_config import NodeConfig
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import cgroups, frames, guarded, links, syns, traffic, wire
+from tests.kernel import cgroups, frames, guarded, links, offers, syns, traffic, wire
 from tests.kernel.counting import Counting
 from tests.processes import BARE_PYTHON
 
@@ -155,7 +155,7 @@ def test_source_without_a_rule_is_dropped_in_every_copy(
     with cgroups.cgroup() as group:
         countings = flooding.enforce(Rule(SourceKind.CGROUP, cgroup=group.id))
         address = traffic.address(pod, version)
-        first_packet.begin(syns.Target(address, labs.BRIDGE, PORT, PORT))
+        offers.attempt(first_packet, syns.Target(address, labs.BRIDGE, PORT, PORT))
         moved = [counting.moved() for counting in countings]
     assert len(moved[target].keys() & REFUSED) == 1
     assert (Verdict.PASS, Reason.RULE) not in moved[target]

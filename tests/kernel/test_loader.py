@@ -1,6 +1,7 @@
 """Loading: once, whole or not at all, and never with the compiler in this process."""
 
 import asyncio
+import errno
 import os
 import pathlib
 import sys
@@ -8,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from bpf import abi, artefacts, errors, loader, maps, pins, sources, syscalls
+from bpf import abi, artefacts, buffer_layout, errors, loader, maps, pins, sources, syscalls
 from bpf.pinning import Origin
 from tests.kernel import foreign, offers, versions
 
@@ -64,6 +65,21 @@ def accepted_programs() -> list[str]:
     if not offers.rejects_packet_sockets():
         names.remove(abi.CREATE_PACKET_SOCKET.name)
     return names
+
+
+async def test_layout_that_cannot_be_written_leaves_no_descriptor_open(
+    fresh_pins: pins.Pins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await load(fresh_pins)
+
+    def fail(layouts: maps.Map) -> NoReturn:
+        raise errors.BpfError(errno.EPERM, "cannot write")
+
+    monkeypatch.setattr(buffer_layout, "write", fail)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(errors.BpfError, match="cannot write"):
+        await loader.load(fresh_pins)
+    assert os.listdir("/proc/self/fd") == before
 
 
 async def test_pins_are_those_that_the_description_lists(fresh_pins: pins.Pins) -> None:
