@@ -425,7 +425,7 @@ def nothing() -> dict[str, list[object]]:
 
 
 def keys(table: maps.Map) -> list[bytes]:
-    return [key for key, _ in table.items()]
+    return [key for key, _ in table.items_by_key()]
 
 
 def test_an_address_of_two_pods_belongs_to_neither(
