@@ -155,7 +155,7 @@ class Event(enum.Enum):
     HANDOVER_REJECTED = "The other agent does not hand the node over; retrying."
     HEALTH_CHECK_NOT_SERVED = "Health check node port cannot be served; retrying."
     HOOK_NOT_ATTACHED = (
-        "cgroup hook not attached; gates still drop, but processes get a timeout instead of EPERM."
+        "cgroup hook does not work; gates still drop, but processes get a timeout instead of EPERM."
     )
     HOOKS_NOT_DETACHED = "Hooks cannot be detached; retrying."
     RAW_SOCKET_CREATED = (

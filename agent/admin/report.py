@@ -99,7 +99,7 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class HookStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One hook at the root cgroup; `problem`: why it is not attached, or None."""
+    """One hook at the root cgroup; `problem`: why it does not work, or None."""
 
     name: str
     problem: str | None

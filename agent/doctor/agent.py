@@ -81,7 +81,9 @@ def _problems(report: AgentReport) -> Iterator[Finding]:
         )
     if missing := ", ".join(hook.name for hook in report.hooks if hook.problem):
         yield warning(
-            "agent-hooks", f"Hooks not attached: {missing}.", "See 'podgate status' for the reason."
+            "agent-hooks",
+            f"Hooks that do not work: {missing}.",
+            "See 'podgate status' for the reason.",
         )
     if report.relay.problem:
         text = report.relay.problem_text

@@ -159,7 +159,7 @@ def _problems(report: Object) -> list[str]:
     if problem := _text(report, "kubeletUnfollowed"):
         found.append(f"Kernel does not follow the kubelet's restarts: {problem}")
     found += [
-        f"{hook.get('name')} is not attached: {hook['problem']}"
+        f"{hook.get('name')} does not work: {hook['problem']}"
         for hook in report.get("hooks", ())
         if hook.get("problem")
     ]

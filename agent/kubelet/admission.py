@@ -96,7 +96,7 @@ class KubeletAdmission:
             )
         if not self._unit.problem and not self._has_connect_hooks():
             return (
-                "the hooks at connect are not attached, so pods that are created while the agent "
+                "the hooks at connect do not work, so pods that are created while the agent "
                 "is missing open after a minute."
             )
         return self._unit.problem

@@ -102,7 +102,7 @@ class KubeletHostProbes:
     async def _api_servers(self, kubelet: KubeletCgroup | None) -> list[KubeletApiServer]:
         """Raises `KubeletConfigError`."""
         if not self._has_connect_hooks():
-            raise KubeletConfigError("the hooks at connect are not attached")
+            raise KubeletConfigError("the hooks at connect do not work")
         if kubelet is None or kubelet.pid is None:
             raise KubeletConfigError("the kubelet's process is unknown")
         if kubelet.is_shared:

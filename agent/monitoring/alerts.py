@@ -119,7 +119,7 @@ ALERTS = (
         Severity.CRITICAL,
         'podgate_hook_attached == 0 or podgate_component_up{component="hooks"} == 0',
         "5m",
-        "A hook at the root cgroup of {{ $labels.instance }} is not attached.",
+        "A hook at the root cgroup of {{ $labels.instance }} does not work.",
     ),
     Alert(
         "PodgateDefaultDenyGone",

@@ -61,7 +61,7 @@ def _of_node(report: AgentReport) -> Iterator[Problem]:
         yield Problem(Severity.DEGRADED, text)
     for hook in report.hooks:
         if hook.problem:
-            text = f"{hook.name} is not attached: {hook.problem}; gates still drop."
+            text = f"{hook.name} does not work: {hook.problem}; gates still drop."
             yield Problem(Severity.DEGRADED, text)
     if report.raw_sockets.problem:
         yield Problem(Severity.DEGRADED, report.raw_sockets.problem)

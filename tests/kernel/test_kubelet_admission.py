@@ -193,4 +193,4 @@ def test_missing_connect_hooks_are_a_problem(
     admission.update(found(service), is_rejected=False, is_overdue=False)
     assert unit.path == service.path
     assert admission.priority is None
-    assert admission.problem.startswith("the hooks at connect are not attached")
+    assert admission.problem.startswith("the hooks at connect do not work")

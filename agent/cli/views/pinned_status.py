@@ -57,7 +57,7 @@ def _problems(status: PinnedStatus) -> Iterator[tuple[Signal, str]]:
             yield Signal.DANGER, f"No program is attached at {gate.interface} ({_name(gate)})."
     for hook in status.hooks:
         if hook.problem:
-            yield Signal.CAUTION, f"Hook {hook.name} is not attached: {hook.problem}."
+            yield Signal.CAUTION, f"Hook {hook.name} does not work: {hook.problem}."
 
 
 def _head(status: PinnedStatus) -> Iterator[str]:

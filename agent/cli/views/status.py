@@ -134,7 +134,7 @@ def _problems(report: AgentReport) -> Iterator[tuple[Signal, str]]:
         if hook.problem:
             yield (
                 Signal.CAUTION,
-                f"Hook {hook.name} is not attached: {hook.problem}. Gates still drop.",
+                f"Hook {hook.name} does not work: {hook.problem}. Gates still drop.",
             )
     if report.raw_sockets.problem:
         yield (

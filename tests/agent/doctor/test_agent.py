@@ -54,7 +54,7 @@ def test_agent_without_a_problem_is_one_line() -> None:
         (
             {"hooks": [HookStatus(name="hook_connect4", problem="no room")]},
             "agent-hooks",
-            "Hooks not attached: hook_connect4.",
+            "Hooks that do not work: hook_connect4.",
         ),
         (
             {"relay": msgspec.structs.replace(REPORT.relay, problem="nftables is missing.")},

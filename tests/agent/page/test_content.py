@@ -74,7 +74,7 @@ def test_probe_without_results_has_no_chart() -> None:
         ({"max_mode": "off", "max_mode_from": "the file"}, "podgate is off by the file"),
         ({"relay": relay(is_up=False, problem="no netns")}, "falling back to enforce: no netns"),
         ({"relay": relay(is_bypassed=True)}, "The relay is full"),
-        ({"hooks": [HookStatus(name="connect6", problem="EPERM")]}, "connect6 is not attached"),
+        ({"hooks": [HookStatus(name="connect6", problem="EPERM")]}, "connect6 does not work"),
         ({"kubelet_unfollowed": "no BTF."}, "does not follow the kubelet's restarts: no BTF."),
         ({"kubelet": None, "kubelet_problem": "two candidates"}, "two candidates"),
         ({"is_synced": False}, "The initial pod sync is not finished."),
