@@ -250,6 +250,7 @@ def test_heartbeat_restores_the_default_deny(lab: labs.Lab, open_table: OpenTabl
 def test_cgroups_of_pods_are_found_by_their_names(
     lab: labs.Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, name: str
 ) -> None:
+    offers.need_default_deny()
     (tmp_path / name / "pod1").mkdir(parents=True)
     (tmp_path / "system.slice" / "kubelet.service").mkdir(parents=True)
     scripts = record_scripts(monkeypatch)

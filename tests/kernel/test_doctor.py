@@ -41,9 +41,12 @@ async def test_on_a_good_machine_only_the_agent_is_missing(
     # Features that an older kernel lacks are warnings, and so is a tool.
     for check in ("attachment", "names", "kubelet", "packet-sockets", "bpftool"):
         assert findings.pop(check).severity is not Severity.PROBLEM
-    assert {finding.severity for finding in findings.values()} == {Severity.OK}
     assert agent.severity is Severity.WARNING
     assert "is 'podgate run' running" in agent.text
+    assert Severity.PROBLEM not in {finding.severity for finding in findings.values()}
+    offers.need_netns_cookie()
+    offers.need_default_deny()
+    assert {finding.severity for finding in findings.values()} == {Severity.OK}
 
 
 async def test_directory_without_bpffs_is_a_problem(tmp_path: pathlib.Path) -> None:
@@ -98,6 +101,8 @@ async def test_missing_bpftool_is_a_warning(
 async def test_program_that_excludes_hooks_is_named(
     fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    offers.need_netns_cookie()
+
     def exclusive(cgroup_fd: int, hook: abi.HookSpec) -> str | None:
         found = "program 7 is attached; have it attach with that flag"
         return found if hook.name == "hook_connect4" else None

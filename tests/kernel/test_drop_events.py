@@ -19,7 +19,7 @@ from bpf import abi, loader, syscalls
 from bpf.drop_events import DropEventReader
 from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import frames, skb
+from tests.kernel import frames, offers, skb
 from tests.kernel.counting import Counting
 
 pytestmark = pytest.mark.kernel
@@ -80,6 +80,7 @@ def test_flooded_copies_send_no_events(
 
 
 def test_drops_follow_names_the_process(operator: AgentProcess, lab: labs.Lab) -> None:
+    offers.need_netns_cookie()  # gates know it only since Linux 6.16, hooks do
     web = lab.add_pod("web", 1)
     operator.write_manifest(web, mode="enforce", container={})
     operator.start()
