@@ -137,6 +137,7 @@ def attachment(request: pytest.FixtureRequest) -> Attachment:
 def node(
     lab: Lab, operator: AgentProcess, attachment: Attachment
 ) -> Iterator[tuple[Node, loads.Load]]:
+    offers.need_default_deny()  # pods are attacked before they have a gate
     # Its kills are at all times of an agent's start.
     operator.launch = execute
     with loads.attacker() as attacker:
