@@ -46,6 +46,12 @@ def need_netns_cookie() -> None:
 def need_default_deny() -> None:
     """Ends the test where nftables matches no sockets by cgroup; new pods are open there until
     they have a gate."""
+    if not has_default_deny():
+        pytest.skip(NOT_OFFERED + "sockets by cgroup in nftables (Linux 5.13)")
+
+
+def has_default_deny() -> bool:
+    """As `need_default_deny`."""
     mount = cgroup2_mount()
     assert mount is not None
     rule = f"{CgroupMatches(mount).match_none()} accept"
@@ -53,8 +59,7 @@ def need_default_deny() -> None:
     check = subprocess.run(
         ["nft", "--check", "-f", "-"], input=script, text=True, capture_output=True
     )
-    if check.returncode != 0:
-        pytest.skip(NOT_OFFERED + "sockets by cgroup in nftables (Linux 5.13)")
+    return check.returncode == 0
 
 
 def attempt(first_packet: FirstPacket, target: Target) -> None:
