@@ -84,7 +84,10 @@ class RawSocketSources:
             return ""
         if not self._policy.denies_pods:
             return "policies are not known yet, so none is rejected."
-        if not self._config.read().pods_cgroup:
+        config = self._config.read()
+        if not config.node_netns:
+            return "this kernel has no netns cookies (Linux 5.14), so none is rejected."
+        if not config.pods_cgroup:
             return "the cgroup of pods is not found, so none is rejected."
         if self._policy.packet_problem:
             return f"packet sockets are only counted: {self._policy.packet_problem}"

@@ -158,7 +158,7 @@ def test_open_ports_are_reported_until_the_kubelet_is_found(
     assert get(report, "/readyz") == (200, "ok\n")
     assert admitted(report) == "1.0"
     polling.wait_until("log", lambda: list(agent.log_lines(Event.DECLARED_PORTS_CLOSED)))
-    offers.need_netns_cookie()  # else doctor has more to say
+    offers.need_netns_cookie()  # else doctor finds more
     assert "Agent running" in doctor(agent)["text"]
 
 

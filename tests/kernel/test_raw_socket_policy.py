@@ -13,11 +13,18 @@ from typing import Any
 
 import pytest
 
+from agent.drops.raw_sockets import RawSocketSources
+from agent.drops.source_processes import SourceProcesses
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess, pod_of
 from agent.linux.cgroups import cgroup2_mount
 from agent.logs import Event
+from agent.pods.conditions import Conditions
+from agent.pods.object_labels import ObjectLabels
+from agent.pods.store import PodStore
+from agent.settings import RawSocketMode
 from bpf import abi, loader, pins
+from bpf.drop_sources import DropSources
 from bpf.maps import Map
 from bpf.node_config import NodeConfig
 from bpf.raw_socket_policy import RawSocketPolicy
@@ -204,6 +211,24 @@ def test_after_the_dead_mans_time_none_is_denied(
     assert opened(container, RAW4, PACKET) == {RAW4: True, PACKET: True}
 
 
+def test_kernel_whose_hooks_have_no_effect_is_a_problem(
+    loaded: loader.Loaded, policy: RawSocketPolicy, config: NodeConfig, tmp_path: pathlib.Path
+) -> None:
+    processes = SourceProcesses(
+        DropSources(loaded),
+        state=tmp_path / "names",
+        store=PodStore(Conditions()),
+        labels=ObjectLabels(),
+    )
+    sources = RawSocketSources(policy, RawSocketMode.DENY_PODS, config, processes)
+    policy.set_denies_pods(is_denied=True)
+    assert "none is rejected" not in sources.problem
+    config.set_netns(None)
+    assert sources.problem == (
+        "this kernel has no netns cookies (Linux 5.14), so none is rejected."
+    )
+
+
 def start(operator: AgentProcess, rules: pathlib.Path, mode: str, pods: Cgroup) -> None:
     """Start an agent, and have it take this cgroup for that of pods."""
     rules.mkdir(exist_ok=True)
@@ -241,6 +266,7 @@ def names(group: Cgroup) -> str:
 def test_agent_denies_reports_and_follows_policies(
     operator: AgentProcess, tmp_path: pathlib.Path, pods: Cgroup, container: Cgroup
 ) -> None:
+    offers.need_netns_cookie()
     rules = tmp_path / "rules"
     start(operator, rules, "deny-pods", pods)
     where = ("--run-directory", str(operator.run_directory))
