@@ -24,7 +24,7 @@ from agent.strict import veth_pair
 from agent.strict.veth_pair import PairError
 from bpf import pins
 from probes.netns import Netns
-from tests.kernel import links
+from tests.kernel import links, offers
 from tests.polling import wait_until
 
 pytestmark = pytest.mark.kernel
@@ -230,6 +230,7 @@ async def test_cleanup_removes_everything(relay: Netns) -> None:
 
 
 async def test_check_finds_no_problem_and_leaves_nothing(lab: Lab, fresh_pins: pins.Pins) -> None:
+    offers.need_netns_cookie()
     interfaces, before = socket.if_nameindex(), routes()
     cgroup = cgroup2_mount()
     assert cgroup is not None
@@ -242,6 +243,7 @@ async def test_check_finds_no_problem_and_leaves_nothing(lab: Lab, fresh_pins: p
 
 
 def test_cleanup_removes_the_agents_relay(operator: AgentProcess, lab: Lab) -> None:
+    offers.need_netns_cookie()
     before = routes()
     operator.start("--mode", "strict", *_options())
     operator.wait_for("a relay", lambda report: report.relay.is_up)
@@ -254,6 +256,7 @@ def test_cleanup_removes_the_agents_relay(operator: AgentProcess, lab: Lab) -> N
 def test_range_in_use_is_reported_and_strict_falls_back_to_enforce(
     operator: AgentProcess, lab: Lab
 ) -> None:
+    offers.need_netns_cookie()
     with links.pair() as (one, _), links.route("198.18.64.0/24", one):
         operator.start("--mode", "strict", *_options())
         report = operator.wait_for("the reason", lambda report: "overlaps" in report.relay.problem)
