@@ -109,6 +109,9 @@ def uplink(watched: PodState, lab: labs.Lab, devices: HostDevicePrograms) -> Ite
         inside.bind(("eth0", 0))
         mac = inside.getsockname()[4]
     with contextlib.ExitStack() as stack:
+        # Answers of the pod to strangers go back and forth, and Linux 5.10 sends it a redirect.
+        for name in ("all", router.interface):
+            stack.enter_context(links.sysctl(f"net/ipv4/conf/{name}/send_redirects", "0"))
         for version in (4, 6):
             gateway = traffic.address(router, version)
             stack.enter_context(links.default_route(gateway, router.interface))
