@@ -16,7 +16,7 @@ from agent.lab.kubelet_stub import KubeletStub
 from agent.logs import Event
 from bpf import pins
 from probes.netns import Netns
-from tests.kernel import cgroups, dialling
+from tests.kernel import cgroups, dialling, offers
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.dialling import PORT
 from tests.node.node import Node, reason_of
@@ -54,6 +54,7 @@ def serve(netns: Netns) -> socket.socket:
 
 async def test_early_client_never_connects_to_an_enforced_pod(node: Node, kubelet: Cgroup) -> None:
     """The default-deny table covers the window between the interface and its gate."""
+    offers.need_default_deny()
     await node.start_agent("--kubelet", f"cgroup:{kubelet.path}")
     await node.report("the agent", lambda report: report.is_synced)
     with dialling.dialling(*ADDRESSES) as dialler:
