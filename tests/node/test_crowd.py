@@ -82,7 +82,7 @@ def held(node: Node) -> Counter[str]:
     found = Counter(links=sum(1 for _ in node.operator.bpffs.rglob("links/*")))
     for spec in _MAPS:
         with maps.Map.open(installation.map(spec), spec) as opened:
-            found[spec.name] = sum(1 for _ in opened.items())
+            found[spec.name] = sum(1 for _ in opened.items_by_key())
     own = os.readlink("/proc/self/ns/net")
     for fd in pathlib.Path(f"/proc/{node.operator.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
