@@ -115,7 +115,7 @@ def opened() -> IpvsTable:
         return IpvsTable()
     except NetlinkError as error:
         if error.code == errno.ENOENT:
-            raise IpvsError("this kernel has no IPVS (module ip_vs)") from error
+            raise IpvsError("this kernel has no IPVS, or its module ip_vs is not loaded") from error
         raise IpvsError(f"IPVS cannot be read: {error}") from error
 
 

@@ -129,5 +129,6 @@ def test_missing_module_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(BackendError) as raised:
         asyncio.run(ipvs.IpvsBackend.open())
     assert str(raised.value) == (
-        "this kernel has no IPVS (module ip_vs): use another --backend, such as nft"
+        "this kernel has no IPVS, or its module ip_vs is not loaded: use another --backend, "
+        "such as nft"
     )
