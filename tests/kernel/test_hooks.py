@@ -107,6 +107,19 @@ def test_every_hook_is_in_force(hooks: list[HookState]) -> None:
     assert len(hooks) == len(abi.HOOKS)
 
 
+def problems(loaded: loader.Loaded) -> list[str | None]:
+    """Of each hook while all are attached whose program the kernel accepts."""
+    return [None if hook.name in loaded.programs else REJECTED for hook in abi.HOOKS]
+
+
+def are_reported(states: list[HookState], loaded: loader.Loaded, problem: str) -> bool:
+    """Whether each has this problem, and those without a program that."""
+    return all(
+        (expected or problem) in (state.problem or "")
+        for expected, state in zip(problems(loaded), states, strict=True)
+    )
+
+
 async def test_hooks_that_cannot_distinguish_sockets_are_reported(
     fresh_pins: pins.Pins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,9 +133,7 @@ async def test_hooks_that_cannot_distinguish_sockets_are_reported(
         await made.attach()
         assert not made.has_connect_hooks
         assert len(made.hook_states) == len(abi.HOOKS)
-        for state in made.hook_states:
-            problem = "no netns cookies" if state.name in loaded.programs else REJECTED
-            assert problem in (state.problem or "")
+        assert are_reported(made.hook_states, loaded, "no netns cookies")
     finally:
         await made.detach()
         await made.aclose()
@@ -361,11 +372,10 @@ def test_program_that_excludes_the_hook_is_named(
             assert first.problem is not None
             assert f"program {syscalls.program_id(program)} is attached" in first.problem
             assert "without BPF_F_ALLOW_MULTI" in first.problem
-            assert {other.problem for other in others if other.name in loaded.programs} == {None}
+            assert [other.problem for other in others] == problems(loaded)[1:]
             states.detach()
             syscalls.call(command(BPF_PROG_DETACH), exclusively, what="detaching")
-            problems = {state.name: state.problem for state in states.attach()}
-            assert {problems[name] for name in problems.keys() & loaded.programs} == {None}
+            assert [state.problem for state in states.attach()] == problems(loaded)
             states.detach()
         finally:
             os.close(directory)
@@ -393,6 +403,4 @@ def test_directory_that_is_no_cgroup_is_an_error(
     isolated: None, loaded: loader.Loaded, installation: pins.Pins
 ) -> None:
     states = Hooks(loaded, installation, "/proc").attach()
-    for state in states:
-        problem = "attaching to the root cgroup: " if state.name in loaded.programs else REJECTED
-        assert problem in (state.problem or "")
+    assert are_reported(states, loaded, "attaching to the root cgroup: ")

@@ -1,22 +1,19 @@
 """In strict the kubelet restarts while the agent is killed or stopped: each probe succeeds, and no
 other host process reaches a pod, however old the heartbeat is."""
 
-import asyncio
 import os
 import signal
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from agent.lab.agent_process import Launch
-from bpf import loader, pins
-from bpf.node_config import NodeConfig
 from tests.conftest import fresh_lab
 from tests.kernel import cgroups, fleet, nodeclient, offers
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.nodeclient import NodeClient
 from tests.kernel.strictnode import Node, strict_node
+from tests.kernel.test_standin import beat_long_ago
 
 pytestmark = pytest.mark.kernel
 
@@ -57,14 +54,6 @@ def make_again(group: Cgroup) -> None:
     assert group.id != before
 
 
-def beat_ten_minutes_ago(bpffs: os.PathLike[str]) -> None:
-    loaded = asyncio.run(loader.load(pins.Pins(bpffs)))
-    try:
-        NodeConfig(loaded, now_ns=lambda: max(1, time.monotonic_ns() - int(600e9))).beat()
-    finally:
-        loaded.close()
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda n: n.name)
 def test_every_probe_succeeds_and_no_other_process_reaches_a_pod(
     node: Node, targets: list[str], intruder: NodeClient, number: signal.Signals
@@ -81,7 +70,7 @@ def test_every_probe_succeeds_and_no_other_process_reaches_a_pod(
             make_again(node.kubelet)
             with nodeclient.node_client(node.kubelet) as kubelet:
                 assert kubelet.probe(targets) == healthy
-                beat_ten_minutes_ago(node.operator.bpffs)
+                beat_long_ago(node.operator.bpffs)
                 with node.watched() as seen:
                     assert kubelet.probe(targets) == healthy
                     if number is signal.SIGSTOP:

@@ -27,7 +27,7 @@ from tests import polling
 from tests.conftest import fresh_lab
 from tests.kernel import cgroups, fleet, loads, offers, pacing
 from tests.kernel.strictnode import Node, strict_node
-from tests.kernel.test_kubelet_strict import beat_ten_minutes_ago
+from tests.kernel.test_standin import beat_long_ago
 
 pytestmark = pytest.mark.kernel
 
@@ -137,7 +137,7 @@ def abandon(node: Node) -> float:
     node.operator.stop(signal.SIGKILL)
     now = time.monotonic()
     if not SCALE.seconds:
-        beat_ten_minutes_ago(node.operator.bpffs)
+        beat_long_ago(node.operator.bpffs)
     return now
 
 

@@ -18,8 +18,8 @@ version; `podgate doctor` shows what a machine lacks. Features of later releases
 where they are missing:
 
 * **netns cookies (5.14)**: no cgroup hooks: gates drop, but processes get a timeout instead of
-  EPERM, tunnels of the node can bypass gates, raw sockets count as the kernel's, and strict falls
-  back to enforce.
+  EPERM, tunnels of the node can bypass gates, raw sockets count as the kernel's,
+  `--raw-sockets=deny-pods` rejects nothing, and strict falls back to enforce.
 * **type information (BTF, `CONFIG_DEBUG_INFO_BTF`)**: the kernel does not follow the kubelet's
   restarts, so while the agent is missing for more than 15 s, declared ports open to host processes.
   Gates do not read where a packet's checksum is pending, so on some kernels they drop what a VPN's
