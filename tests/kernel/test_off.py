@@ -20,6 +20,7 @@ from bpf import pins
 from tests.docs import blocks
 from tests.kernel import attached, cgroups, offers
 from tests.kernel.cgroups import Cgroup
+from tests.polling import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.kernel
 
@@ -83,11 +84,11 @@ def _guards_bridge(installation: pins.Pins) -> bool:
     return any("bridge_gate" in name for name in attached.programs(installation))
 
 
-def switch(operator: AgentProcess, word: str) -> str:
+def switch(operator: AgentProcess, word: str, *options: str) -> str:
     where = ["--run-directory", str(operator.run_directory)]
     if word == "off":
         where += ["--bpffs", str(operator.bpffs)]
-    done = operator.run(word, "--node", *where)
+    done = operator.run(word, "--node", *where, *options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -107,7 +108,9 @@ def test_off_detaches_everything_and_on_attaches_it_again(
     assert "hook_connect4" in before
     assert ("table inet podgate" in before) == offers.has_default_deny()
 
-    assert "detached by the agent" in switch(operator, "off")
+    assert "detached by the agent" in switch(
+        operator, "off", "--timeout", f"{PATIENCE_SECONDS:.0f}"
+    )
     assert attached.everything(installation) == []
     assert is_open(web)
     report = operator.wait_for("off", is_off)

@@ -17,7 +17,7 @@ _CLUSTER = (
     "removes the label podgate.io/max-mode=off of podgate's namespace"
 )
 # An agent with 100 gates takes about as long (make bench BENCH=off); what is left is detached here.
-_AGENT_SECONDS = 5.0
+_AGENT_SECONDS = 5
 _POLL_SECONDS = 0.05
 
 _node = click.option("--node", "is_for_node", is_flag=True, help="This node, without API server.")
@@ -27,7 +27,18 @@ _node = click.option("--node", "is_for_node", is_flag=True, help="This node, wit
 @_node
 @options.run_directory
 @options.bpffs
-def off(is_for_node: bool, run_directory: pathlib.Path, bpffs: pathlib.Path) -> None:
+@click.option(
+    "--timeout",
+    "agent_seconds",
+    metavar="SECONDS",
+    type=click.IntRange(0, 3600),
+    default=_AGENT_SECONDS,
+    show_default=True,
+    help="How long the agent may take; then this command detaches what is left.",
+)
+def off(
+    is_for_node: bool, run_directory: pathlib.Path, bpffs: pathlib.Path, agent_seconds: int
+) -> None:
     """Open all gates of this node: no gate, hook, relay or default-deny table is left.
 
     It needs neither the API server nor the agent, and lasts until 'podgate on --node' or a reboot,
@@ -44,7 +55,7 @@ def off(is_for_node: bool, run_directory: pathlib.Path, bpffs: pathlib.Path) -> 
     off_file.path(run_directory).touch(mode=0o644)
     installation = pins.Pins(bpffs)
     by = "the agent"
-    if not _has_agent_done(run_directory) or cleanup.remains(installation):
+    if not _has_agent_done(run_directory, agent_seconds) or cleanup.remains(installation):
         removal.detach(run_directory, installation)
         by = "this command"
     click.echo(f"podgate is off on this node; detached by {by}. Back: podgate on --node")
@@ -72,9 +83,9 @@ def on(is_for_node: bool, run_directory: pathlib.Path) -> None:
         click.echo(f"Modes up to {report.max_mode}, by {report.max_mode_from}.")
 
 
-def _has_agent_done(run_directory: pathlib.Path) -> bool:
+def _has_agent_done(run_directory: pathlib.Path, seconds: int) -> bool:
     """Whether an agent responds and has nothing in force any more, in time."""
-    deadline = time.monotonic() + _AGENT_SECONDS
+    deadline = time.monotonic() + seconds
     while (report := _report(run_directory)) is not None:
         if report.max_mode == "off" and not report.in_force:
             return True
