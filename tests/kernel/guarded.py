@@ -23,9 +23,6 @@ END_PORT = 9
 TCP_PORT = 80
 UDP_PORT = 5300
 
-# Packets that the kernels of host and pod send each other by themselves.
-CONTROL = {(Verdict.PASS, Reason.ARP), (Verdict.PASS, Reason.CONTROL)}
-
 Moved = dict[tuple[Verdict, Reason], int]
 
 _END = Rule(SourceKind.ANY, socket.IPPROTO_UDP, END_PORT, END_PORT)
@@ -63,10 +60,10 @@ class PodState:
 
     def moved(self) -> Moved:
         """Counts of the pod's gate since the last call or change of mode."""
-        return _without_ends(self._own.moved())
+        return _without_ends(self._own)
 
     def moved_at_neighbour(self) -> Moved:
-        return _without_ends(self._neighbours.moved())
+        return _without_ends(self._neighbours)
 
     def arrived(
         self, send_end: Callable[[bytes], object] | None = None, *, with_control: bool = False
@@ -120,12 +117,10 @@ def _datagram_server(pod: LabPod, port: int) -> socket.socket:
     return sock
 
 
-def _without_ends(moved: Moved) -> Moved:
-    return {
-        key: count
-        for key, count in moved.items()
-        if key not in CONTROL and key != (Verdict.PASS, Reason.RULE)
-    }
+def _without_ends(counting: Counting) -> Moved:
+    moved = counting.moved_but_control()
+    moved.pop((Verdict.PASS, Reason.RULE), None)
+    return moved
 
 
 def _is_quiet(frame: bytes) -> bool:

@@ -291,10 +291,8 @@ def agrees(
         counting = Counting(gates, pod.ifindex)
         errors = process.send(targets)
         answers = [explaining.flow(process.source, *target) for target in targets]
-        moved = counting.moved()
+        moved = counting.moved_but_control()
         moved.pop((Verdict.PASS, Reason.ESTABLISHED), None)  # the kernel's RST for a closed socket
-        for control in guarded.CONTROL:
-            moved.pop(control, None)
         expected = collections.Counter((found.verdict, found.reason) for found in answers)
         assert (*where, name, moved) == (*where, name, dict(expected))
         rejected = [found.decided_by == model.CONNECT_HOOK for found in answers]

@@ -77,10 +77,8 @@ def test_pods_reach_each_other_and_move_no_counter_of_tcp(
                 if client is not server:
                     target = traffic.address(server, version)
                     traffic.pod_connects(client, target, version, listening)
-    # Only packets of the host's kernel to find a neighbour.
-    allowed = {(Verdict.PASS, Reason.ARP), (Verdict.PASS, Reason.CONTROL)}
     for counting in countings:
-        assert counting.moved().keys() <= allowed
+        assert counting.moved_but_control() == {}
 
 
 @VERSIONS

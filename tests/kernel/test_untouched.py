@@ -14,8 +14,7 @@ from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import conversations, links, traffic
 from tests.kernel.conftest import MakeGates
-from tests.kernel.counting import Counting
-from tests.kernel.guarded import CONTROL
+from tests.kernel.counting import CONTROL, Counting
 
 pytestmark = pytest.mark.kernel
 

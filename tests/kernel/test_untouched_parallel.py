@@ -13,8 +13,7 @@ from agent.lab import lab as labs
 from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import conversations, links, traffic
-from tests.kernel.counting import Counting
-from tests.kernel.guarded import CONTROL
+from tests.kernel.counting import CONTROL, Counting
 
 pytestmark = pytest.mark.kernel
 
