@@ -193,7 +193,8 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_mode_from: str = ""
     """What sets the ceiling, in words."""
     in_force: list[str] = []
-    """What podgate has attached or installed on the node, by kind: empty once it is off."""
+    """What podgate has attached or installed on the node, by kind: empty once it is off.
+    A relay that only drains its connections is left out."""
     hooks: list[HookStatus]
     pod_source: PodSourceStatus
     node_drops: dict[str, int]

@@ -1,5 +1,6 @@
 """A pod's life in a cluster, from its creation to its deletion."""
 
+import asyncio
 import pathlib
 from typing import Any
 
@@ -18,6 +19,7 @@ ASLEEP = ("/bin/sleep", "1000000")
 
 async def test_pod_is_gated_probed_and_ready_until_it_ends(node: Node) -> None:
     await node.start_agent()
+    begun = asyncio.get_running_loop().time()
     node.create("web")
     sandbox = await node.run_pod("web")
     await node.ready("web")
@@ -27,11 +29,12 @@ async def test_pod_is_gated_probed_and_ready_until_it_ends(node: Node) -> None:
     assert isolation["message"].endswith(f"(sandbox {sandbox[:12]}, boot {BOOT})")
     assert node.condition("web", labels.PROBES_PASSING)["reason"] == "ProbesPassing"
     # One for each, or for both if the machine is busy; if the start takes more than 3 s, a waiting
-    # reason comes in between.
+    # reason comes before.
     patches = node.patches("web")
     assert len(patches) <= 3
     first, *_ = patches[0].body["status"]["conditions"]
-    assert (first["type"], first["status"]) == (labels.ISOLATION_READY, "True")
+    assert first["type"] == labels.ISOLATION_READY
+    assert first["status"] == "True" or patches[0].at - begun >= 3
     assert patches[-1].body["metadata"] == {"uid": "uid-web"}
     assert len(patches[-1].body["status"]["conditions"]) == 2
     report = await node.report("a gate", lambda report: status_of(report, "web").gates)

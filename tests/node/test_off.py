@@ -37,6 +37,12 @@ def label_cluster(node: Node, max_mode: str | None) -> None:
     node.server.put({"kind": "Namespace", **metadata}, path=NAMESPACES)
 
 
+async def until_off(node: Node) -> None:
+    """Also until the relay has drained its connections, which the report does not wait for."""
+    await node.report("off", is_off)
+    await node.until("the relay gone", lambda: not attached.relays())
+
+
 def is_off(report: AgentReport) -> bool:
     return report.max_mode == "off" and not report.in_force
 
@@ -60,7 +66,7 @@ async def test_label_of_podgates_namespace_switches_off_whatever_other_labels_al
     node, installation = closed, pins.Pins(closed.operator.bpffs)
     before = attached.everything(installation)
     label_cluster(node, "off")
-    await node.report("off", is_off)
+    await until_off(node)
     assert attached.everything(installation) == []
     assert is_open()
     await node.until("its condition", lambda: isolation(node) == ("True", "Off"))
@@ -85,7 +91,7 @@ async def test_restart_without_api_server_stays_off(closed: Node, number: signal
     await node.stop_api()
     lines = len(list(node.operator.log_lines()))
     await node.start_agent("--max-mode", "audit", "--mode", "enforce")
-    await node.report("off", is_off)
+    await until_off(node)
     assert attached.everything(installation) == []
     assert is_open()
     events = {line["event"] for line in list(node.operator.log_lines())[lines:]}
@@ -106,7 +112,7 @@ async def test_pods_start_without_gates_and_are_ready_while_podgate_is_off(
     await node.install_plugin(calling.build(tmp_path / "podgate-cni"), "--cni-strict-start")
     if is_running:
         label_cluster(node, "off")
-        await node.report("off", is_off)
+        await until_off(node)
         state = node.operator.run_directory / "cni.json"
         await node.until("the plugin's state", lambda: '"mode":"off"' in state.read_text())
     else:
