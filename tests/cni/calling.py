@@ -1,7 +1,6 @@
 """podgate-cni built for a test, and called as a container runtime calls plugins."""
 
 import json
-import os
 import pathlib
 import subprocess
 from collections.abc import Mapping
@@ -9,8 +8,10 @@ from typing import Any
 
 import msgspec
 
+from tests.polling import PATIENCE
+
 SOURCES = pathlib.Path(__file__).parents[2] / "deploy" / "cni"
-_LIMIT_SECONDS = 30 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+_LIMIT_SECONDS = 30 * PATIENCE
 
 POD = {
     "CNI_CONTAINERID": "c0",

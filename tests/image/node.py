@@ -23,6 +23,7 @@ from tests.agent.kube.apiserver import NAMESPACES, NODES, ApiServer, Json
 from tests.agent.kube.test_client import certificate
 from tests.image import manifests, podspec
 from tests.kernel.cgroups import Cgroup
+from tests.polling import PATIENCE
 from tests.runtime import driving_pb2
 from tests.runtime.containerd import Containerd
 from tests.runtime.driving import Driver
@@ -39,7 +40,7 @@ _MS_REC = 0x4000
 _MS_PRIVATE = 1 << 18
 _MS_SHARED = 1 << 20
 _MNT_DETACH = 2
-_PATIENCE_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+_PATIENCE_SECONDS = 60 * PATIENCE
 _POLL_SECONDS = 0.05
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -12,10 +12,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 from agent.linux.cgroups import cgroup2_mount
+from tests.polling import PATIENCE
 
 _LIMIT_SECONDS = 20
 # Longer than any process waits for a connection (tests.kernel.traffic).
-_RUN_SECONDS = 90 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+_RUN_SECONDS = 90 * PATIENCE
 _numbers = itertools.count()
 
 

@@ -23,12 +23,13 @@ from agent.lab.lab import LabPod
 from probes.netns import Netns
 from tests.kernel import traffic
 from tests.kernel.cgroups import Cgroup
+from tests.polling import PATIENCE
 
 PORT = 8080
 QUESTION_PORT = 5300
 
 # An emulated machine would have no time left for other processes.
-_PERIOD_SECONDS = 0.001 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1")) ** 2
+_PERIOD_SECONDS = 0.001 * PATIENCE**2
 # A SYN that was dropped is sent again after a second, and is no attempt of this test.
 _PATIENCE_SECONDS = 0.3
 _MAX_OPEN = 400

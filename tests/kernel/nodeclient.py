@@ -27,14 +27,14 @@ from typing import Any
 
 from tests import processes
 from tests.kernel.cgroups import Cgroup
+from tests.polling import PATIENCE
 
 # Long for what should answer, on a machine that does other things too; and a SYN is sent three
 # times meanwhile.
-_PATIENCE = float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
-PATIENCE_SECONDS = 4 * _PATIENCE
+PATIENCE_SECONDS = 4 * PATIENCE
 # Between two probes, on emulated machines: all at once they would keep a relay from running for the
 # 300 ms after which the kernel considers it hung.
-_PAUSE_SECONDS = 0.02 * (_PATIENCE - 1)
+_PAUSE_SECONDS = 0.02 * (PATIENCE - 1)
 
 _THREADS = 24
 _BULK_BYTES = 3 << 20

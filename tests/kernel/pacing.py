@@ -22,8 +22,9 @@ from collections.abc import Iterator, Sequence
 
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.strictnode import wait_until
+from tests.polling import PATIENCE
 
-_TIMEOUT_SECONDS = float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+_TIMEOUT_SECONDS = PATIENCE
 _REQUEST = b"GET /healthz HTTP/1.1\r\nHost: pod\r\nConnection: close\r\n\r\n"
 _WELL = b"HTTP/1.1 200 "
 OK = "ok"

@@ -1,11 +1,11 @@
 """A second agent on the same node, for tests of the handover."""
 
-import os
 import pathlib
 
 from agent.lab.agent_process import AgentProcess
+from tests.polling import PATIENCE
 
-_LIMIT_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+_LIMIT_SECONDS = 60 * PATIENCE
 
 
 class SecondAgent(AgentProcess):

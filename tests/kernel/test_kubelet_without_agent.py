@@ -48,7 +48,7 @@ PROBES = (fleet.http_probe(fleet.HTTP), fleet.tcp_probe(fleet.TCP))
 DECLARED = (fleet.HTTP, fleet.TCP)
 PORTS = (*DECLARED, fleet.ELSEWHERE)
 # Emulated machines take about the square of the patience factor for a probe.
-PER_SECOND = round(80 / float(os.environ.get("PODGATE_TEST_PATIENCE", "1")) ** 2)
+PER_SECOND = round(80 / polling.PATIENCE**2)
 # From each cgroup: each of 16 targets several times.
 PROBES_BETWEEN = 64
 # Of each process while the kubelet is missing, while its cgroup is empty, and while it probes:

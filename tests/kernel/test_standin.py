@@ -21,6 +21,7 @@ from bpf import loader, pins
 from bpf.node_config import NodeConfig
 from tests.kernel import cgroups, offers, standin
 from tests.kernel.standin import KubeletStub
+from tests.polling import PATIENCE
 
 pytestmark = pytest.mark.kernel
 
@@ -76,7 +77,7 @@ def pods(lab: labs.Lab) -> Iterator[list[labs.LabPod]]:
 
 
 def wait_for_listener(pod: labs.LabPod, port: int) -> None:
-    deadline = time.monotonic() + 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+    deadline = time.monotonic() + 60 * PATIENCE
     while time.monotonic() < deadline:
         with contextlib.closing(pod.open_socket(socket.AF_INET, socket.SOCK_STREAM)) as sock:
             if sock.connect_ex(("127.0.0.1", port)) == 0:

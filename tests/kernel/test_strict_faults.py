@@ -27,6 +27,7 @@ from tests.conftest import fresh_lab
 from tests.kernel import fleet, loads, nodeclient, pacing
 from tests.kernel.nodeclient import NodeClient
 from tests.kernel.strictnode import RANGE4, Node, strict_node, wait_until
+from tests.polling import PATIENCE
 
 pytestmark = pytest.mark.kernel
 
@@ -46,7 +47,7 @@ LONG = Scale(kills=6, upgrades=10, stopped_seconds=60)
 SCALE = LONG if os.environ.get("PODGATE_TEST_STRICT") else SHORT
 
 # On emulated machines a probe takes about the square of the patience factor.
-PER_SECOND = round(200 / float(os.environ.get("PODGATE_TEST_PATIENCE", "1")) ** 2)
+PER_SECOND = round(200 / PATIENCE**2)
 # Between two faults.
 PROBES_BETWEEN = PER_SECOND // 2
 # bpf/src/abi.h: RELAY_BEAT_LIMIT_NS. A tick of the kernel's coarse clock comes on top.

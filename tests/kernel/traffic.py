@@ -1,6 +1,5 @@
 """Real connections between a node and its pods, with finite waits."""
 
-import os
 import socket
 import struct
 import subprocess
@@ -9,10 +8,11 @@ import time
 from collections.abc import Iterable
 
 from agent.lab.lab import LabPod
+from tests.polling import PATIENCE
 
 # A dropped SYN is sent again after a second, so this is one SYN and no more.
 DROPPED_AFTER_SECONDS = 0.3
-LIMIT_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+LIMIT_SECONDS = 60 * PATIENCE
 
 NODE = {4: "198.18.0.1", 6: "fd00:18::1"}
 _BRIDGE = {4: "198.18.2.1", 6: "fd00:18:0:2::1"}

@@ -11,6 +11,8 @@ import pytest
 
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
+from agent.linux import iptables as iptables_commands
+from agent.linux import nft as nft_commands
 from agent.linux.iptables import IptablesVariant
 from agent.proxy import iptables, ipvs, nftables
 from agent.proxy.backends import Backend
@@ -21,6 +23,7 @@ from agent.proxy.node_addresses import NodeAddressSelection
 from bpf import pins
 from bpf.services import links as service_links
 from tests.kernel import cgroups, offers
+from tests.polling import PATIENCE
 from tests.proxy import limits, scene
 
 _numbers = itertools.count()
@@ -55,6 +58,14 @@ class Proxy:
         """Sockets that are created here pass no hook of the backend, as those of other machines."""
         with cgroups.cgroup() as elsewhere, within(elsewhere):
             yield
+
+
+@pytest.fixture(autouse=True)
+def unhurried_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An emulated machine takes longer than their limit for a crowd of services."""
+    for commands in (nft_commands, iptables_commands):
+        limit = commands._TIMEOUT_SECONDS
+        monkeypatch.setattr(commands, "_TIMEOUT_SECONDS", limit * PATIENCE)
 
 
 @pytest.fixture

@@ -22,11 +22,12 @@ import grpc
 import pyroute2
 
 from agent.cri import runtime_pb2
+from tests.polling import PATIENCE
 from tests.runtime import images
 
 PLUGINS = pathlib.Path("/usr/lib/cni")
 BRIDGE = "pgcni0"
-_PATIENCE_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+_PATIENCE_SECONDS = 60 * PATIENCE
 _NETNS = pathlib.Path("/run/netns")
 _MNT_DETACH = 2
 _UNMOUNT_ROUNDS = 3

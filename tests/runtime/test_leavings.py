@@ -1,7 +1,6 @@
 """The tests' own runtime leaves nothing behind, however the test ends."""
 
 import asyncio
-import os
 import pathlib
 import signal
 import subprocess
@@ -11,12 +10,13 @@ import time
 import pytest
 
 from tests.conftest import fresh_lab
+from tests.polling import PATIENCE
 from tests.runtime import containerd, reaper
 from tests.runtime.driving import Driver
 
 pytestmark = pytest.mark.kernel
 
-_PATIENCE_SECONDS = 30 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
+_PATIENCE_SECONDS = 30 * PATIENCE
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
