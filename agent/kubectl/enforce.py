@@ -1,5 +1,5 @@
-"""`kubectl podgate enforce NAMESPACE`: checks, sets the label, watches drops, and takes the label
-back if they are harmful."""
+"""`kubectl podgate enforce NAMESPACE`: checks, sets the label, watches drops, takes the label back
+if they are harmful, and confirms each pod's mode."""
 
 import argparse
 import contextlib
@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from agent.kubectl import checks, printing
+from agent.kubectl import checks, outcome, printing
 from agent.kubectl.cluster import Cluster, KubectlError
 from agent.kubectl.drop_watch import DropWatch
+from agent.kubectl.outcome import Outcome
 
 _MODE_LABEL = "podgate.io/mode"
 _POLL_SECONDS = 5.0
+# A pod that starts meanwhile has its gate within seconds, also in a crowd.
+_SETTLE_SECONDS = 60.0
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 # The API server may be away for as long as its restart takes.
 _ATTEMPTS = 12
@@ -25,9 +28,9 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     parser = commands.add_parser(
         "enforce",
         help="Enforce a namespace, and take that back if it harms.",
-        description="Check agents, coverage and policies, label the namespace, and watch drops. If "
-        "traffic of the kubelet, or of a source that a policy lists, is dropped meanwhile, the "
-        "label is taken back; also on Ctrl-C.",
+        description="Check agents, coverage and policies, label the namespace, watch drops, and "
+        "confirm that each pod is in the mode. If traffic of the kubelet, or of a source that a "
+        "policy lists, is dropped meanwhile, the label is taken back; also on Ctrl-C.",
     )
     parser.add_argument("namespace", metavar="NAMESPACE")
     parser.add_argument("--mode", choices=("enforce", "strict"), default="enforce")
@@ -49,7 +52,7 @@ def run(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """0 if the label stays and all nodes were watched."""
+    """0 if the label stays, all nodes were watched and all pods are in their modes."""
     namespace, mode = arguments.namespace, arguments.mode
     labels = cluster.get("namespace", namespace)["metadata"].get("labels") or {}
     before = labels.get(_MODE_LABEL)
@@ -77,23 +80,28 @@ def run(
                 f"{arguments.watch:.0f} s; Ctrl-C takes the label back."
             )
             harm = _watch(watch, clock() + arguments.watch, clock, sleep)
+            found = None if harm else _settle(cluster, namespace, mode, clock, sleep)
         except KeyboardInterrupt:
             step.take_back("interrupted")
             return _INTERRUPTED
         except BaseException as error:
             step.take_back(f"the watch failed: {error}")
             raise
-        if harm:
+        if found is None:
             step.take_back("traffic was dropped that must not be")
             return _TAKEN_BACK
-    for node, problem in watch.unwatched.items():
+    for node, problem in (watch.unwatched | found.silent).items():
         printing.line(f"{node} was not watched to the end: {problem}.")
+    for note in found.notes:
+        printing.line(f"note: {note}")
+    for problem in found.problems:
+        printing.line(f"problem: {problem}")
     printing.line(
-        f"Namespace {namespace} stays in {mode}. Next: 'podgate drops' on its nodes and the metric "
-        "podgate_gate_packets_total show what is dropped; "
-        f"'kubectl label namespace {namespace} {step.previous} --overwrite' goes back."
+        f"Namespace {namespace} stays in {mode}; its gates are in force for {found.pods} pods. "
+        "Next: 'podgate drops' on its nodes and the metric podgate_gate_packets_total show what is "
+        f"dropped; 'kubectl label namespace {namespace} {step.previous} --overwrite' goes back."
     )
-    return int(bool(watch.unwatched))
+    return int(bool(watch.unwatched) or not found.is_complete)
 
 
 class _Step:
@@ -156,6 +164,22 @@ def _watch(
             return True
         if clock() >= deadline:
             return False
+        sleep(_POLL_SECONDS)
+
+
+def _settle(
+    cluster: Cluster,
+    namespace: str,
+    mode: str,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> Outcome:
+    """The outcome once all pods are in their modes, or after a minute."""
+    deadline = clock() + _SETTLE_SECONDS
+    while True:
+        found = outcome.read(cluster, namespace, mode)
+        if found.is_complete or clock() >= deadline:
+            return found
         sleep(_POLL_SECONDS)
 
 

@@ -9,11 +9,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
+from agent.admin.report import PodStatus
 from agent.kubectl import enforce, main
 from agent.kubectl.cluster import Cluster, KubectlError
 from tests import polling
+from tests.agent.kubectl import reporting
 from tests.agent.kubectl.observing import NAMESPACE, Nodes
 from tests.agent.kubectl.standin import KubectlStandin
 from tests.agent.policy.observing import flows
@@ -31,6 +34,7 @@ POLICY = {
     },
 }
 IN_FORCE: dict[str, Any] = {"policies": [POLICY], "kubelet": KUBELET}
+WEB = reporting.pod("web", "enforce", "Enforced")
 # After the day that nodes have observed before the step.
 LATER: dict[str, Any] = {"first": 1, "last": 24.1}
 
@@ -69,16 +73,18 @@ class Step:
         self.kubectl.respond("get", "pods", f"--namespace={NAMESPACE}", output={"items": pods})
 
     def report(self, name: str, **changed: Any) -> None:
-        condition = {"type": "podgate.io/isolation-ready", "status": "True"}
-        pod = {"namespace": NAMESPACE, "name": "web", "conditions": [condition], "mode": "enforce"}
         report = {
             "kubelet": KUBELET,
             "kubeletProblem": "",
             "isSynced": True,
             "maxMode": "strict",
-            "pods": [pod] if name == "one" else [],
+            "pods": [reporting.encoded(WEB)] if name == "one" else [],
         }
         self.kubectl.respond("exec", f"agent-{name}", "status", output={**report, **changed})
+
+    def report_pods(self, *pods: PodStatus) -> None:
+        """What the agent of node one reports from now on."""
+        self.report("one", pods=[reporting.encoded(pod) for pod in pods])
 
     def run(self, *, yes: bool = False, mode: str = "enforce") -> int:
         arguments = argparse.Namespace(namespace=NAMESPACE, mode=mode, watch=10.0, yes=yes)
@@ -106,7 +112,55 @@ def test_namespace_stays_enforced_if_nothing_harmful_is_dropped(
     assert step.run() == 0
     assert step.labels() == ["podgate.io/mode=enforce"]
     assert step.now >= 10
-    assert "stays in enforce" in capsys.readouterr().out
+    assert "stays in enforce; its gates are in force for 1 pods." in capsys.readouterr().out
+
+
+def test_pod_without_its_mode_at_the_end_is_a_problem_and_changes_nothing(
+    step: Step, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step.at[5] = lambda: step.report_pods(
+        WEB,
+        reporting.pod("new", "enforce", "Audit", message="Gate in audit."),
+        reporting.pod("vm", "enforce", "NotSupported", message="No veth pair."),
+    )
+    assert step.run() == 1
+    assert step.labels() == ["podgate.io/mode=enforce"]
+    output = capsys.readouterr().out
+    assert (
+        "problem: shop/new on one is not in enforce, its gates are in audit (Audit): "
+        "Gate in audit.\n" in output
+    )
+    assert "problem: shop/vm on one is not in enforce, its gates are in none" in output
+    assert "for 1 pods." in output
+
+
+def test_pod_that_starts_during_the_watch_has_a_minute_for_its_gate(step: Step) -> None:
+    step.at[10] = lambda: step.report_pods(WEB, reporting.pod("new", "enforce", ""))
+    step.at[40] = lambda: step.report_pods(WEB, reporting.pod("new", "enforce", "Enforced"))
+    assert step.run() == 0
+    assert 40 <= step.now < 70
+
+
+def test_pods_whose_own_mode_is_below_the_namespaces_are_a_note(
+    step: Step, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step.at[5] = lambda: step.report_pods(
+        reporting.pod("web", "strict", "Strict"), reporting.pod("old", "audit", "Audit")
+    )
+    assert step.run() == 0
+    output = capsys.readouterr().out
+    assert "note: 1 pods stay below enforce by their own label or their node's ceiling: old." in (
+        output
+    )
+    assert "in force for 1 pods." in output
+
+
+def test_pods_of_other_namespaces_and_of_the_host_network_are_left_out(step: Step) -> None:
+    other = msgspec.structs.replace(reporting.pod("x", "enforce", "Audit"), namespace="else")
+    step.at[5] = lambda: step.report_pods(
+        WEB, other, reporting.pod("agent", "enforce", "HostNetwork")
+    )
+    assert step.run() == 0
 
 
 def test_dropped_stranger_is_reported_and_changes_nothing(
