@@ -152,7 +152,9 @@ def _install() -> None:
         return
     _print(f"installing {' '.join(missing)}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    # Runs of several kernels may start at once.
     install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
+    install += ["--option=DPkg::Lock::Timeout=600"]
     if subprocess.run(install, env=environment, capture_output=True).returncode != 0:
         # The package lists may be missing or old: fetch them only if it does not work without.
         subprocess.run(["apt-get", "update", "-qq"], env=environment, check=True)
