@@ -146,7 +146,10 @@ def _become(request: dict[str, Any], log: int, server: int) -> None:
 if __name__ == "__main__":
     # Of a terminal, for the worker, which then ends what it started.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from kubernetes.aio import client, config  # noqa: F401  # of agents with a kubeconfig
+
     from agent.app import http_server, pod_services, preflight, startup  # noqa: F401
+    from agent.cli.commands import run  # noqa: F401
     from agent.cli.main import main
     from agent.linux import malloc, scheduling  # noqa: F401
 
