@@ -9,6 +9,7 @@ import argparse
 import fcntl
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,8 @@ def main() -> int:
     if unknown := set(options.files) - set(offered):
         parser.error(f"no kernel tests in {', '.join(sorted(unknown))}; name files as pytest does")
 
+    # As Ctrl-C: the guest ends with its run.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     _install()
     _CACHE.mkdir(parents=True, exist_ok=True)
     (_CACHE / ".gitignore").write_text("*\n")
