@@ -31,7 +31,10 @@ async def test_invalid_settings_are_reported_and_affect_no_other_pod(node: Node)
     await node.ready("well", "netns", "probes", "relay", "mode")
     await node.until("a condition", lambda: probing(node, "spec"))
     assert probing(node, "spec")["reason"] == "InvalidProbeSpec"
-    assert node.condition("spec", labels.ISOLATION_READY)["reason"] == "Enforced"
+    await node.until(
+        "the gate of the pod with an invalid spec",
+        lambda: node.condition("spec", labels.ISOLATION_READY).get("reason") == "Enforced",
+    )
     assert "podgate.io/probe-spec" in probing(node, "spec")["message"]
     assert "fortress" in node.condition("mode", labels.ISOLATION_READY)["message"]
 
@@ -54,7 +57,10 @@ async def test_unknown_fields_and_other_types_are_tolerated(node: Node) -> None:
         await node.run_pod(name)
     await node.ready("well")
     await node.until("a condition", lambda: probing(node, "odd"))
-    assert node.condition("odd", labels.ISOLATION_READY)["status"] == "True"
+    await node.until(
+        "the gate of the odd pod",
+        lambda: node.condition("odd", labels.ISOLATION_READY).get("status") == "True",
+    )
     assert probing(node, "odd")["status"] == "False"
     assert "ports" in probing(node, "odd")["message"]
 
