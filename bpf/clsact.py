@@ -70,7 +70,7 @@ class ClsactFilters:
         self._schema = f"{_NAME_PREFIX}{installation.schema.name}/"
         self._name = self._schema + program
         self._program_fd = program_fd
-        self._netlink = netlink.RouteSocket()
+        self._netlink = netlink.RequestSocket()
 
     def close(self) -> None:
         self._netlink.close()

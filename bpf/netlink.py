@@ -1,4 +1,4 @@
-"""Messages of netlink, and requests to route netlink from a thread that may block.
+"""Messages of netlink, and requests from a thread that may block.
 
 pyroute2 takes some ms of CPU for what the kernel answers in 50 us: it makes a socket with filters,
 queues and a transport for each user, and decodes every attribute. A crowd of pods is thousands of
@@ -94,11 +94,12 @@ def text(value: bytes) -> str:
     return value.rstrip(b"\0").decode(errors="replace")
 
 
-class RouteSocket:
-    """Route netlink of the namespace of the thread that creates it, for any thread."""
+class RequestSocket:
+    """Netlink of the namespace of the thread that creates it, for any thread."""
 
-    def __init__(self) -> None:
-        address = (socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+    def __init__(self, protocol: int = socket.NETLINK_ROUTE) -> None:
+        """protocol: NETLINK_*. Raises `OSError`."""
+        address = (socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
         self._socket = socket.socket(*address)
         self._socket.settimeout(_TIMEOUT_SECONDS)
         self._socket.connect(KERNEL)
@@ -108,9 +109,10 @@ class RouteSocket:
     def close(self) -> None:
         self._socket.close()
 
-    def change(self, kind: int, flags: int, body: bytes) -> None:
-        """A request that the kernel only acknowledges. Raises `NetlinkError`."""
-        self._request(kind, flags | NLM_F_ACK, body)
+    def change(self, kind: int, flags: int, body: bytes) -> list[bytes]:
+        """A request that the kernel acknowledges: each message before that, usually none. Raises
+        `NetlinkError`."""
+        return self._request(kind, flags | NLM_F_ACK, body)
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
         """Each message of a table, with its header. Raises `NetlinkError`."""

@@ -7,17 +7,13 @@ instead). IPVS balances only, so a small nftables table masquerades, rejects and
 
 import asyncio
 import contextlib
-import errno
-import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
-
-import pyroute2
-from pyroute2.netlink.exceptions import NetlinkError
 
 from agent.client.diff import Differ
 from agent.linux import ipvs, nft
 from agent.linux.ipvs import Destination, IpvsError, IpvsTable
+from agent.linux.local_routes import LocalRoutes
 from agent.proxy import conntrack, ipvs_rules
 from agent.proxy.backends import BackendError
 from agent.proxy.frontends import Frontend, FrontendChange
@@ -27,8 +23,6 @@ from bpf.services.tables import ServiceAddress
 # Origin of our routes, as `ip route show table local` shows it; a number that rtnetlink.h does not
 # assign, and not the relay's.
 _ROUTE_PROTOCOL = 113
-_LOCAL_TABLE, _HOST_SCOPE = 255, 254  # RT_TABLE_LOCAL, RT_SCOPE_HOST
-_FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 
 # What the kernel has: a virtual service with the seconds of its affinity, a destination with its
 # weight, or a local route.
@@ -72,7 +66,7 @@ class IpvsBackend:
             if ruleset != self._ruleset or not await _has_table():
                 await nft.apply(ruleset)
             await asyncio.to_thread(lambda: _change(differ, entries_of(frontends)))
-        except (IpvsError, nft.NftError, NetlinkError, OSError) as error:
+        except (IpvsError, nft.NftError, OSError) as error:
             reason = str(error) or "nft timed out"
             raise BackendError(f"IPVS cannot apply the services: {reason}") from error
         self._ruleset, self._differ = ruleset, differ
@@ -91,7 +85,7 @@ async def remove() -> None:
             await nft.apply(f"delete table inet {ipvs_rules.TABLE}\n")
     except nft.NftMissingError:
         return
-    except (IpvsError, nft.NftError, NetlinkError, OSError) as error:
+    except (IpvsError, nft.NftError, OSError) as error:
         reason = str(error) or "nft timed out"
         raise BackendError(f"the proxy's IPVS services cannot be removed: {reason}") from error
 
@@ -118,24 +112,20 @@ def entries_of(frontends: Mapping[ServiceAddress, Frontend]) -> _Entries:
 
 def _installed() -> _Entries:
     entries: _Entries = {}
-    with contextlib.closing(ipvs.opened()) as table, pyroute2.IPRoute() as netlink:
+    with contextlib.closing(IpvsTable()) as table, contextlib.closing(_routes()) as routes:
         for service, seconds in table.services().items():
             entries[service] = seconds
             for destination, state in table.destinations(service).items():
                 entries[destination] = state.weight
-        for family in _FAMILIES.values():
-            for route in netlink.get_routes(family=family, table=_LOCAL_TABLE):
-                if route["proto"] == _ROUTE_PROTOCOL:
-                    entries[ipaddress.ip_address(route.get("dst"))] = 0
+        entries |= dict.fromkeys(routes.addresses(), 0)
     return entries
 
 
 def _change(differ: Differ[_Entry, int], entries: _Entries) -> None:
     """A service is complete before packets reach it, and they stop before it is removed."""
-    with contextlib.closing(ipvs.opened()) as table, pyroute2.IPRoute() as netlink:
+    with contextlib.closing(IpvsTable()) as table, contextlib.closing(_routes()) as routes:
         entries |= _draining(table, differ.compare(entries).removed, entries)
         change = differ.compare(entries)
-        loopback = netlink.link_lookup(ifname="lo")[0]
         for is_new, written in ((True, change.added), (False, change.changed)):
             for entry in sorted(written, key=_rank):
                 if isinstance(entry, ServiceAddress):
@@ -143,12 +133,12 @@ def _change(differ: Differ[_Entry, int], entries: _Entries) -> None:
                 elif isinstance(entry, Destination):
                     table.put_destination(entry, written[entry], is_new=is_new)
                 else:
-                    _route(netlink, "add", entry, loopback)
+                    routes.add(entry)
         for entry in sorted(change.removed, key=_rank, reverse=True):
             if isinstance(entry, ServiceAddress):
                 table.remove_service(entry)
             elif not isinstance(entry, Destination):
-                _route(netlink, "del", entry, loopback)
+                routes.remove(entry)
             elif entry.service not in change.removed:
                 table.remove_destination(entry)
     differ.accept()
@@ -175,19 +165,5 @@ def _rank(entry: _Entry) -> int:
     return 0 if isinstance(entry, ServiceAddress) else 1 if isinstance(entry, Destination) else 2
 
 
-def _route(netlink: pyroute2.IPRoute, command: str, address: IPAddress, loopback: int) -> None:
-    try:
-        netlink.route(
-            command,
-            family=_FAMILIES[address.version],
-            dst=f"{address}/{address.max_prefixlen}",
-            type="local",
-            scope=_HOST_SCOPE,
-            table=_LOCAL_TABLE,
-            oif=loopback,
-            proto=_ROUTE_PROTOCOL,
-        )
-    except NetlinkError as error:
-        # The node's own addresses have such a route already.
-        if error.code not in (errno.EEXIST, errno.ESRCH):
-            raise
+def _routes() -> LocalRoutes:
+    return LocalRoutes(_ROUTE_PROTOCOL)

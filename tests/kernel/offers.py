@@ -81,7 +81,7 @@ def need_process_names() -> None:
 def need_ipvs() -> None:
     """Ends the test where the kernel has no IPVS: Debian's has it as a module."""
     try:
-        ipvs.opened().close()
+        ipvs.IpvsTable().close()
     except ipvs.IpvsError as error:
         if "this kernel has no IPVS" not in str(error):
             raise

@@ -8,8 +8,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from pyroute2.ipvs import IPVSService
-from pyroute2.netlink.generic import ipvs as generic
+from pyroute2.ipvs import IPVS, IPVSService
 
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
@@ -28,7 +27,7 @@ BOTH = pytest.mark.parametrize("version", [4, 6])
 @pytest.fixture
 def table(ipvs_table: Proxy) -> Iterator[kernel.IpvsTable]:
     """What the kernel has."""
-    with contextlib.closing(kernel.opened()) as opened:
+    with contextlib.closing(kernel.IpvsTable()) as opened:
         yield opened
 
 
@@ -85,16 +84,17 @@ def test_services_of_other_programs_stay(
     ipvs_table: Proxy, table: kernel.IpvsTable, pods: list[labs.LabPod], servers: scene.Servers
 ) -> None:
     foreign = IPVSService(addr="198.18.127.1", port=80, protocol=socket.IPPROTO_TCP)
-    table.service("add", foreign)
-    try:
-        ipvs_table.serve(service("web", endpoints(pods[0])))
-        assert request(cluster_ip(4)) == "one"
-        assert len(table.services()) == 2  # one for each family
-        asyncio.run(ipvs.remove())
-        assert table.services() == {}
-        assert len(list(table.service("dump"))) == 1
-    finally:
-        table.service("del", foreign)
+    with IPVS() as others:
+        others.service("add", foreign)
+        try:
+            ipvs_table.serve(service("web", endpoints(pods[0])))
+            assert request(cluster_ip(4)) == "one"
+            assert len(table.services()) == 2  # one for each family
+            asyncio.run(ipvs.remove())
+            assert table.services() == {}
+            assert len(list(others.service("dump"))) == 1
+        finally:
+            others.service("del", foreign)
 
 
 @pytest.mark.kernel
@@ -125,7 +125,7 @@ def test_flushed_ruleset_returns_with_the_next_change(
 
 
 def test_missing_module_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generic, "GENL_NAME", "NO-SUCH-FAMILY")
+    monkeypatch.setattr(kernel, "_FAMILY", "NO-SUCH-FAMILY")
     with pytest.raises(BackendError) as raised:
         asyncio.run(ipvs.IpvsBackend.open())
     assert str(raised.value) == (

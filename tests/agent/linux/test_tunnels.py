@@ -1,6 +1,5 @@
 """Ports on which the kernel decapsulates: of interfaces, and of listeners without one."""
 
-import errno
 import struct
 
 import pytest
@@ -9,12 +8,6 @@ from agent.linux import rtnetlink, udp_listeners
 from agent.linux.rtnetlink import Link
 from agent.linux.tunnels import TunnelPorts, find_tunnels
 from bpf.netlink import attribute, encode
-
-
-def dumped(*attributes: bytes, kind: int = 0x20) -> bytes:
-    body = struct.pack("=BBH", 1, 1, 0) + b"".join(attributes)
-    return struct.pack("=IHHII", 16 + len(body), kind, 2, 1, 0) + body
-
 
 # Attributes of RTM_NEWLINK (include/uapi/linux/if_link.h).
 _IFNAME, _LINKINFO, _INFO_KIND, _INFO_DATA = 3, 18, 1, 2
@@ -68,22 +61,6 @@ def test_listeners_without_an_interface_are_protected_too() -> None:
 def test_tunnel_without_an_interface_or_a_port_is_one() -> None:
     listeners = TunnelPorts(frozenset(), has_any=True)
     assert find_tunnels([], listeners) == listeners
-
-
-def test_ports_are_read_from_each_message_of_a_dump() -> None:
-    data = b"".join(
-        dumped(attribute(2, b"\x02"), attribute(1, port.to_bytes(2, "big")))
-        for port in (5555, 1701)
-    )
-    found = list(udp_listeners.values(data, 1))
-    assert [int.from_bytes(value, "big") for value in found] == [5555, 1701]
-
-
-def test_end_of_a_dump_is_no_error() -> None:
-    with pytest.raises(EOFError):
-        list(udp_listeners.values(struct.pack("=IHHIIi", 20, 3, 2, 1, 0, 0), 1))
-    with pytest.raises(FileNotFoundError):
-        list(udp_listeners.values(struct.pack("=IHHIIi", 20, 2, 0, 1, 0, -errno.ENOENT), 1))
 
 
 def test_a_kernel_without_such_listeners_has_none() -> None:

@@ -7,10 +7,9 @@ import contextlib
 import dataclasses
 import socket
 import struct
-import sys
 from collections.abc import Callable, Iterator
 
-from agent.linux import udp_listeners
+from agent.linux.generic_netlink import GenericSocket
 from tests.kernel import frames, links, syns, traffic, tunnelled
 
 # Of the node, too, so that an unprivileged process may send from it.
@@ -127,13 +126,8 @@ def _add_gtp_context() -> None:
         + _u32(_GTPA_I_TEI, _SESSION)
         + _u32(_GTPA_O_TEI, _SESSION)
     )
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16) as generic:
-        generic.send(udp_listeners.message(0x10, 3, _NLM_F_REQUEST, _attribute(2, b"gtp\0")))
-        (family,) = udp_listeners.values(generic.recv(4096), 1)
-        number = int.from_bytes(family, sys.byteorder)
-        flags = _NLM_F_REQUEST | _NLM_F_ACK
-        generic.send(udp_listeners.message(number, _GTP_CMD_NEWPDP, flags, attributes))
-        _check(generic.recv(4096))
+    with contextlib.closing(GenericSocket("gtp")) as family:
+        family.change(_GTP_CMD_NEWPDP, attributes)
 
 
 def _check(answer: bytes) -> None:
