@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from agent.client.diff import Differ
 from agent.linux import ipvs, nft
-from agent.linux.ipvs import Destination, IpvsError, IpvsTable
+from agent.linux.ipvs import Destination, DestinationState, IpvsError, IpvsTable
 from agent.linux.local_routes import LocalRoutes
 from agent.proxy import conntrack, ipvs_rules
 from agent.proxy.backends import BackendError
@@ -150,12 +150,16 @@ def _draining(table: IpvsTable, removed: Mapping[_Entry, int], entries: _Entries
     IPVS drops packets to a removed destination. What is idle goes with a later change.
     """
     draining: _Entries = {}
+    # A service may lose thousands at once, and each reading has all of them.
+    states: dict[ServiceAddress, Mapping[Destination, DestinationState]] = {}
     for entry, weight in removed.items():
         if not isinstance(entry, Destination) or entry.service not in entries:
             continue
         if entry.service.protocol == socket.IPPROTO_UDP:  # without connections
             continue
-        state = table.destinations(entry.service).get(entry)
+        if entry.service not in states:
+            states[entry.service] = table.destinations(entry.service)
+        state = states[entry.service].get(entry)
         if state is not None and (weight or state.connections):
             draining[entry] = 0
     return draining

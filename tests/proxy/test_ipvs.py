@@ -124,6 +124,30 @@ def test_flushed_ruleset_returns_with_the_next_change(
     assert request(cluster_ip(4), client=pods[0]) == "one"
 
 
+class Removed(kernel.IpvsTable):
+    """A table without the service, as another program leaves it."""
+
+    def __init__(self) -> None:
+        self.readings = 0
+
+    def destinations(
+        self, service: ServiceAddress
+    ) -> dict[kernel.Destination, kernel.DestinationState]:
+        self.readings += 1
+        return {}
+
+
+def test_destinations_are_read_once_however_many_a_service_loses() -> None:
+    one = ServiceAddress(ipaddress.ip_address("198.18.0.7"), 80, socket.IPPROTO_TCP)
+    removed: ipvs._Entries = {
+        kernel.Destination(one, ServiceAddress(one.address, port, socket.IPPROTO_TCP)): 1
+        for port in range(1000, 1010)
+    }
+    table = Removed()
+    assert ipvs._draining(table, removed, {one: 0}) == {}
+    assert table.readings == 1
+
+
 def test_missing_module_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "_FAMILY", "NO-SUCH-FAMILY")
     with pytest.raises(BackendError) as raised:
