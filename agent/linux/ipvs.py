@@ -75,7 +75,7 @@ class IpvsTable:
                 raise IpvsError(
                     "this kernel has no IPVS, or its module ip_vs is not loaded"
                 ) from error
-            raise IpvsError(f"IPVS cannot be read: {error.strerror}") from error
+            raise IpvsError(f"IPVS cannot be read: {error.strerror or error}") from error
 
     def close(self) -> None:
         self._netlink.close()
