@@ -40,6 +40,8 @@ class Paced:
     started: float
     ended: float
     result: str
+    port: int
+    """The client's."""
 
     def was_in_flight(self, since: float, until: float) -> bool:
         return self.started <= until and self.ended >= since
@@ -104,6 +106,7 @@ class _Probe:
         self._answer = b""
         code = self.sock.connect_ex((host, int(port)))
         self.failure = "" if code in (0, errno.EINPROGRESS) else errno.errorcode[code]
+        self.port: int = self.sock.getsockname()[1]
 
     def step(self) -> str:
         """The result, or nothing while there is none. To be called when the socket is ready."""
@@ -178,7 +181,7 @@ class _Pace:
     def _end(self, descriptor: int, result: str) -> None:
         probe = self._under_way.pop(descriptor)
         probe.sock.close()
-        line = json.dumps([probe.target, probe.started, time.monotonic(), result])
+        line = json.dumps([probe.target, probe.started, time.monotonic(), result, probe.port])
         os.write(sys.stdout.fileno(), line.encode() + b"\n")
 
 

@@ -24,7 +24,8 @@ import pytest
 from agent.lab.agent_process import Launch
 from agent.relay.targets import FIRST_HOST
 from tests.conftest import fresh_lab
-from tests.kernel import fleet, loads, nodeclient, pacing
+from tests.kernel import fleet, handshakes, loads, nodeclient, pacing
+from tests.kernel.handshakes import Handshakes
 from tests.kernel.nodeclient import NodeClient
 from tests.kernel.strictnode import RANGE4, Node, strict_node, wait_until
 from tests.polling import PATIENCE
@@ -82,10 +83,17 @@ def kubelet(node: Node) -> Iterator[NodeClient]:
 class Load:
     """The kubelet's probes, and an attacker."""
 
-    def __init__(self, node: Node, kubelet: NodeClient, paced: pacing.Pacing) -> None:
+    def __init__(
+        self,
+        node: Node,
+        kubelet: NodeClient,
+        paced: pacing.Pacing,
+        handshakes: Handshakes,
+    ) -> None:
         self._node = node
         self._kubelet = kubelet
         self._paced = paced
+        self._handshakes = handshakes
 
     def go_on(self) -> None:
         """Wait until the kubelet is proxied, and for some more probes."""
@@ -104,7 +112,10 @@ class Load:
             probe for probe in probes if any(probe.was_in_flight(*each) for each in instants)
         ]
         unexpected = [probe for probe in lost if probe not in in_flight]
-        assert unexpected == [], f"slow at that time: {slow_beside(probes, unexpected[0])}"
+        assert unexpected == [], (
+            f"slow at that time: {slow_beside(probes, unexpected[0])}; "
+            f"the first one's segments: {self._handshakes.of_port(unexpected[0].port)}"
+        )
         return len(lost), len(in_flight)
 
 
@@ -120,9 +131,10 @@ def under_load(node: Node, kubelet: NodeClient, folder: pathlib.Path) -> Iterato
     with (
         pacing.paced(node.kubelet, folder, PER_SECOND, targets) as paced,
         loads.attacker() as attacker,
+        handshakes.recorded() as recorded,
     ):
         attacker.set_targets([*(pod.pod.ipv4 for pod in pods), *some_of_the_relays_addresses()])
-        load = Load(node, kubelet, paced)
+        load = Load(node, kubelet, paced, recorded)
         load.go_on()
         yield load
         attacked = attacker.result()
