@@ -29,6 +29,9 @@ log = structlog.get_logger(__name__)
 
 # Pods that wait (for a namespace, an interface, a lock) are retried this often without a mark.
 _RETRY_SECONDS = 1.0
+# Another version's pins stay while host devices still run its programs, which are replaced beside
+# the pods' gates.
+_LEFTOVERS_SECONDS = 5.0
 _TICK_SECONDS = 0.001
 # Pods without a gate whose networks are read side by side.
 _AT_ONCE = 8
@@ -59,6 +62,7 @@ class Reconciler:
         self._resync_seconds = resync_seconds
         self._may_have_leftovers = True
         self._previous_gates: set[int] = set()
+        self._next_leftovers = 0.0
         self._next_resync = 0.0
         self._next_retry = 0.0
         self._pass_started: float | None = None
@@ -84,7 +88,8 @@ class Reconciler:
                 self._pass_started = None
 
     async def _wait(self) -> None:
-        """Until a pod is marked. Pending ones are marked every second, all at each resync."""
+        """Until a pod is marked, or leftovers are to be removed. Pending pods are marked every
+        second, all at each resync."""
         loop = asyncio.get_running_loop()
         marks = self._store.to_reconcile
         while True:
@@ -97,10 +102,14 @@ class Reconciler:
                 self._next_resync = now + self._resync_seconds
                 self._store.mark_all()
             next_change = self._store.network_changes.mark_due()
-            if is_retry or not (marks.is_empty and self._store.changed_rules.is_empty):
+            is_cleanup = self._may_have_leftovers and now >= self._next_leftovers
+            has_changes = not (marks.is_empty and self._store.changed_rules.is_empty)
+            if is_retry or is_cleanup or has_changes:
                 return
             marks.changed.clear()
             deadlines = [self._next_resync]
+            if self._may_have_leftovers:
+                deadlines.append(self._next_leftovers)
             if next_change is not None:
                 deadlines.append(next_change)
             if self._has_pending():
@@ -120,6 +129,7 @@ class Reconciler:
 
     async def _reconcile(self) -> None:
         """One pass: every marked pod once, whatever is marked meanwhile."""
+        self._next_leftovers = asyncio.get_running_loop().time() + _LEFTOVERS_SECONDS
         removed = dict(self._store.removed)
         for gone in removed.values():
             await self._detach(gone)

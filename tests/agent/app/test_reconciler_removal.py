@@ -286,3 +286,20 @@ async def test_an_interface_that_vanishes_is_no_error(
             await asyncio.sleep(0.5)
     assert expected in [(line["log_level"], line["event"]) for line in lines]
     assert len([line for line in lines if line["log_level"] != "info"]) == (expected[0] == "error")
+
+
+async def test_another_versions_leftovers_are_removed_soon_after_nothing_uses_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The programs on host devices are replaced beside the pods' gates, at times after them."""
+    node = Node(monkeypatch)
+    node.add("a", 1)
+    node.gates.is_clean = False
+    async with node.running():
+        await asyncio.sleep(0.5)
+        assert node.gates.calls.count("collect") == 1
+        node.gates.is_clean = True
+        await asyncio.sleep(5)
+        assert node.gates.calls.count("collect") == 2
+        await asyncio.sleep(100)
+    assert node.gates.calls.count("collect") == 2
