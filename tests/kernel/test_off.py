@@ -84,6 +84,10 @@ def _guards_bridge(installation: pins.Pins) -> bool:
     return any("bridge_gate" in name for name in attached.programs(installation))
 
 
+AWAITED = ("--timeout", f"{PATIENCE_SECONDS:.0f}")
+"""The agent has as long as it needs on an emulated machine."""
+
+
 def switch(operator: AgentProcess, word: str, *options: str) -> str:
     where = ["--run-directory", str(operator.run_directory)]
     if word == "off":
@@ -108,9 +112,7 @@ def test_off_detaches_everything_and_on_attaches_it_again(
     assert "hook_connect4" in before
     assert ("table inet podgate" in before) == offers.has_default_deny()
 
-    assert "detached by the agent" in switch(
-        operator, "off", "--timeout", f"{PATIENCE_SECONDS:.0f}"
-    )
+    assert "detached by the agent" in switch(operator, "off", *AWAITED)
     assert attached.everything(installation) == []
     assert is_open(web)
     report = operator.wait_for("off", is_off)
@@ -118,7 +120,7 @@ def test_off_detaches_everything_and_on_attaches_it_again(
     assert report.max_mode_from == "'podgate off --node'"
     assert report.kubelet_unfollowed == ""
 
-    assert "Modes up to strict, by --max-mode." in switch(operator, "on")
+    assert "Modes up to strict, by --max-mode." in switch(operator, "on", *AWAITED)
     operator.wait_for("enforce", lambda report: isolated_as(report, "Enforced"))
     with contextlib.suppress(LabTimeoutError):
         wait_until("everything as before", lambda: attached.everything(installation) == before)

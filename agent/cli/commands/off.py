@@ -3,7 +3,8 @@
 import asyncio
 import pathlib
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -12,13 +13,30 @@ from agent.cli.commands import options
 if TYPE_CHECKING:
     from agent.admin.report import AgentReport
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
 _CLUSTER = (
     "use --node, for this node. For the whole cluster run 'kubectl podgate {word}', which sets or "
     "removes the label podgate.io/max-mode=off of podgate's namespace"
 )
 # An agent with 100 gates takes about as long (make bench BENCH=off); what is left is detached here.
 _AGENT_SECONDS = 5
+# For one report: it waits for a pass over the gates.
+_LEAST_SECONDS = 1
 _POLL_SECONDS = 0.05
+
+
+def _timeout(text: str) -> Callable[[Command], Command]:
+    return click.option(
+        "--timeout",
+        "agent_seconds",
+        metavar="SECONDS",
+        type=click.IntRange(0, 3600),
+        default=_AGENT_SECONDS,
+        show_default=True,
+        help=text,
+    )
+
 
 _node = click.option("--node", "is_for_node", is_flag=True, help="This node, without API server.")
 
@@ -27,15 +45,7 @@ _node = click.option("--node", "is_for_node", is_flag=True, help="This node, wit
 @_node
 @options.run_directory
 @options.bpffs
-@click.option(
-    "--timeout",
-    "agent_seconds",
-    metavar="SECONDS",
-    type=click.IntRange(0, 3600),
-    default=_AGENT_SECONDS,
-    show_default=True,
-    help="How long the agent may take; then this command detaches what is left.",
-)
+@_timeout("How long the agent may take; then this command detaches what is left.")
 def off(
     is_for_node: bool, run_directory: pathlib.Path, bpffs: pathlib.Path, agent_seconds: int
 ) -> None:
@@ -64,15 +74,18 @@ def off(
 @click.command(short_help="Undo 'podgate off --node'.")
 @_node
 @options.run_directory
-def on(is_for_node: bool, run_directory: pathlib.Path) -> None:
+@_timeout("How long to wait until the agent follows.")
+def on(is_for_node: bool, run_directory: pathlib.Path, agent_seconds: int) -> None:
     """Undo 'podgate off --node': labels and options decide again."""
     from agent.pods import off_file
 
     if not is_for_node:
         raise click.UsageError(_CLUSTER.format(word="on"))
     off_file.path(run_directory).unlink(missing_ok=True)
-    deadline = time.monotonic() + _AGENT_SECONDS
-    while (report := _report(run_directory)) is not None and "--node" in report.max_mode_from:
+    deadline = time.monotonic() + agent_seconds
+    while (report := _report(run_directory, agent_seconds)) is not None and (
+        "--node" in report.max_mode_from
+    ):
         if time.monotonic() > deadline:
             click.echo("The agent does not follow yet; see 'podgate status'.")
             return
@@ -86,7 +99,7 @@ def on(is_for_node: bool, run_directory: pathlib.Path) -> None:
 def _has_agent_done(run_directory: pathlib.Path, seconds: int) -> bool:
     """Whether an agent responds and has nothing in force any more, in time."""
     deadline = time.monotonic() + seconds
-    while (report := _report(run_directory)) is not None:
+    while (report := _report(run_directory, seconds)) is not None:
         if report.max_mode == "off" and not report.in_force:
             return True
         if time.monotonic() > deadline:
@@ -95,7 +108,7 @@ def _has_agent_done(run_directory: pathlib.Path, seconds: int) -> bool:
     return False
 
 
-def _report(run_directory: pathlib.Path) -> "AgentReport | None":
+def _report(run_directory: pathlib.Path, seconds: int) -> "AgentReport | None":
     """Of the agent; None if none responds in time."""
     from agent.admin import client as admin_client
     from agent.admin import decoding
@@ -106,7 +119,7 @@ def _report(run_directory: pathlib.Path) -> "AgentReport | None":
     try:
         content = asyncio.run(
             admin_client.fetch(
-                admin_socket(run_directory), "/status", timeout_seconds=_AGENT_SECONDS
+                admin_socket(run_directory), "/status", timeout_seconds=max(seconds, _LEAST_SECONDS)
             )
         )
     except AgentRequestError:

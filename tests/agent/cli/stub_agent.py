@@ -34,9 +34,17 @@ ANSWERS: Mapping[str, bytes] = {
 class StubAgent:
     """Serves in a thread of its own, while it is entered."""
 
-    def __init__(self, run_directory: pathlib.Path, answers: Mapping[str, bytes] = ANSWERS) -> None:
+    def __init__(
+        self,
+        run_directory: pathlib.Path,
+        answers: Mapping[str, bytes] = ANSWERS,
+        *,
+        seconds: float = 0.0,
+    ) -> None:
+        """seconds: how long each answer takes."""
         self._path = admin_socket(run_directory)
         self._answers = answers
+        self._seconds = seconds
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._runner: web.AppRunner | None = None
@@ -57,8 +65,8 @@ class StubAgent:
     async def _start(self) -> None:
         app = web.Application()
         for path, content in self._answers.items():
-            app.router.add_get(path, _handler(content))
-        app.router.add_post("/relay/restart", _handler(b"done\n"))
+            app.router.add_get(path, _handler(content, self._seconds))
+        app.router.add_post("/relay/restart", _handler(b"done\n", self._seconds))
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         await web.UnixSite(self._runner, str(self._path)).start()
@@ -80,8 +88,9 @@ class HungAgent:
         self._socket.close()
 
 
-def _handler(content: bytes) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _handler(content: bytes, seconds: float) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(_: web.Request) -> web.Response:
+        await asyncio.sleep(seconds)
         return web.Response(body=content)
 
     return handle
