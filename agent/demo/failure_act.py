@@ -43,19 +43,24 @@ class FailureAct:
         hosts: HostActs,
         kubelet: KubeletActs,
         *,
+        has_relay: bool,
         wait_for_strict: Callable[[], AgentReport],
     ) -> None:
+        """has_relay: whether this kernel offers strict."""
         self._node = node
+        self._has_relay = has_relay
         self._hosts = hosts
         self._kubelet = kubelet
         self._wait_for_strict = wait_for_strict
 
     def play(self) -> None:
-        events.emit(events.Step("pod becomes unready, and the relay is killed with SIGKILL"))
+        killed = ", and the relay is killed with SIGKILL" if self._has_relay else ""
+        events.emit(events.Step(f"pod becomes unready{killed}"))
         # The pod's probes are the agent's: they do not depend on the relay.
         with futures.ThreadPoolExecutor() as pool:
             failing = pool.submit(self._fail_probe)
-            self._relay_killed()
+            if self._has_relay:
+                self._relay_killed()
         for name, expected, observed in failing.result():
             events.check(name, expected, observed, fact=_POD_RECOVERS)
         self._agent_killed()

@@ -26,16 +26,17 @@ class KubeletActs:
         self._node = node
         self._pods = {"http": node.pods.web, "tcp": node.pods.cart, "grpc": node.pods.rpc}
 
-    def in_enforce(self) -> None:
+    def by_the_gate(self, mode: str) -> None:
+        """In enforce, and in strict without a relay. mode: as checks name it."""
         http = self._pods["http"]
         with attempts.syns_seen(http) as seen:
             for family in FAMILIES:
                 node = str(labs.NODE_IPV4 if family == "IPv4" else labs.NODE_IPV6)
-                name = f"kubelet: http probe in enforce, {family}"
+                name = f"kubelet: http probe in {mode}, {family}"
                 observed = self.probe("http", family)
                 events.check(name, f"success: {node}", observed, fact=KUBELET_DIRECT)
-            events.check("host SYNs that arrive in the pod in enforce", "2", str(seen()))
-        self._undeclared_ports("enforce")
+            events.check(f"host SYNs that arrive in the pod in {mode}", "2", str(seen()))
+        self._undeclared_ports(mode)
 
     def in_strict(self) -> None:
         with contextlib.ExitStack() as stack:

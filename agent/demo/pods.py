@@ -12,7 +12,7 @@ from agent.lab import agent_process, attempts
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
-from agent.pods.conditions import TRUE
+from agent.pods.conditions import TRUE, Condition
 
 PORT = 8080
 PERIOD_SECONDS = 1
@@ -71,6 +71,24 @@ class DemoPods:
         """Whether a report has every pod isolated for this reason."""
         names = [pod.name for pod in self.all]
         return functools.partial(agent_process.are_all_isolated, names=names, reason=reason)
+
+    def fall_back_from_strict(self, report: AgentReport) -> bool:
+        """Whether every pod's condition shows strict as unavailable."""
+        return all(
+            condition is not None and "Strict unavailable: " in condition.message
+            for condition in self._isolations(report)
+        )
+
+    def isolation_reasons(self, report: AgentReport) -> str:
+        """The reasons of all pods' conditions, each once."""
+        return ", ".join(
+            sorted({str(condition and condition.reason) for condition in self._isolations(report)})
+        )
+
+    def _isolations(self, report: AgentReport) -> list[Condition | None]:
+        return [
+            agent_process.condition_of(report, pod.name, labels.ISOLATION_READY) for pod in self.all
+        ]
 
     def are_passing(self, report: AgentReport) -> bool:
         """Whether every pod's probes pass."""

@@ -48,6 +48,7 @@ ACTS = (OPEN, AUDIT, ENFORCE, STRICT, FAILURE, CLEAN_UP)
 _NOT_RUNNING = Fact("not running", Danger.OPEN)
 _RUNNING = Fact("running", Danger.CLOSED)
 _NOTHING_LEFT = Fact("nothing left in the kernel", Danger.CLOSED)
+_FALLS_BACK = Fact("strict needs Linux 5.14, falls back to enforce", Danger.COUNTED)
 
 
 class Stage:
@@ -59,6 +60,9 @@ class Stage:
         self._pods = node.pods
         self._hosts = HostActs(node)
         self._kubelet = KubeletActs(node)
+        self._has_relay = worker.netns_cookie() is not None
+        self._isolated = self._pods.are_isolated("Strict" if self._has_relay else "Enforced")
+        """Whether pods in strict are as this kernel allows."""
 
     def play(self) -> None:
         """All acts in order. Raises `LabTimeoutError` when one cannot continue."""
@@ -109,7 +113,7 @@ class Stage:
         self._agent.wait_for("isolation in enforce", self._pods.are_isolated("Enforced"))
         self._node.draw(_RUNNING)
         self._hosts.enforce()
-        self._kubelet.in_enforce()
+        self._kubelet.by_the_gate("enforce")
         events.emit(events.Step("probing from inside the pods"))
         self._hosts.probes()
         self._node.timings["first_probe"] = _first_probe_ms(self._agent, "demo/web")
@@ -117,6 +121,9 @@ class Stage:
         self._node.show(f"explain --from pid:{os.getpid()} --to demo/web --port {PORT}")
 
     def _strict(self) -> None:
+        if not self._has_relay:
+            self._strict_falls_back()
+            return
         events.emit(events.Step("switching every pod to strict: starting the relay"))
         started = time.monotonic()
         self._pods.write_manifests("strict")
@@ -126,12 +133,26 @@ class Stage:
         self._kubelet.in_strict()
         self._node.show("status")
 
+    def _strict_falls_back(self) -> None:
+        events.emit(events.Step("switching every pod to strict, which this kernel does not offer"))
+        self._pods.write_manifests("strict")
+        report = self._agent.wait_for("the fallback of strict", self._pods.fall_back_from_strict)
+        observed = self._pods.isolation_reasons(report)
+        events.check("podgate: isolation in strict", "Enforced", observed, fact=_FALLS_BACK)
+        self._node.draw(_RUNNING)
+        self._kubelet.by_the_gate("strict that falls back")
+        self._node.show("status")
+
     def _wait_for_strict(self) -> AgentReport:
-        return self._agent.wait_for("isolation in strict", self._pods.are_isolated("Strict"))
+        return self._agent.wait_for("isolation in strict", self._isolated)
 
     def _failure(self) -> None:
         act = FailureAct(
-            self._node, self._hosts, self._kubelet, wait_for_strict=self._wait_for_strict
+            self._node,
+            self._hosts,
+            self._kubelet,
+            has_relay=self._has_relay,
+            wait_for_strict=self._wait_for_strict,
         )
         act.play()
 
@@ -140,9 +161,7 @@ class Stage:
         self._agent.start(*self._node.options)
         report = self._agent.wait_for(
             "the state before the restart",
-            lambda report: (
-                self._pods.are_isolated("Strict")(report) and self._pods.are_passing(report)
-            ),
+            lambda report: self._isolated(report) and self._pods.are_passing(report),
         )
         expected = Origin.PINNED.value
         events.check("agent restarts with pinned programs", expected, report.programs)
