@@ -8,6 +8,7 @@ process of the demo, and removes its namespaces, mounts, pins, links and filters
 import contextlib
 import os
 import pathlib
+import select
 import shutil
 import signal
 import subprocess
@@ -30,6 +31,7 @@ _TOOLS = {"unshare": "util-linux", "setpriv": "util-linux", "nsenter": "util-lin
 _INTERRUPTED_STATUS = 130
 # The kernel frees BPF objects after an RCU grace period, namespaces in a work queue.
 _FORGET_SECONDS = 10.0
+_EXIT_SECONDS = 60
 
 
 class DemoInterruptedError(Exception):
@@ -82,9 +84,12 @@ def _play(view: View, kubelet: pathlib.Path) -> events.Leftovers | None:
         start_new_session=True,
     )
     assert stage.stdout is not None
+    mounts = contextlib.ExitStack()
     try:
         with stage.stdout:
-            for line in stage.stdout:
+            for number, line in enumerate(stage.stdout):
+                if number == 0:  # sent from its own mount namespace
+                    mounts.enter_context(_held_mounts(stage.pid))
                 message = decoder.decode(line)
                 if isinstance(message, events.Leftovers):
                     left = message
@@ -96,7 +101,30 @@ def _play(view: View, kubelet: pathlib.Path) -> events.Leftovers | None:
     finally:
         stage.kill()
         stage.wait()
+        mounts.close()
     return left
+
+
+@contextlib.contextmanager
+def _held_mounts(parent: int) -> Iterator[None]:
+    """Keep the stage's mounts until all of its processes have ended. parent: the stage's.
+
+    Without this the last of these unmounts the BPF file system in its exit, and waits there for a
+    grace period of RCU tasks, if tracing programs were pinned. Before Linux 6.9 (1612160b9127) that
+    waits for processes in exit, one of which, the first of the PID namespace, waits for the others:
+    no tracing program of the machine could be detached any more.
+    """
+    children = pathlib.Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    with contextlib.ExitStack() as descriptors:
+        ends = select.poll()
+        for child in children:
+            process = os.pidfd_open(int(child))
+            descriptors.callback(os.close, process)
+            ends.register(process, select.POLLIN)
+            mounts = os.open(f"/proc/{child}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            descriptors.callback(os.close, mounts)
+        yield
+        ends.poll(_EXIT_SECONDS * 1000)
 
 
 def _check_forgotten(left: events.Leftovers, kubelet: pathlib.Path) -> events.Check:
