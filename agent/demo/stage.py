@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import pathlib
+import select
 import signal
 import sys
 import threading
@@ -198,8 +199,17 @@ class Stage:
         self._hosts.after_cleanup()
 
 
+def _end_without_reader() -> None:
+    """Wait until no process reads this process's output, and exit: the kernel kills the others."""
+    reader = select.poll()
+    reader.register(sys.stdout.fileno(), 0)  # reports errors only
+    reader.poll()
+    os._exit(1)
+
+
 def main() -> None:
-    labs.isolate()
+    labs.isolate(has_own_mounts=True)
+    threading.Thread(target=_end_without_reader, name="reader", daemon=True).start()
     try:
         with Lab() as network:
             node = DemoNode(network, pathlib.Path(sys.argv[1]))

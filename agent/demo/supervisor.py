@@ -1,14 +1,19 @@
 """Runs the stage so that it leaves nothing behind, and shows its messages.
 
-The stage is process 1 of a PID namespace. The kernel kills it with its parent, and the parent with
-this process. So whichever ends first, and however (Ctrl-C, kill, kill -9), the kernel kills every
-process of the demo, and removes its namespaces, mounts, pins, links and filters with them.
+The stage is process 1 of a PID namespace, and ends when no process reads its messages. So
+however this process ends (Ctrl-C, kill, kill -9), the kernel kills every process of the demo, and
+removes its namespaces, mounts, pins, links and filters with them.
+
+unshare(1), the stage's parent, is in the mount namespace, too, and ends after all of them.
+Otherwise the last one unmounts the BPF file system in its exit, and waits there for a grace period
+of RCU tasks, if tracing programs were pinned. Before Linux 6.9 (1612160b9127) that waits for
+processes in their exit, and so for the stage, which waits for all others: no tracing program of the
+machine could be detached any more.
 """
 
 import contextlib
 import os
 import pathlib
-import select
 import shutil
 import signal
 import subprocess
@@ -27,7 +32,7 @@ from agent.errors import PreflightError
 from agent.lab import cgroups as lab_cgroups
 from agent.lab import leftovers
 
-_TOOLS = {"unshare": "util-linux", "setpriv": "util-linux", "nsenter": "util-linux"}
+_TOOLS = {"unshare": "util-linux", "nsenter": "util-linux"}
 _INTERRUPTED_STATUS = 130
 # The kernel frees BPF objects after an RCU grace period, namespaces in a work queue.
 _FORGET_SECONDS = 10.0
@@ -73,23 +78,19 @@ def _play(view: View, kubelet: pathlib.Path) -> events.Leftovers | None:
     left = None
     stage = subprocess.Popen(
         [
-            *("setpriv", "--pdeathsig", "KILL"),
-            *("unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"),
+            *("unshare", "--pid", "--mount-proc", "--fork", "--kill-child=KILL"),
             *(sys.executable, "-m", "agent.demo.stage", str(kubelet)),
         ],
         env=os.environ | view.evidence_environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        # Ctrl-C reaches this process only; the stage then dies as a whole.
+        # Ctrl-C reaches this process only; the stage then ends as a whole.
         start_new_session=True,
     )
     assert stage.stdout is not None
-    mounts = contextlib.ExitStack()
     try:
         with stage.stdout:
-            for number, line in enumerate(stage.stdout):
-                if number == 0:  # sent from its own mount namespace
-                    mounts.enter_context(_held_mounts(stage.pid))
+            for line in stage.stdout:
                 message = decoder.decode(line)
                 if isinstance(message, events.Leftovers):
                     left = message
@@ -99,32 +100,11 @@ def _play(view: View, kubelet: pathlib.Path) -> events.Leftovers | None:
         if status != 0:
             view.add(events.Check("stage exits by itself", "0", str(status), False))
     finally:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            stage.wait(_EXIT_SECONDS)
         stage.kill()
         stage.wait()
-        mounts.close()
     return left
-
-
-@contextlib.contextmanager
-def _held_mounts(parent: int) -> Iterator[None]:
-    """Keep the stage's mounts until all of its processes have ended. parent: the stage's.
-
-    Without this the last of these unmounts the BPF file system in its exit, and waits there for a
-    grace period of RCU tasks, if tracing programs were pinned. Before Linux 6.9 (1612160b9127) that
-    waits for processes in exit, one of which, the first of the PID namespace, waits for the others:
-    no tracing program of the machine could be detached any more.
-    """
-    children = pathlib.Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    with contextlib.ExitStack() as descriptors:
-        ends = select.poll()
-        for child in children:
-            process = os.pidfd_open(int(child))
-            descriptors.callback(os.close, process)
-            ends.register(process, select.POLLIN)
-            mounts = os.open(f"/proc/{child}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-            descriptors.callback(os.close, mounts)
-        yield
-        ends.poll(_EXIT_SECONDS * 1000)
 
 
 def _check_forgotten(left: events.Leftovers, kubelet: pathlib.Path) -> events.Check:

@@ -79,12 +79,16 @@ class LabPod:
         return sock
 
 
-def isolate() -> None:
+def isolate(*, has_own_mounts: bool = False) -> None:
     """Move the calling process to new network and mount namespaces.
 
-    To be called before the process has other threads. Raises `OSError` (EPERM: not root).
+    has_own_mounts: it is in a private mount namespace already. To be called before the process has
+    other threads. Raises `OSError` (EPERM: not root).
     """
-    namespaces.unshare_network_and_mounts()
+    if has_own_mounts:
+        namespaces.unshare_network()
+    else:
+        namespaces.unshare_network_and_mounts()
     # Over all of /run, so that not even an empty directory is left outside.
     namespaces.mount("tmpfs", pathlib.Path("/run"))
     LAB_DIRECTORY.mkdir(mode=0o700)

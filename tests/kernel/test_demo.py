@@ -182,6 +182,17 @@ def test_stopped_demo_leaves_nothing(
     wait_until("no cgroup is left", lambda: not cgroup.exists())
 
 
+def test_mounts_are_held_by_a_process_that_outlives_the_stage(
+    demo: "subprocess.Popen[str]",
+) -> None:
+    """A process of its PID namespace must not be the last: see agent/demo/supervisor.py."""
+    inner = max(filter(runs_stage, descendants(demo.pid)))
+    outer = max(pid for pid in descendants(demo.pid) if inner in descendants(pid))
+    pid_namespaces = {os.readlink(f"/proc/{pid}/ns/pid") for pid in (inner, outer)}
+    mount_namespaces = {os.readlink(f"/proc/{pid}/ns/mnt") for pid in (inner, outer)}
+    assert (len(pid_namespaces), len(mount_namespaces)) == (2, 1)
+
+
 def test_killed_stage_is_a_failed_check(demo: "subprocess.Popen[str]") -> None:
     inner = max(filter(runs_stage, descendants(demo.pid)))
     os.kill(inner, signal.SIGKILL)
