@@ -5,7 +5,6 @@ that reached the pod.
 """
 
 import contextlib
-import ctypes
 import errno
 import ipaddress
 import json
@@ -15,29 +14,26 @@ import subprocess
 from collections.abc import Iterable, Iterator
 
 from agent.lab.lab import LabPod
+from agent.linux import packets
 from tests.kernel import frames
 
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _ETH_P_ALL = 0x0003
 _SOL_PACKET, _PACKET_STATISTICS = 263, 6  # linux/socket.h, linux/if_packet.h
-_SO_ATTACH_FILTER, _SO_RCVBUFFORCE = 26, 33
+_SO_RCVBUFFORCE = 33
 _BUFFER_BYTES = 1 << 22
 _READ_BYTES = 128
 
 # Only what goes out: `ld pkttype; jeq OUTGOING; ret` (linux/filter.h, linux/if_packet.h).
-_INSTRUCTION = struct.Struct("=HBBI")
 _LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _PACKET_TYPE = 0xFFFFF000 + 4
-_PACKET_OUTGOING = 4
-_ONLY_OUTGOING = b"".join(
-    _INSTRUCTION.pack(*instruction)
-    for instruction in (
-        (_LOAD_WORD, 0, 0, _PACKET_TYPE),
-        (_JUMP_IF_EQUAL, 0, 1, _PACKET_OUTGOING),
-        (_RETURN, 0, 0, _READ_BYTES),
-        (_RETURN, 0, 0, 0),
-    )
+PACKET_OUTGOING = 4
+_ONLY_OUTGOING: tuple[packets.Instruction, ...] = (
+    (_LOAD_WORD, 0, 0, _PACKET_TYPE),
+    (_JUMP_IF_EQUAL, 0, 1, PACKET_OUTGOING),
+    (_RETURN, 0, 0, _READ_BYTES),
+    (_RETURN, 0, 0, 0),
 )
 
 # Neighbour discovery (RFC 4861) and listener discovery (RFC 2710, 3810): the two ends of a link
@@ -131,10 +127,7 @@ class Packet:
 def _tap(interface: str) -> socket.socket:
     # Without a protocol nothing is received before the filter is attached.
     tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
-    code = ctypes.create_string_buffer(_ONLY_OUTGOING, len(_ONLY_OUTGOING))
-    length = len(_ONLY_OUTGOING) // _INSTRUCTION.size
-    program = struct.pack("HP", length, ctypes.addressof(code))
-    tap.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+    packets.attach_filter(tap, _ONLY_OUTGOING)
     tap.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
     tap.bind((interface, _ETH_P_ALL))
     return tap

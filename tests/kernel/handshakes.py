@@ -7,12 +7,12 @@ import struct
 from collections.abc import Iterator
 
 from agent.linux import packets
+from tests.kernel.capture import PACKET_OUTGOING
 
 _ETH_P_ALL = 0x0003
 _SO_RCVBUFFORCE = 33
 _BUFFER_BYTES = 32 << 20
 _READ_BYTES = 128
-_PACKET_OUTGOING = 4  # linux/if_packet.h
 _FLAGS_OFFSET = 13
 _FLAGS = {0x02: "SYN", 0x04: "RST", 0x10: "ACK"}
 
@@ -74,7 +74,7 @@ class Handshakes:
         with contextlib.suppress(BlockingIOError):
             while True:
                 packet, (interface, _, kind, *_) = self._tap.recvfrom(_READ_BYTES)
-                yield packet, interface, kind == _PACKET_OUTGOING
+                yield packet, interface, kind == PACKET_OUTGOING
 
     def of_port(self, port: int) -> list[str]:
         """One line for each segment from or to this port, oldest first; after `close`."""

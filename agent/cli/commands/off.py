@@ -83,7 +83,7 @@ def on(is_for_node: bool, run_directory: pathlib.Path, agent_seconds: int) -> No
         raise click.UsageError(_CLUSTER.format(word="on"))
     off_file.path(run_directory).unlink(missing_ok=True)
     deadline = time.monotonic() + agent_seconds
-    while (report := _report(run_directory, agent_seconds)) is not None and (
+    while (report := _report(run_directory, deadline)) is not None and (
         "--node" in report.max_mode_from
     ):
         if time.monotonic() > deadline:
@@ -99,7 +99,7 @@ def on(is_for_node: bool, run_directory: pathlib.Path, agent_seconds: int) -> No
 def _has_agent_done(run_directory: pathlib.Path, seconds: int) -> bool:
     """Whether an agent responds and has nothing in force any more, in time."""
     deadline = time.monotonic() + seconds
-    while (report := _report(run_directory, seconds)) is not None:
+    while (report := _report(run_directory, deadline)) is not None:
         if report.max_mode == "off" and not report.in_force:
             return True
         if time.monotonic() > deadline:
@@ -108,19 +108,18 @@ def _has_agent_done(run_directory: pathlib.Path, seconds: int) -> bool:
     return False
 
 
-def _report(run_directory: pathlib.Path, seconds: int) -> "AgentReport | None":
-    """Of the agent; None if none responds in time."""
+def _report(run_directory: pathlib.Path, deadline: float) -> "AgentReport | None":
+    """Of the agent; None if none responds in time. deadline: of CLOCK_MONOTONIC."""
     from agent.admin import client as admin_client
     from agent.admin import decoding
     from agent.admin.report import AgentReport as Report
     from agent.errors import AgentRequestError
     from agent.settings import admin_socket
 
+    seconds = max(deadline - time.monotonic(), _LEAST_SECONDS)
     try:
         content = asyncio.run(
-            admin_client.fetch(
-                admin_socket(run_directory), "/status", timeout_seconds=max(seconds, _LEAST_SECONDS)
-            )
+            admin_client.fetch(admin_socket(run_directory), "/status", timeout_seconds=seconds)
         )
     except AgentRequestError:
         return None
