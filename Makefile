@@ -1,7 +1,8 @@
 # README's two commands are `make demo` and `make test`. Each sets up what it needs first.
 
 PYTHON := .venv/bin/python
-PYTEST := $(PYTHON) -m pytest
+# A test that fails runs again, alone, at the end: CONTRIBUTING.md, Flaky tests.
+PYTEST := $(PYTHON) -m pytest --twice
 # Suites with a target of their own: the image, the proxies, which are off by default, the status page
 # in a browser, and a real cluster, which needs its programs.
 APART := --ignore tests/image --ignore tests/proxy --ignore tests/cluster --ignore tests/page \

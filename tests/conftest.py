@@ -25,6 +25,8 @@ from tests import blocking
 from tests.forkserver import ForkServer
 from tests.polling import PATIENCE
 
+pytest_plugins = ["tests.twice"]
+
 _problem = pytest.StashKey[str]()
 
 # An example may take longer than Hypothesis' deadline of 200 ms on a busy machine; each test has a
