@@ -13,7 +13,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: client go-stubs demo test lint types test-unit test-kernel test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-bypass-strict test-kernels test-bare bench fuzz format docs pictures proto image plugin setup clean
+.PHONY: client go-stubs demo test lint types test-unit test-kernel test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-bypass-strict test-kernels test-bare flakes bench fuzz format docs pictures proto image plugin setup clean
 
 demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -38,6 +38,11 @@ test-unit: setup
 # spent waiting for the kernel.
 test-kernel: setup
 	$(PYTEST) -m kernel -n $(shell expr $$(nproc) + 1) --dist loadfile $(APART)
+
+# How often the tests fail that the last runs have listed as flaky, or TESTS="tests/FILE.py::TEST ...",
+# each 50 times (TIMES=) beside a load on all processors, for 20 minutes a test at most (MINUTES=).
+flakes: setup
+	@$(PYTHON) -m tests.flakes $(if $(TIMES),--times $(TIMES)) $(if $(MINUTES),--minutes $(MINUTES)) $(TESTS)
 
 # All proxies, three minutes.
 test-proxy: setup

@@ -1,7 +1,7 @@
 """`pytest --twice`: a test that fails runs again, alone, after all workers have ended.
 
 If it fails again, the run is red and shows both outputs. If it passes, it is flaky: the run is
-green, ends with a table of its flaky tests, and records them. The first failure
+green, ends with a table of its flaky tests, and keeps them for `make flakes`. The first failure
 counts until the second run has passed, so whatever goes wrong in between leaves the run red.
 
 Only tests run again: not after an error of collection or usage, nor in a run that ended before its
@@ -174,7 +174,9 @@ class _Twice:
             write(f"FLAKY {test}", yellow=True)
             write(f"  failed after {flaky.seconds:.1f} s: {flaky.failed}")
             write(f"  passed alone after {flaky.alone_seconds:.1f} s")
-        write("Find the cause first: CONTRIBUTING.md, Flaky tests.")
+        write(
+            "Find the cause first (CONTRIBUTING.md, Flaky tests); `make flakes` measures the rate."
+        )
 
 
 def _arguments(config: pytest.Config) -> list[str]:

@@ -14,16 +14,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tests.bare.root import BareRootError, Root
+from tests.load import busy_processors
 
 _CHECKOUT = pathlib.Path(__file__).parents[2]
 _SUITES = {"12": "bookworm", "13": "trixie"}
 _USER = "newcomer"
 # A run of all takes minutes on an idle machine of two processors.
 _LIMIT_SECONDS = 2 * 3600
-_BUSY = "while True: pass"
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def _try(root: Root, arguments: argparse.Namespace) -> int:
         # Its packages, which only root may install.
         root.run(["make", "-C", home, "setup"], limit_seconds=_LIMIT_SECONDS)
         home = _clone(root, _USER)
-    with _load() if arguments.load else contextlib.nullcontext():
+    with busy_processors() if arguments.load else contextlib.nullcontext():
         for number in range(1, arguments.times + 1):
             for target in arguments.targets.split():
                 command = ["make", "-C", home, target]
@@ -108,19 +108,6 @@ def _clone(root: Root, user: str = "") -> str:
     if user:
         root.run(["chown", "-R", f"{user}:{user}", path], is_checked=True)
     return path
-
-
-@contextlib.contextmanager
-def _load() -> Iterator[None]:
-    """As many endless loops as there are processors."""
-    command: Sequence[str] = [sys.executable, "-c", _BUSY]
-    loops = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 def _print(line: str) -> None:
