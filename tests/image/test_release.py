@@ -1,4 +1,4 @@
-"""The workflow that releases: what it runs is pinned, and fits the Dockerfile."""
+"""The workflow that releases fits the Dockerfile and the chart. Others: tests/test_workflows.py."""
 
 import re
 from typing import Any
@@ -17,19 +17,6 @@ def _jobs() -> dict[str, Any]:
 
 def _steps() -> list[dict[str, Any]]:
     return [step for job in _jobs().values() for step in job["steps"]]
-
-
-def test_every_action_has_a_full_version() -> None:
-    actions = [step["uses"] for step in _steps() if "uses" in step]
-    assert actions
-    assert [one for one in actions if not re.fullmatch(r"[\w-]+/[\w-]+@v\d+\.\d+\.\d+", one)] == []
-
-
-def test_every_job_has_a_limit_and_named_rights() -> None:
-    assert yaml.safe_load(_WORKFLOW.read_text(encoding="utf-8"))["permissions"] == {}
-    for job in _jobs().values():
-        assert job["timeout-minutes"] <= 60
-        assert "contents" in job["permissions"]
 
 
 def test_build_arguments_are_those_of_the_dockerfile() -> None:
