@@ -57,3 +57,15 @@ def test_no_checkout_leaves_the_token_to_later_steps(path: pathlib.Path) -> None
     checkouts = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
     assert checkouts
     assert [step for step in checkouts if step["with"]["persist-credentials"] is not False] == []
+
+
+def test_pull_requests_run_the_script_of_newcomers_and_get_no_rights() -> None:
+    workflow = _read(_ROOT / ".github" / "workflows" / "test.yaml")
+    # pull_request_target would run a stranger's code with the repository's secrets.
+    assert workflow["on"] == {"pull_request": None, "push": {"branches": ["main"]}}
+    assert [job["permissions"] for job in workflow["jobs"].values()] == [{"contents": "read"}]
+    assert workflow["concurrency"]["group"]
+    text = "\n".join(
+        step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]
+    )
+    assert re.findall(r"\.ci/run|\bmake \w|pytest|ruff|mypy|secrets\.", text) == [".ci/run"]
