@@ -131,7 +131,9 @@ class Gating:
             defaults=defaults,
         )
         self._chain_order = ChainOrder(gate_worker, self.store, self.metrics)
-        self._path_tester = PathTester(gate_worker.path_tests, self.store, self.metrics)
+        self._path_tester = PathTester(
+            gate_worker.path_tests, self.store, self.metrics, self._reader
+        )
         self._crowds = Crowds(gate_worker, self.store)
         self._grace_periods = GracePeriods(gate_worker, self.store, self._crowds)
         self._reconciler = Reconciler(

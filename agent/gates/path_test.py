@@ -22,6 +22,7 @@ import structlog
 
 from agent.gates.metrics import GateMetrics
 from agent.linux import packets
+from agent.linux.pod_network import PodNetworkReader
 from agent.logs import Event
 from agent.pods.pod_state import PathTestRecord, PathTestResult, PodState
 from agent.pods.store import PodStore
@@ -39,6 +40,10 @@ _WITNESS_SECONDS = 0.5
 # Paths change with routes and with the CNI's programs, and no message reports it. So an older
 # result is tested again at the reconciler's next pass over the pod, which comes at each resync.
 _CONFIRMED_FOR_SECONDS = 45
+# A pod's network is removed in steps, often its routes before its interface. So a result that
+# differs from the one before counts if the interface exists this much later: network plugins need
+# milliseconds.
+_REMOVAL_SECONDS = 1.0
 # Enough for an IPv6 header and the start of a TCP header.
 _HEADERS_BYTES = 64
 # A test without an answer takes most of a second and little CPU. Where the CNI blocks the host
@@ -51,11 +56,18 @@ _SOURCE_PORT = 9650
 class PathTester:
     """Tests pods that have changed, and repeats older results."""
 
-    def __init__(self, counters: PathTestCounters, store: PodStore, metrics: GateMetrics) -> None:
+    def __init__(
+        self,
+        counters: PathTestCounters,
+        store: PodStore,
+        metrics: GateMetrics,
+        reader: PodNetworkReader,
+    ) -> None:
         """store: each result is in the pod's state, which is marked there."""
         self._counters = counters
         self._store = store
         self._metrics = metrics
+        self._reader = reader
         self._queue: dict[str, PodState] = {}
         self._running: dict[str, PodState] = {}
         self._wake = asyncio.Event()
@@ -88,6 +100,8 @@ class PathTester:
     async def _test(self, state: PodState, slots: asyncio.Semaphore) -> None:
         async with slots:
             tested = await self._try(state)
+        if tested and await self._is_removed(state.path_test, tested):
+            tested = None
         del self._running[state.pod.uid]
         is_current = self._store.get(state.pod.uid) is state
         if is_current and tested and state.is_path_tested and tested.matches(state):
@@ -125,9 +139,21 @@ class PathTester:
             is_kubelet_seen=admitted > admitted_before,
         )
 
+    async def _is_removed(self, before: PathTestRecord | None, tested: PathTestRecord) -> bool:
+        """Whether packets did not arrive because the pod's network is being removed."""
+        if set(tested.results.values()) <= {PathTestResult.CONFIRMED}:
+            return False
+        if before and before.results != tested.results:
+            await asyncio.sleep(_REMOVAL_SECONDS)
+        if not tested.netns.exists():
+            return True
+        return not all([await self._reader.exists(ifindex) for ifindex in tested.gates])
+
     def _record(self, state: PodState, tested: PathTestRecord) -> None:
         pod = state.pod
         before = state.path_test
+        if before and before.netns == tested.netns and pod.is_deleting:
+            tested = _while_deleting(before, tested)
         state.path_test = tested
         for address, result in tested.results.items():
             self._metrics.path_tests.labels(result.value).inc()
@@ -138,6 +164,21 @@ class PathTester:
                 else:
                     log.info(Event.PATH_TESTED, **fields)
         self._store.in_force.mark(pod.uid)
+
+
+def _while_deleting(before: PathTestRecord, tested: PathTestRecord) -> PathTestRecord:
+    """The result of a pod that is being deleted: what no longer arrives is as it was before.
+
+    Its network may be on the way out, and the kubelet no longer sends all of its probes.
+    """
+    results = {
+        address: before.results.get(address, result)
+        if result is PathTestResult.UNREACHABLE
+        else result
+        for address, result in tested.results.items()
+    }
+    is_seen = before.is_kubelet_seen or tested.is_kubelet_seen
+    return dataclasses.replace(tested, results=results, is_kubelet_seen=is_seen)
 
 
 def _is_fresh(state: PodState) -> bool:

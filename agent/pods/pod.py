@@ -52,7 +52,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     reported_addresses: tuple[IPAddress, ...] = ()
     """What the container runtime, or the manifest's status.podIPs, reports as the pod's own."""
     is_deleting: bool = False
-    """Whether the API server has its deletion timestamp: its containers are being stopped."""
+    """Whether its containers are being stopped: the API server has its deletion timestamp, or does
+    not have it any more."""
     has_spec: bool = True
     """False where only its sandbox is known: no source has its probes yet."""
 

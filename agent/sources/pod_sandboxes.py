@@ -52,6 +52,7 @@ class PodSandboxJoin:
         """A pod that the API does not have: the labels of node and namespace still change."""
         if pod := self._last.get(uid):
             decision = self._modes.of_pod(uid, pod.namespace, pod.labels)
+            pod = msgspec.structs.replace(pod, is_deleting=True)
         else:
             pod = pod_without_spec(sandbox)
             decision = self._modes.of_sandbox(uid, pod.namespace)

@@ -6,7 +6,8 @@ hooks fail whatever the pod does. So the relay proxies them, by each address tha
 reach, as in strict. The gate admits the kubelet all the same.
 
 Only facts count: the path test did not arrive, and no gate of the pod has admitted a connection of
-the kubelet since the test before. A firewall may drop the test, and admit probes.
+the kubelet since the test before. A firewall may drop the test, and admit probes. A pod that is
+being deleted keeps what it had (`agent/gates/path_test.py`): a relay for its preStop hook, or none.
 """
 
 from collections.abc import Iterable
@@ -41,8 +42,9 @@ def _is_node_blocked(states: Iterable[PodState]) -> bool:
     """Whether the node reaches none of the pods that are tested, and at least one is.
 
     A CNI that blocks one pod from the node blocks all, so new pods need not wait for their test.
+    Pods that are being deleted show nothing: their networks are removed.
     """
-    tests = (state.sandbox_path_test for state in states)
+    tests = (state.sandbox_path_test for state in states if not state.pod.is_deleting)
     found = [tested for tested in tests if tested and tested.results]
     return bool(found) and all(
         not tested.is_kubelet_seen and set(tested.results.values()) == {PathTestResult.UNREACHABLE}

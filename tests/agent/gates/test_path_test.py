@@ -6,11 +6,13 @@ import contextlib
 import dataclasses
 import errno
 import ipaddress
+import pathlib
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import structlog
 
@@ -51,7 +53,10 @@ class Path:
 class Host:
     """The host's paths by address, the gates' counter, and captures inside of pods."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespaces: pathlib.Path) -> None:
+        self.namespaces = namespaces
+        self.vanished: set[int] = set()
+        """Interfaces that no longer exist."""
         self.paths: dict[str, Path] = {}
         self.dropped = collections.Counter[int]()
         self.probes_admitted = 0
@@ -64,6 +69,15 @@ class Host:
 
     def probes_admitted_by(self, ifindexes: Collection[int]) -> int:
         return self.probes_admitted
+
+    async def exists(self, ifindex: int) -> bool:
+        return ifindex not in self.vanished
+
+    def netns(self, name: str) -> Netns:
+        path = self.namespaces / name
+        path.touch()
+        status = path.stat()
+        return Netns(str(path), status.st_dev, status.st_ino)
 
     def send_syn(self, address: IPAddress, *, source_port: int, port: int, sequence: int) -> None:
         path = self.paths[str(address)]
@@ -108,13 +122,13 @@ class Node:
         self.store = PodStore(Conditions())
         self.metrics = GateMetrics(self.store)
         self.changes = self.store.in_force.subscribe()
-        counters: Any = host
-        self.tester = PathTester(counters, self.store, self.metrics)
+        kernel: Any = host
+        self.tester = PathTester(kernel, self.store, self.metrics, kernel)
 
     def add(self, name: str = "web", *, mode: Mode = Mode.ENFORCE, addresses: str = V4) -> PodState:
         self.store.set_pod(Pod(uid=name, namespace="tests", name=name, mode=mode))
         state = self.store.pods[name]
-        state.netns = state.gated_netns = Netns(f"/run/netns/{name}", 4, 100)
+        state.netns = state.gated_netns = self.host.netns(name)
         confirmed = tuple(ipaddress.ip_address(address) for address in addresses.split())
         state.claims = AddressClaims(confirmed)
         for address in addresses.split():
@@ -129,6 +143,12 @@ class Node:
         assert state.path_test is not None
         return state.path_test.results
 
+    async def idle(self) -> None:
+        """Until every test that was enqueued has ended."""
+        self.host.paths[V6] = Path(counted_from=1, gate=8)
+        await self.tested(self.add("other", addresses=V6))
+        await polling.until("all tests have ended", lambda: not self.tester._running)
+
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["Node"]:
         task = asyncio.create_task(self.tester.run())
@@ -140,12 +160,13 @@ class Node:
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    made = Host()
+def host(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[Host]:
+    made = Host(tmp_path)
     monkeypatch.setattr(packets, "send_syn", made.send_syn)
     monkeypatch.setattr(packets, "open_capture", made.open_capture)
     monkeypatch.setattr(path_test, "_WAITS_SECONDS", (0.0, 0.0))
     monkeypatch.setattr(path_test, "_WITNESS_SECONDS", 0.05)
+    monkeypatch.setattr(path_test, "_REMOVAL_SECONDS", 0.02)
     yield made
     for capture in made.captures:
         capture.close()
@@ -243,6 +264,77 @@ async def test_a_pod_that_ends_during_its_test_has_no_result(node: Node) -> None
     node.host.paths[V6] = Path(counted_from=1)
     await node.tested(other)
     assert state.path_test is None
+
+
+@pytest.mark.parametrize("path", [Path(has_route=False), Path()], ids=["no route", "lost"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(lambda host: host.vanished.add(IFINDEX), id="no interface"),
+        pytest.param(lambda host: (host.namespaces / "web").unlink(), id="no namespace"),
+    ],
+)
+async def test_a_pod_whose_network_is_gone_has_no_result(
+    node: Node, path: Path, end: Callable[[Host], object]
+) -> None:
+    node.host.paths[V4] = dataclasses.replace(path)
+    state = node.add()
+    end(node.host)
+    node.tester.enqueue(state)
+    await node.idle()
+    assert state.path_test is None
+
+
+async def test_a_path_that_breaks_since_the_network_is_being_removed_keeps_its_result(
+    node: Node,
+) -> None:
+    """Some CNIs delete the pod's route before its interface."""
+    node.host.paths[V4] = Path(has_route=False)
+    state = node.add()
+    state.path_test = before = _record(state, CONFIRMED, age=46)
+    asyncio.get_running_loop().call_later(0.01, node.host.vanished.add, IFINDEX)
+    node.tester.enqueue(state)
+    await node.idle()
+    assert state.path_test is before
+
+
+async def test_a_path_that_breaks_while_the_network_stays_is_reported(node: Node) -> None:
+    node.host.paths[V4] = Path(has_route=False)
+    state = node.add()
+    state.path_test = _record(state, CONFIRMED, age=46)
+    assert await node.tested(state) == {V4: UNREACHABLE}
+
+
+@pytest.mark.parametrize(
+    ("before", "path", "after"),
+    [
+        (CONFIRMED, Path(), CONFIRMED),
+        (UNREACHABLE, Path(), UNREACHABLE),
+        (UNREACHABLE, Path(counted_from=1), CONFIRMED),
+        (CONFIRMED, Path(arrives=True), BYPASSED),
+        (None, Path(), UNREACHABLE),
+    ],
+)
+async def test_a_pod_that_is_being_deleted_becomes_no_unreachable_one(
+    node: Node, before: PathTestResult | None, path: Path, after: PathTestResult
+) -> None:
+    """What it was stays, for its preStop hook; without a result, this agent may have restarted."""
+    node.host.paths[V4] = dataclasses.replace(path)
+    state = node.add()
+    state.path_test = _record(state, before, age=46) if before else None
+    node.store.set_pod(msgspec.structs.replace(state.pod, is_deleting=True))
+    assert await node.tested(state) == {V4: after}
+
+
+async def test_the_kubelet_that_reached_a_pod_reaches_it_while_it_is_deleted(node: Node) -> None:
+    """It no longer sends liveness probes then, so the absence of connections shows nothing."""
+    state = node.add()
+    reached = dataclasses.replace(_record(state, UNREACHABLE, age=46), is_kubelet_seen=True)
+    state.path_test = reached
+    node.store.set_pod(msgspec.structs.replace(state.pod, is_deleting=True))
+    await node.tested(state)
+    assert state.path_test is not reached
+    assert state.path_test.is_kubelet_seen
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,9 @@ def test_deleted_pod_stays_while_its_sandbox_exists() -> None:
     published.remove_pod("u1")
     assert not published.removed
     published.set_sandbox(_SECOND)
-    assert published.pods[-1] == msgspec.structs.replace(_POD, netns_path="/run/netns/two")
+    assert published.pods[-1] == msgspec.structs.replace(
+        _POD, netns_path="/run/netns/two", is_deleting=True
+    )
 
     published.remove_sandbox(_SECOND)
     assert published.removed == ["u1"]

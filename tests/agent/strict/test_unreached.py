@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent.pods.pod_state import PathTestRecord, PathTestResult, PodState
@@ -68,6 +69,14 @@ def test_new_pod_is_proxied_before_its_test_where_the_node_reaches_no_pod() -> N
     assert proxied(new, enforced("web", (ONE, CONFIRMED))) == {}
     partly = enforced("web", (ONE, UNREACHABLE), (SIX, CONFIRMED))
     assert proxied(new, partly) == {ONE: (8080, 0)}
+
+
+def test_pod_that_is_being_deleted_shows_nothing_about_other_pods() -> None:
+    """Its network may be on the way out. It has its own relay, for its preStop hook."""
+    new = strict_pod("new", OTHER, mode=Mode.ENFORCE)
+    ending = enforced("web", (ONE, UNREACHABLE))
+    ending.pod = msgspec.structs.replace(ending.pod, is_deleting=True)
+    assert proxied(new, ending) == {ONE: (8080, 0)}
 
 
 def test_result_of_another_sandbox_does_not_count() -> None:
