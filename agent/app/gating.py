@@ -131,8 +131,11 @@ class Gating:
             defaults=defaults,
         )
         self._chain_order = ChainOrder(gate_worker, self.store, self.metrics)
+        self.default_deny = DefaultDenyController(
+            self.store, self.modes, abandoned_seconds=int(settings.dead_man_hours * 3600)
+        )
         self._path_tester = PathTester(
-            gate_worker.path_tests, self.store, self.metrics, self._reader
+            gate_worker.path_tests, self.store, self.metrics, self._reader, self.default_deny
         )
         self._crowds = Crowds(gate_worker, self.store)
         self._grace_periods = GracePeriods(gate_worker, self.store, self._crowds)
@@ -159,9 +162,6 @@ class Gating:
         host_devices = HostDevices(gate_worker, self.store)
         self._injectable = InjectableInterfaces(
             gate_worker, self.store, host_devices, forwarding=settings.forwarding_interfaces
-        )
-        self.default_deny = DefaultDenyController(
-            self.store, self.modes, abandoned_seconds=int(settings.dead_man_hours * 3600)
         )
         self._cni_state = CniStatePublisher(
             settings.run_directory, gate_worker.gates.attachment, self.modes

@@ -21,6 +21,7 @@ from agent.linux.rtnetlink import Link
 from agent.logs import Event
 from agent.pods.changes import Subscription
 from agent.pods.pod_modes import PodModes
+from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
 from bpf.verdicts import Mode
 
@@ -57,8 +58,13 @@ class DefaultDenyController:
         self._wake = asyncio.Event()
         self._changed_modes = modes.changes.subscribe(Subscription(self._wake))
         self._changes = store.in_force.subscribe()
+        # Removed pods.
+        store.desired.subscribe(self._changes)
         self._announced: dict[str, set[int]] = {}
         """By pod's uid: interfaces that the table has as gated."""
+        self._opened: dict[str, set[int]] = {}
+        """Of these, those whose transaction is finished."""
+        self._transaction_finished = asyncio.Event()
         self._now = now or (lambda: asyncio.get_running_loop().time())
         self._first_seen: dict[int, float] = {}
         self._exempt: set[int] = set()
@@ -103,6 +109,17 @@ class DefaultDenyController:
         """Whether this node has the tables."""
         return self._table is not None
 
+    async def opened(self, state: PodState) -> None:
+        """Wait until the tables leave all interfaces of a gated pod to their gates, or the pod is
+        removed; at once without tables."""
+        while self._is_blocking(state):
+            await self._transaction_finished.wait()
+
+    def _is_blocking(self, state: PodState) -> bool:
+        uid = state.pod.uid
+        is_open = state.gates.keys() <= self._opened.get(uid, set())
+        return self._table is not None and self._store.get(uid) is state and not is_open
+
     async def add_gated(self, ifindexes: Iterable[int]) -> None:
         """These have their gates, or are meant to have none: the gates alone decide."""
         if self._table is not None:
@@ -132,16 +149,22 @@ class DefaultDenyController:
         since changing a node's rule set takes longer than attaching a gate."""
         while True:
             added: set[int] = set()
-            for uid in await self._changes.next():
+            uids = await self._changes.next()
+            for uid in uids:
                 state = self._store.get(uid)
                 if state is None:
                     self._announced.pop(uid, None)
+                    self._opened.pop(uid, None)
                 elif state.gated_netns is not None:
                     # A pass that finds nothing new costs nothing here.
                     added |= state.interface_indexes - self._announced.get(uid, set())
                     self._announced[uid] = state.interface_indexes
             if added:
                 await self.add_gated(added)
+            self._opened |= {uid: self._announced[uid] for uid in uids if uid in self._announced}
+            # Wakes those that wait now.
+            self._transaction_finished.set()
+            self._transaction_finished.clear()
 
     async def _maintain(self) -> None:
         while True:

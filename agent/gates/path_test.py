@@ -16,7 +16,8 @@ import ipaddress
 import os
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
+from typing import Protocol
 
 import structlog
 
@@ -53,6 +54,13 @@ _FIRST_AT_ONCE, _AGAIN_AT_ONCE = 32, 4
 _SOURCE_PORT = 9650
 
 
+class DefaultDeny(Protocol):
+    """The default-deny table."""
+
+    async def opened(self, state: PodState) -> None:
+        """Wait until it leaves the pod's interfaces to their gates, or the pod is removed."""
+
+
 class PathTester:
     """Tests pods that have changed, and repeats older results."""
 
@@ -62,12 +70,14 @@ class PathTester:
         store: PodStore,
         metrics: GateMetrics,
         reader: PodNetworkReader,
+        default_deny: DefaultDeny,
     ) -> None:
         """store: each result is in the pod's state, which is marked there."""
         self._counters = counters
         self._store = store
         self._metrics = metrics
         self._reader = reader
+        self._default_deny = default_deny
         self._queue: dict[str, PodState] = {}
         self._running: dict[str, PodState] = {}
         self._wake = asyncio.Event()
@@ -118,7 +128,13 @@ class PathTester:
         results = {}
         # One after the other: the gate's counter does not show to which address a packet went.
         for address in state.own_addresses:
-            path = _Path(self._counters, netns, ipaddress.ip_address(address), gates)
+            path = _Path(
+                self._counters,
+                netns,
+                ipaddress.ip_address(address),
+                gates,
+                opened=lambda: self._default_deny.opened(state),
+            )
             try:
                 results[address] = await path.test()
             except NetnsGoneError:
@@ -198,6 +214,8 @@ class _Path:
     netns: Netns
     address: abi.IPAddress
     ifindexes: Collection[int]
+    opened: Callable[[], Awaitable[None]]
+    """Waits until podgate's own rule set does not drop the packets."""
     sequence: int = dataclasses.field(default_factory=lambda: int.from_bytes(os.urandom(4)))
     has_route: bool = False
     """Whether the host has one for it."""
@@ -216,6 +234,7 @@ class _Path:
             if not self.has_route:
                 return PathTestResult.UNREACHABLE
             await asyncio.sleep(seconds)
+        await self.opened()
         capture = packets.open_capture(self.netns, self.address.version, self.sequence)
         try:
             self._send()
@@ -239,8 +258,8 @@ class _Path:
             )
             self.has_route = True
         except OSError as error:
-            # EPERM: dropped by a rule set of the host. The default-deny table is one, for a moment
-            # until it has the new gate.
+            # EPERM: dropped by a rule set of the host. The default-deny table is one until it has
+            # the new gate, for a second where many pods start.
             self.has_route = self.has_route or error.errno == errno.EPERM
             log.debug(Event.PATH_TEST_NOT_SENT, address=str(self.address), error=str(error))
 

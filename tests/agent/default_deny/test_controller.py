@@ -10,6 +10,7 @@ import pytest
 from agent import labels
 from agent.default_deny import table as default_deny_table
 from agent.default_deny.controller import DefaultDenyController
+from agent.linux import nft
 from agent.linux.pod_network import HostInterface
 from agent.linux.rtnetlink import Link
 from agent.pods.conditions import TRUE, Conditions
@@ -153,6 +154,52 @@ async def test_gates_of_one_pass_are_one_transaction(node: Node, nftables: Nftab
     async with node.following():
         await polling.until("all", lambda: set(range(100, 200)) <= nftables.sets["gated"])
     assert len(nftables.scripts) == 1
+
+
+async def test_table_blocks_a_pod_until_the_transaction_with_its_gates_is_finished(
+    node: Node, nftables: Nftables
+) -> None:
+    """A path test must not take the table's drops for those of a CNI."""
+    await node.controller.open(gated=[])
+    node.gate("web", 7)
+    web = node.store.pods["web"]
+    async with asyncio.timeout(polling.PATIENCE_SECONDS), node.following():
+        await node.controller.opened(web)
+        assert 7 in nftables.sets["gated"]
+        node.gate("web", 7, 9)
+        await node.controller.opened(web)
+        assert 9 in nftables.sets["gated"]
+
+
+async def test_nothing_waits_for_the_table_of_a_removed_pod(node: Node, nftables: Nftables) -> None:
+    await node.controller.open(gated=[])
+    node.gate("web", 7)
+    web = node.store.pods["web"]
+    waiting = asyncio.create_task(node.controller.opened(web))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    node.store.remove_pod("web")
+    async with asyncio.timeout(polling.PATIENCE_SECONDS), node.following():
+        await waiting
+
+
+async def test_table_that_cannot_be_changed_counts_as_another_rule_set(
+    node: Node, nftables: Nftables
+) -> None:
+    """That is logged; path tests show the consequence."""
+    await node.controller.open(gated=[])
+    nftables.failures = [nft.NftError("Could not process rule")] * 9
+    node.gate("web", 7)
+    async with asyncio.timeout(polling.PATIENCE_SECONDS), node.following():
+        await node.controller.opened(node.store.pods["web"])
+    assert 7 not in nftables.sets["gated"]
+
+
+async def test_without_a_table_no_pod_is_blocked() -> None:
+    node = Node(Mode.AUDIT)
+    node.gate("web", 7)
+    async with asyncio.timeout(polling.PATIENCE_SECONDS):
+        await node.controller.opened(node.store.pods["web"])
 
 
 async def test_interface_that_no_pod_claims_is_released_after_ten_seconds(

@@ -57,6 +57,9 @@ class Host:
         self.namespaces = namespaces
         self.vanished: set[int] = set()
         """Interfaces that no longer exist."""
+        self.is_open = asyncio.Event()
+        """Whether the default-deny table leaves the interfaces to their gates."""
+        self.is_open.set()
         self.paths: dict[str, Path] = {}
         self.dropped = collections.Counter[int]()
         self.probes_admitted = 0
@@ -73,6 +76,9 @@ class Host:
     async def exists(self, ifindex: int) -> bool:
         return ifindex not in self.vanished
 
+    async def opened(self, state: PodState) -> None:
+        await self.is_open.wait()
+
     def netns(self, name: str) -> Netns:
         path = self.namespaces / name
         path.touch()
@@ -87,6 +93,8 @@ class Host:
             path.rejected -= 1
             raise OSError(errno.EPERM, "Operation not permitted")
         self.sent.append(str(address))
+        if not self.is_open.is_set():
+            return
         path.sent += 1
         if path.sent >= path.counted_from:
             self.dropped[path.gate] += 1
@@ -123,7 +131,7 @@ class Node:
         self.metrics = GateMetrics(self.store)
         self.changes = self.store.in_force.subscribe()
         kernel: Any = host
-        self.tester = PathTester(kernel, self.store, self.metrics, kernel)
+        self.tester = PathTester(kernel, self.store, self.metrics, kernel, kernel)
 
     def add(self, name: str = "web", *, mode: Mode = Mode.ENFORCE, addresses: str = V4) -> PodState:
         self.store.set_pod(Pod(uid=name, namespace="tests", name=name, mode=mode))
@@ -214,6 +222,18 @@ async def test_a_drop_that_is_counted_during_the_capture_confirms_the_path(
 
     monkeypatch.setattr(path_test._Path, "_arrives", arrive_late)
     assert await node.tested(state) == {V4: CONFIRMED}
+
+
+async def test_default_deny_table_that_is_slow_makes_no_pod_unreachable(node: Node) -> None:
+    """Its transaction takes a second where many pods start, and drops the test meanwhile."""
+    state = node.add()
+    node.host.paths[V4] = Path(counted_from=1)
+    node.host.is_open.clear()
+    node.tester.enqueue(state)
+    asyncio.get_running_loop().call_later(0.1, node.host.is_open.set)
+    assert await node.changes.next() == ["web"]
+    assert state.path_test is not None
+    assert state.path_test.results == {V4: CONFIRMED}
 
 
 async def test_every_confirmed_address_is_tested_one_after_the_other(node: Node) -> None:
