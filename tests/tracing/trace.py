@@ -1,0 +1,70 @@
+"""Follows one thing through podgate's processes: which functions handle it, in which order."""
+
+import contextlib
+import dataclasses
+import json
+import mmap
+import os
+import pathlib
+from collections.abc import Iterator
+
+_SIZE = mmap.PAGESIZE
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """A call or a return that handled the thing. at: nanoseconds of CLOCK_MONOTONIC; stack: file
+    and function of the frames of podgate, the innermost first."""
+
+    at: int
+    stack: tuple[tuple[str, str], ...]
+
+
+class Trace:
+    """Of the processes that start within `recording`."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self._directory = directory
+        self._pattern = directory / "pattern"
+        self._pattern.write_bytes(bytes(_SIZE))
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Set the environment of the processes that are started in the block."""
+        ours = {
+            "PYTHONPATH": str(pathlib.Path(__file__).parent / "hook"),
+            "PODGATE_TEST_TRACE": str(self._directory),
+        }
+        before = dict(os.environ)
+        os.environ.update(ours)
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+    @contextlib.contextmanager
+    def following(self, pattern: str) -> Iterator[list[Entry]]:
+        """Record what matches this regular expression; the list is filled when the block ends."""
+        found: list[Entry] = []
+        known = len(self._entries())
+        self._follow(pattern)
+        try:
+            yield found
+        finally:
+            self._follow("")
+        found += self._entries()[known:]
+
+    def _follow(self, pattern: str) -> None:
+        with self._pattern.open("r+b") as file:
+            file.write(pattern.encode().ljust(_SIZE, b"\0"))
+
+    def _entries(self) -> list[Entry]:
+        """All so far, in the order of time."""
+        lines = [
+            json.loads(line)
+            for path in self._directory.glob("*.jsonl")
+            for line in path.read_bytes().splitlines()
+        ]
+        found = [Entry(line["at"], tuple(map(tuple, line["stack"]))) for line in lines]
+        return sorted(found, key=lambda entry: entry.at)
