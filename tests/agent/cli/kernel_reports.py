@@ -1,5 +1,7 @@
 """Fixed answers of `podgate explain`, `maps` and `programs`, in the form of real ones."""
 
+import msgspec
+
 from agent.explain import model
 from agent.explain.model import (
     AgentFacts,
@@ -125,6 +127,28 @@ POD = PodExplanation(
         ),
     ],
 )
+ADMITTED = msgspec.structs.replace(
+    DROPPED,
+    verdict=model.PASS,
+    reason="rule",
+    text="a rule of the pod's gate admits the source",
+    agent=AgentFacts(
+        state="alive", heartbeat_age_seconds=1, consequence="gates and rules are kept current"
+    ),
+    steps=DROPPED.steps[:1],
+    rules=[],
+    changes=[],
+    notes=[],
+)
+WOULD_DROP = msgspec.structs.replace(
+    ADMITTED,
+    verdict=model.WOULD_DROP,
+    decided_by=model.GATE,
+    reason="node",
+    text="no rule of the pod's gate admits the source",
+    confirmation="the gate's program decides otherwise than the steps show; please report this",
+)
+POD_IN_ORDER = msgspec.structs.replace(POD, is_well=True, from_agent=False, checks=POD.checks[:4])
 
 
 def _map(name: str, kind: str, used: int | None, capacity: int, memory: int) -> MapStatus:

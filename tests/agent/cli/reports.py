@@ -229,6 +229,38 @@ TROUBLE = msgspec.structs.replace(
     relay=msgspec.structs.replace(STATUS.relay, is_up=False, problem="no relay starts."),
     pods=[BYPASSED],
 )
+# A condition that is not True: the pod is open, or it is closed and not as desired.
+_UNREADY = [
+    msgspec.structs.replace(
+        BYPASSED,
+        name=reason.lower(),
+        conditions=_conditions(("False", reason, message), None),
+        paths=[],
+        probes=[],
+    )
+    for reason, message in (
+        ("GateFailed", "Gate on veth0a3c cannot be attached: no space left."),
+        ("NetnsMissing", "The manifest names no network namespace."),
+        ("NetnsInvalid", "/run/netns/cni-2 is no network namespace."),
+        ("NetnsInUse", "Pod shop/web-0 has the same network namespace."),
+        ("SandboxMissing", "The runtime has no sandbox of this pod."),
+    )
+]
+SWITCHED_OFF = msgspec.structs.replace(
+    STATUS,
+    kubelet=None,
+    kubelet_problem=_NO_KUBELET,
+    kubelet_unfollowed="/sys/kernel/btf/vmlinux cannot be read (No such file or directory).",
+    max_mode="off",
+    max_mode_from="the node's label podgate.io/max-mode",
+    raw_sockets=RawSocketStatus(
+        mode="enforce", problem="the kernel has no BPF LSM, so nothing is checked.", sources=[]
+    ),
+    relay=msgspec.structs.replace(
+        STATUS.relay, is_up=False, problem="no relay starts.", has_fallback=False
+    ),
+    pods=_UNREADY,
+)
 DROPS = Drops(
     sources=[
         SourceProcessStatus(
@@ -452,6 +484,20 @@ PINNED = PinnedStatus(
             is_in_grace_period=False,
         ),
     ],
+)
+PINNED_OPEN = msgspec.structs.replace(
+    PINNED,
+    exposures=[
+        Exposure(
+            what="all",
+            pods=1,
+            is_open=True,
+            at=NOW,
+            text="All gates are open: no heartbeat for 25 h, and --dead-man-hours is 24.",
+        )
+    ],
+    kubelet=None,
+    hooks=[],
 )
 _READY = {
     "type": "Ready",
