@@ -1,6 +1,9 @@
 """Requests by the kubectl command, and commands in the agents' pods."""
 
 import pathlib
+import subprocess
+import threading
+from typing import Any
 
 import pytest
 
@@ -129,8 +132,19 @@ def test_node_that_hangs_delays_no_other(
     )
     selective.write_text(script, encoding="ascii")
     selective.chmod(0o755)
-    monkeypatch.setattr("agent.kubectl.cluster._MARGIN_SECONDS", 0.0)
-    cluster = Cluster([str(selective)], timeout_seconds=10)
-    hanging, answering = cluster.query_nodes("podgate", "status")
+    run, is_answered = subprocess.run, threading.Event()
+
+    def run_in_turn(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        """The time limit of the node that hangs begins when the other has answered."""
+        if "agent-a" in command:
+            assert is_answered.wait(30)
+            options["timeout"] = 0.1
+        done: subprocess.CompletedProcess[str] = run(command, **options)
+        if "agent-b" in command:
+            is_answered.set()
+        return done
+
+    monkeypatch.setattr("agent.kubectl.cluster.subprocess.run", run_in_turn)
+    hanging, answering = Cluster([str(selective)]).query_nodes("podgate", "status")
     assert "no response within" in hanging.problem
     assert answering.output == "of b\n"

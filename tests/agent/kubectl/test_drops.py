@@ -157,7 +157,7 @@ def test_streams_of_all_nodes_are_one_and_leave_no_process(
     kubectl.serve_nodes("a", "b")
     pids = tmp_path / "pids"
     command = tmp_path / "streaming"
-    monkeypatch.setattr(drop_stream, "_END_SECONDS", 1.0)
+    monkeypatch.setattr(drop_stream, "_END_SECONDS", 0.1)
     # One ends with its input, as kubectl does, and one hangs.
     for node, then in (("a", "cat > /dev/null"), ("b", "sleep 1000")):
         path = tmp_path / f"of-{node}"

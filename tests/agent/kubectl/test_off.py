@@ -5,6 +5,8 @@ import pytest
 from agent.kubectl import main
 from tests.agent.kubectl.standin import KubectlStandin
 
+pytestmark = pytest.mark.usefixtures("off_without_waiting")
+
 DONE = {"maxMode": "off", "maxModeFrom": "the label", "inForce": []}
 BUSY = {"maxMode": "off", "maxModeFrom": "the label", "inForce": ["gates", "hooks"]}
 ON = {"maxMode": "strict", "maxModeFrom": "--max-mode", "inForce": ["gates"]}
@@ -41,8 +43,9 @@ def test_node_with_something_in_force_is_listed_with_it(
     nodes.respond("exec", "agent-b", output=BUSY)
     assert run(nodes, "off") == 1
     assert lines(capsys)[1:] == ["a off", "b off, but still in force: gates, hooks"]
-    # What is done is not queried again.
+    # What is done is not queried again, and what is not, each half second of the one.
     assert len(nodes.calls("exec", "agent-a")) == 1
+    assert len(nodes.calls("exec", "agent-b")) == 3
 
 
 def test_node_without_an_agent_is_listed(

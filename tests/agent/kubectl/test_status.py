@@ -144,6 +144,7 @@ def test_control_characters_of_a_pod_do_not_reach_the_terminal(
     assert "shop/db: ?[2Jgone?" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("off_without_waiting")
 def test_dead_agent_is_named_with_what_its_gates_do(
     kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
 ) -> None:
