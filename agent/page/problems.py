@@ -55,7 +55,8 @@ def _of_node(report: AgentReport) -> Iterator[Problem]:
         text = "without the agent the kernel does not follow the kubelet's restarts: "
         yield Problem(Severity.DEGRADED, text + report.kubelet_unfollowed)
     if report.relay.problem:
-        yield Problem(Severity.DEGRADED, f"{report.relay.problem_text}.")
+        severity = Severity.DEGRADED if report.relay.has_fallback else Severity.OPEN
+        yield Problem(severity, f"{report.relay.problem_text}.")
     if report.relay.is_bypassed:
         text = "The relay is full: new connections of the kubelet go directly to the gate."
         yield Problem(Severity.DEGRADED, text)

@@ -55,7 +55,7 @@ def pod(name: str = "web", **fields: Any) -> PodStatus:
             condition(ISOLATION_READY, "True", "Enforced"),
             condition(PROBES_PASSING, "True", "ProbesPassing"),
         ],
-        "gates": [GateStatus(interface="veth1", ifindex=7, packets={"drop": {"host-process": 4}})],
+        "gates": [GateStatus(interface="veth1", ifindex=7, packets={"drop": {"node": 4}})],
         "paths": [PathStatus(address="198.18.1.1", result="confirmed")],
         "existing_flows": 0,
         "probes": [probe()],

@@ -1,11 +1,19 @@
 """The status page: problems first, no text becomes markup, and strangers read no name."""
 
 import datetime
+import itertools
 import re
 
 import pytest
 
-from agent.admin.report import GateStatus, HookStatus, PathStatus, RelayedPortStatus
+from agent.admin.report import (
+    GateStatus,
+    HookStatus,
+    PathStatus,
+    PodSourceStatus,
+    RawSocketStatus,
+    RelayedPortStatus,
+)
 from agent.labels import ISOLATION_READY, PROBES_PASSING
 from agent.page import content, style
 from tests.agent.page.html import Element, parse
@@ -42,7 +50,7 @@ def test_pod_has_its_mode_state_gates_and_drops() -> None:
         "probes": "ProbesPassing",
         "gates": "veth1",
         "path test": "confirmed",
-        "dropped": "4 host-process",
+        "dropped": "4 node",
         "would drop": "0",
     }
 
@@ -67,24 +75,63 @@ def test_probe_without_results_has_no_chart() -> None:
     assert not full(pod(probes=[probe(recent_ms=[])])).with_class("spark")
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"open_ports": "The kubelet is not identified."}, "The kubelet is not identified."),
-        ({"max_mode": "off", "max_mode_from": "the file"}, "podgate is off by the file"),
-        ({"relay": relay(is_up=False, problem="no netns")}, "falling back to enforce: no netns"),
-        ({"relay": relay(is_bypassed=True)}, "The relay is full"),
-        ({"hooks": [HookStatus(name="connect6", problem="EPERM")]}, "connect6 does not work"),
-        ({"kubelet_unfollowed": "no BTF."}, "does not follow the kubelet's restarts: no BTF."),
-        ({"kubelet": None, "kubelet_problem": "two candidates"}, "two candidates"),
-        ({"is_synced": False}, "The initial pod sync is not finished."),
-    ],
-)
-def test_problem_of_the_node_is_shown_first(fields: dict[str, object], words: str) -> None:
-    page = full(pod(), **fields)
-    assert words in section(page, "Problems").text
-    headings = [heading.text for heading in page.all("h2")]
-    assert headings[0] == "Problems"
+def test_problem_of_the_node_is_shown_first_and_red_if_pods_are_open() -> None:
+    unwritten = PodSourceStatus(pods_from="the API server", problems=["It is silent."])
+    raw_sockets = RawSocketStatus(mode="audit", problem="no BPF LSM", sources=[])
+    expected: dict[str, tuple[str, dict[str, object]]] = {
+        "The kubelet is not identified.": (
+            "open",
+            {"open_ports": "The kubelet is not identified."},
+        ),
+        "podgate is off by the file": ("open", {"max_mode": "off", "max_mode_from": "the file"}),
+        "falling back to enforce: no netns": (
+            "part",
+            {"relay": relay(is_up=False, problem="no netns")},
+        ),
+        "(--strict-without-fallback): no netns": (
+            "open",
+            {"relay": relay(is_up=False, problem="no netns", has_fallback=False)},
+        ),
+        "The relay is full": ("part", {"relay": relay(is_bypassed=True)}),
+        "connect6 does not work": (
+            "part",
+            {"hooks": [HookStatus(name="connect6", problem="EPERM")]},
+        ),
+        "does not follow the kubelet's restarts: no BTF.": (
+            "part",
+            {"kubelet_unfollowed": "no BTF."},
+        ),
+        "two candidates": ("part", {"kubelet": None, "kubelet_problem": "two candidates"}),
+        "The initial pod sync is not finished.": ("part", {"is_synced": False}),
+        "no BPF LSM": ("part", {"raw_sockets": raw_sockets}),
+        "It is silent.": ("part", {"pod_source": unwritten}),
+    }
+    found = {}
+    for words, (_, fields) in expected.items():
+        page = full(pod(), **fields)
+        (item,) = section(page, "Problems").all("li")
+        is_first = next(page.all("h2")).text == "Problems"
+        found[words] = item.attributes["class"] if words in item.text and is_first else item.text
+    assert found == {words: kind for words, (kind, _) in expected.items()}
+
+
+def test_problem_of_a_pod_is_red_if_it_is_open() -> None:
+    path = PathStatus(address="198.18.1.1", result="bypassed")
+    pods = [
+        pod("a", paths=[path], conditions=[]),
+        pod("b", conditions=[condition(ISOLATION_READY, "False", "GateFailed", "no room")]),
+        pod("c", conditions=[condition(PROBES_PASSING, "False", "ProbeFailing", "503")]),
+        pod("d", mode_problems=["The label is no mode."]),
+        pod("e", existing_flows=1),
+    ]
+    items = section(full(*pods), "Problems").all("li")
+    assert [(item.attributes["class"], item.text[-6:]) for item in items] == [
+        ("open", "shop/a"),
+        ("open", "shop/b"),
+        ("part", "shop/c"),
+        ("part", "shop/d"),
+        ("part", "shop/e"),
+    ]
 
 
 def test_worst_problem_is_first() -> None:
@@ -113,12 +160,80 @@ def test_page_without_problems_shows_that() -> None:
     assert "Problems" not in [heading.text for heading in page.all("h2")]
 
 
-def test_open_states_are_red_and_audit_is_yellow() -> None:
-    audited = pod("b", mode="audit", conditions=[condition(ISOLATION_READY, "True", "Audit")])
-    page = full(pod("a"), audited)
-    assert "audit" in [each.text for each in page.with_class("part")]
-    assert "Audit" in [each.text for each in page.with_class("part")]
-    assert "Enforced" in [each.text for each in page.with_class("closed")]
+def in_colour(page: Element, kind: str) -> set[str]:
+    """All words and numbers of the page in the colour of a state."""
+    return {each.text for each in page.all() if each.attributes.get("class", "").endswith(kind)}
+
+
+def test_open_states_are_red_and_what_is_not_as_desired_is_yellow() -> None:
+    modes = {"off": "Off", "audit": "Audit", "enforce": "Enforced", "strict": "Strict"}
+    paths = [PathStatus(address="198.18.1.1", result=each) for each in ("bypassed", "unreachable")]
+    pods = [
+        *(
+            pod(mode, mode=mode, conditions=[condition(ISOLATION_READY, "True", reason)])
+            for mode, reason in modes.items()
+        ),
+        pod("x", conditions=[condition(ISOLATION_READY, "False", "GateFailed")], paths=paths),
+        pod(
+            "y",
+            conditions=[condition(PROBES_PASSING, "False", "ProbeFailing")],
+            probes=[probe(result="failure")],
+        ),
+        pod("z", mode="later"),
+    ]
+    sources = drops(source(mode="other"))
+    page = parse(content.full_page(report(*pods, kubelet=None), sources, now=NOW))
+    colours = {kind: in_colour(page, kind) for kind in ("open", "part", "closed")}
+    assert {"off", "bypassed", "GateFailed", "3 problems"} <= colours["open"]
+    assert {
+        "audit",
+        "Audit",
+        "Off",
+        "unreachable",
+        "failure",
+        "ProbeFailing",
+        "later",
+        "other",
+    } <= (colours["part"])
+    assert {"enforce", "strict", "Enforced", "Strict", "confirmed", "success", "serving"} <= (
+        colours["closed"]
+    )
+    shared = [left & right for left, right in itertools.combinations(colours.values(), 2)]
+    # Numbers of tiles: as many pods are off as are in audit, or in strict.
+    assert shared == [{"1"}] * 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "tile", "kind"),
+    [
+        ({"kubelet": None}, "not identified kubelet", "part"),
+        ({}, "identified kubelet", "closed"),
+        ({}, "serving relay", "closed"),
+        ({"relay": relay(is_up=False)}, "not needed relay", ""),
+        ({"relay": relay(is_up=False, problem="none starts")}, "missing relay", "part"),
+        (
+            {"relay": relay(is_up=False, problem="none starts", has_fallback=False)},
+            "missing relay",
+            "open",
+        ),
+    ],
+)
+def test_tile_has_the_colour_of_its_state(fields: dict[str, object], tile: str, kind: str) -> None:
+    (shown,) = (each for each in full(pod(), **fields).with_class("tile") if each.text == tile)
+    assert shown.children[0].attributes["class"] == kind
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({}, "state closed"),
+        ({"is_synced": False}, "state part"),
+        ({"is_synced": False, "open_ports": "They are open."}, "state open"),
+    ],
+)
+def test_head_has_the_colour_of_the_worst_problem(fields: dict[str, object], kind: str) -> None:
+    (state,) = full(pod(), **fields).with_class("state")
+    assert state.attributes["class"] == kind
 
 
 def test_text_of_others_is_never_markup() -> None:
@@ -157,7 +272,7 @@ def test_public_page_has_counts_and_no_names() -> None:
         "payroll",
         namespace="finance",
         mode_problems=["The label of finance/payroll is no mode."],
-        gates=[GateStatus(interface="vethpay", ifindex=3, packets={"drop": {"host-process": 9}})],
+        gates=[GateStatus(interface="vethpay", ifindex=3, packets={"drop": {"node": 9}})],
         probes=[probe(last_message="secret answer")],
     )
     given = report(secret, kubelet="/system.slice/kubelet.service", max_mode_from="finance")
