@@ -39,7 +39,7 @@ FULL = Outer(
     inner=Inner(name="b"),
     rows=[Inner(name="c", hit_count=4)],
     pairs=(("http", 80),),
-    by_name={"drop": {"host-process": 2}},
+    by_name={"drop": {"node": 2}},
 )
 EMPTY = Outer(
     text="",

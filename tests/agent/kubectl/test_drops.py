@@ -122,7 +122,7 @@ EVENT = DropEventStatus(
     namespace="shop",
     pod="web",
     verdict="drop",
-    reason="host-process",
+    reason="node",
     protocol="tcp",
     source_address="198.18.0.1",
     source_port=4000,
@@ -136,12 +136,12 @@ EVENT = DropEventStatus(
 
 def test_event_is_one_line() -> None:
     assert drop_stream.describe(encoded(EVENT)) == (
-        "12:00:00.123  drop host-process: curl (1454) in /system.slice/backup.service -> "
+        "12:00:00.123  drop node: curl (1454) in /system.slice/backup.service -> "
         "shop/web tcp 8080"
     )
     unknown = msgspec.structs.replace(EVENT, process=0, process_name="", cgroup="", pod="")
     assert drop_stream.describe(encoded(msgspec.structs.replace(unknown, namespace=""))) == (
-        "12:00:00.123  drop host-process: 198.18.0.1 -> 198.18.1.2 tcp 8080"
+        "12:00:00.123  drop node: 198.18.0.1 -> 198.18.1.2 tcp 8080"
     )
 
 

@@ -2,13 +2,16 @@
 
 import json
 
+import msgspec
 import pytest
 import yaml
 
 from agent import VERSION
-from agent.kubectl import main
+from agent.admin.report import HookStatus, PodSourceStatus, RawSocketStatus
+from agent.kubectl import main, node_status
+from agent.kubectl.cluster import NodeAnswer
 from tests.agent.cli.reports import PINNED
-from tests.agent.kubectl.reporting import encoded, pod, report
+from tests.agent.kubectl.reporting import REPORT, encoded, pod, report
 from tests.agent.kubectl.standin import KubectlStandin
 
 
@@ -76,6 +79,25 @@ def test_json_and_yaml_have_the_same_content(
     assert (web["node"], web["name"], web["desired"], web["inForce"]) == (
         *("a", "web", "strict"),
         "enforce",
+    )
+
+
+def test_each_problem_of_a_node_is_a_sentence() -> None:
+    found = report(
+        is_synced=False,
+        kubelet_unfollowed="no BTF.",
+        hooks=[HookStatus(name="connect6", problem="EPERM")],
+        pod_source=PodSourceStatus(pods_from="the API server", problems=["It is silent."]),
+        relay=msgspec.structs.replace(REPORT.relay, problem="no relay starts."),
+        raw_sockets=RawSocketStatus(mode="audit", problem="the kernel has no LSM.", sources=[]),
+    )
+    assert node_status.read(NodeAnswer("a", json.dumps(found))).problems == (
+        "It is silent.",
+        "Initial pod sync not finished.",
+        "Kernel does not follow the kubelet's restarts: no BTF.",
+        "connect6 does not work: EPERM",
+        "Relay of strict: no relay starts.",
+        "Raw sockets: the kernel has no LSM.",
     )
 
 
