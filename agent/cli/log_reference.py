@@ -2,14 +2,18 @@
 
 import ast
 import dataclasses
+import functools
 import itertools
 import pathlib
+import re
 from collections.abc import Iterator
 
 from agent.logs import Event
 from agent.state_files import StateSaver
 
 _SOURCE = pathlib.Path(__file__).parents[1]
+# What a module with a log call or an event has; most have none.
+_NAMED = re.compile(r"\b(log|Event)\.")
 _LEVELS = ("debug", "info", "warning", "error", "exception")
 
 
@@ -28,17 +32,19 @@ class LogCall:
     """Where the call is; of an event that is passed on, the function that it is passed to."""
 
 
-def log_calls(source: pathlib.Path = _SOURCE) -> list[LogCall]:
-    """All log calls below a directory, and places that pass an event to a function that logs it.
+@functools.cache
+def log_calls() -> tuple[LogCall, ...]:
+    """All log calls of the agent, and places that pass an event to a function that logs it.
 
-    That function has this name anywhere, or is in the same package.
+    That function has this name anywhere, or is in the same package. It takes seconds once: the
+    whole source is parsed.
     """
     calls = []
     by_package = [
         [call for path in files for call in _calls_in(path)]
         for files in (
-            *([path] for path in sorted(source.glob("*.py"))),
-            *(sorted(path.rglob("*.py")) for path in sorted(source.iterdir()) if path.is_dir()),
+            *([path] for path in sorted(_SOURCE.glob("*.py"))),
+            *(sorted(path.rglob("*.py")) for path in sorted(_SOURCE.iterdir()) if path.is_dir()),
         )
     ]
     by_function: dict[str, list[LogCall]] = {}
@@ -54,7 +60,7 @@ def log_calls(source: pathlib.Path = _SOURCE) -> list[LogCall]:
                 levels = dict.fromkeys(level for other in passed for level in other.levels)
                 fields = dict.fromkeys(field for other in passed for field in other.fields)
                 calls.append(dataclasses.replace(call, levels=tuple(levels), fields=tuple(fields)))
-    return calls
+    return tuple(calls)
 
 
 def page() -> str:
@@ -80,7 +86,10 @@ def page() -> str:
 
 def _calls_in(path: pathlib.Path) -> Iterator[LogCall]:
     """Log calls, and, without levels, other places that name an event."""
-    tree = ast.parse(path.read_text("utf-8"))
+    text = path.read_text("utf-8")
+    if not _NAMED.search(text):
+        return
+    tree = ast.parse(text)
     chosen = {
         node.targets[0].id: levels
         for node in ast.walk(tree)

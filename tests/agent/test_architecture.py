@@ -23,10 +23,9 @@ _FILE = re.compile(
 )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_that_a_page_names_exist(page: pathlib.Path) -> None:
-    named = set(_FILE.findall(page.read_text("utf-8")))
-    assert {path for path in named if not (ROOT / path).exists()} == set()
+def test_files_that_pages_name_exist() -> None:
+    named = {(page.name, path) for page in PAGES for path in _FILE.findall(page.read_text("utf-8"))}
+    assert {(page, path) for page, path in named if not (ROOT / path).exists()} == set()
 
 
 def test_names_in_a_step_are_in_its_files() -> None:
@@ -40,10 +39,12 @@ def test_names_in_a_step_are_in_its_files() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_metrics_and_options_that_a_page_names_exist(page: pathlib.Path) -> None:
-    text = page.read_text("utf-8")
+def test_metrics_and_options_that_pages_name_exist() -> None:
     reference = "".join(path.read_text("utf-8") for path in ROOT.glob("docs/reference/*.md"))
-    metrics = set(re.findall(r"`(podgate_\w+)`", text))
-    options = set(re.findall(r"`(?:podgate [a-z ]+)?(--[a-z][\w-]+)", text)) - OTHER_OPTIONS
-    assert {name for name in metrics | options if name not in reference} == set()
+    unknown = set()
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        metrics = set(re.findall(r"`(podgate_\w+)`", text))
+        options = set(re.findall(r"`(?:podgate [a-z ]+)?(--[a-z][\w-]+)", text)) - OTHER_OPTIONS
+        unknown |= {(page.name, name) for name in metrics | options if name not in reference}
+    assert unknown == set()

@@ -3,8 +3,6 @@
 import ctypes
 import pathlib
 
-import pytest
-
 from bpf import abi, btf, listeners, map_types
 from bpf.services import tables
 
@@ -59,8 +57,8 @@ def test_struct_is_named_as_in_c() -> None:
     assert map_types.name(abi.CConfig) == "config"
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_every_map_has_types(spec: abi.MapSpec) -> None:
-    content, key, value = map_types.encode(spec.key, spec.value)
-    assert min(key, value) > 0
-    assert content[:2] == btf.MAGIC.to_bytes(2, "little")
+def test_every_map_has_types() -> None:
+    found = {spec.name: map_types.encode(spec.key, spec.value) for spec in SPECS}
+    assert [name for name, (_, key, value) in found.items() if min(key, value) <= 0] == []
+    magic = btf.MAGIC.to_bytes(2, "little")
+    assert [name for name, (content, _, _) in found.items() if content[:2] != magic] == []

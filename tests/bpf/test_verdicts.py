@@ -55,7 +55,6 @@ def test_labels_are_words_in_lower_case() -> None:
     assert Verdict.WOULD_DROP.label == "would-drop"
 
 
-@pytest.mark.parametrize("reason", Reason)
-def test_every_reason_has_a_description_of_one_line(reason: Reason) -> None:
-    assert reason.description
-    assert "\n" not in reason.description
+def test_every_reason_has_a_description_of_one_line() -> None:
+    described = {reason: reason.description for reason in Reason}
+    assert [reason for reason, text in described.items() if not text or "\n" in text] == []

@@ -77,9 +77,12 @@ def _stripped(command: list[str]) -> Iterator[list[str]]:
         yield command
 
 
-def _click(command: click.Command, name: str, arguments: list[str]) -> list[str]:
+def _click(
+    command: click.Command, name: str, arguments: list[str], parent: click.Context | None = None
+) -> list[str]:
     """By click's own parser, without running anything."""
-    context = click.Context(command, info_name=name)
+    # With the parent's settings: a command keeps the help option that its first context has.
+    context = click.Context(command, parent, info_name=name, **command.context_settings)
     try:
         values, rest, _ = command.make_parser(context).parse_args(list(arguments))
     except click.UsageError as error:
@@ -95,7 +98,7 @@ def _click(command: click.Command, name: str, arguments: list[str]) -> list[str]
     inner = command.get_command(context, rest[0])
     if inner is None:
         return [f"{name}: no command {rest[0]!r}"]
-    return _click(inner, f"{name} {rest[0]}", rest[1:])
+    return _click(inner, f"{name} {rest[0]}", rest[1:], context)
 
 
 def _argparse(parser: argparse.ArgumentParser, arguments: list[str]) -> list[str]:

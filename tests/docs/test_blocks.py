@@ -1,5 +1,6 @@
 """Every command that README and docs show exists; every one of README and guides runs in a test."""
 
+import itertools
 import pathlib
 import re
 
@@ -13,19 +14,15 @@ _INLINE = re.compile(r"`((?:kubectl )?podgate [^`\n]+)`")
 _INCOMPLETE = re.compile(r"requires an argument|arguments are required|'' is not one of")
 
 
-def named(page: pathlib.Path) -> str:
-    return str(page.relative_to(ROOT))
+def test_each_block_has_a_language() -> None:
+    found = itertools.chain.from_iterable(map(blocks.read, PAGES))
+    assert [block.place for block in found if not block.language] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_each_block_has_a_language(page: pathlib.Path) -> None:
-    assert [block.place for block in blocks.read(page) if not block.language] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_commands_and_options_of_a_page_exist(page: pathlib.Path) -> None:
+def test_commands_and_options_of_pages_exist() -> None:
     found = [
         f"{block.place}: {problem}"
+        for page in PAGES
         for block in blocks.read(page)
         if block.is_commands
         for command in block.commands()
@@ -34,18 +31,24 @@ def test_commands_and_options_of_a_page_exist(page: pathlib.Path) -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_commands_in_the_text_of_a_page_exist(page: pathlib.Path) -> None:
-    text = page.read_text("utf-8")
-    shown = {code for code in _INLINE.findall(text) if "..." not in code and "|" not in code}
-    problems = [problem for code in sorted(shown) for problem in commands.problems(code)]
-    assert [problem for problem in problems if not _INCOMPLETE.search(problem)] == []
+def test_commands_in_the_text_of_pages_exist() -> None:
+    pages: dict[str, str] = {}
+    for page in PAGES:
+        for code in _INLINE.findall(page.read_text("utf-8")):
+            if "..." not in code and "|" not in code:
+                pages.setdefault(code, str(page.relative_to(ROOT)))
+    problems = [
+        f"{page}: {problem}"
+        for code, page in sorted(pages.items())
+        for problem in commands.problems(code)
+        if not _INCOMPLETE.search(problem)
+    ]
+    assert problems == []
 
 
-@pytest.mark.parametrize("page", WALKS, ids=named)
-def test_each_block_of_a_walk_runs_in_a_test_or_has_a_reason(page: pathlib.Path) -> None:
-    lost = [b.place for b in blocks.read(page) if b.is_commands and not has_place(b)]
-    assert lost == []
+def test_each_block_of_a_walk_runs_in_a_test_or_has_a_reason() -> None:
+    found = itertools.chain.from_iterable(map(blocks.read, WALKS))
+    assert [block.place for block in found if block.is_commands and not has_place(block)] == []
 
 
 def has_place(block: Block) -> bool:

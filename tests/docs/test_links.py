@@ -1,9 +1,8 @@
 """Links between pages lead to files and headings that exist, and every page is in the index."""
 
+import functools
 import pathlib
 import re
-
-import pytest
 
 from tests.docs.blocks import PAGES, ROOT
 
@@ -13,10 +12,12 @@ _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _PAGES = sorted({*PAGES, *ROOT.glob("docs/**/*.md")})
 
 
+@functools.cache
 def prose(page: pathlib.Path) -> str:
     return _FENCED.sub("", page.read_text("utf-8"))
 
 
+@functools.cache
 def anchors(page: pathlib.Path) -> set[str]:
     """As GitHub makes them: lower case, without punctuation, "-" for each space."""
     titles = (
@@ -25,16 +26,16 @@ def anchors(page: pathlib.Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_of_a_page_lead_somewhere(page: pathlib.Path) -> None:
+def test_links_lead_somewhere() -> None:
     broken = []
-    for link in _LINK.findall(prose(page)):
+    links = [(page, link) for page in _PAGES for link in _LINK.findall(prose(page))]
+    for page, link in links:
         path, _, anchor = link.partition("#")
         if "://" in path:
             continue
         target = (page.parent / path).resolve() if path else page
         if not target.exists() or (anchor and anchor not in anchors(target)):
-            broken.append(link)
+            broken.append(f"{page.relative_to(ROOT)}: {link}")
     assert broken == []
 
 
@@ -55,9 +56,9 @@ _OF_OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", ["failures.md", "threat-model.md", "faq.md", "guides/probes.md"])
-def test_conditions_and_events_that_a_page_names_exist(name: str) -> None:
-    text = (ROOT / "docs" / name).read_text("utf-8")
+def test_conditions_and_events_that_pages_name_exist() -> None:
+    pages = ("failures.md", "threat-model.md", "faq.md", "guides/probes.md")
+    text = "".join((ROOT / "docs" / name).read_text("utf-8") for name in pages)
     paths = [*ROOT.glob("agent/**/*.py"), *ROOT.glob("probes/**/*.py")]
     sources = "".join(path.read_text("utf-8") for path in paths)
     reasons = set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`", text)) - _OF_OTHERS

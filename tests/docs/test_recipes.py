@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 from tests.docs.blocks import ROOT
 
 # Of shell, make and prose; not of one file.
@@ -34,12 +32,18 @@ def test_there_are_three_recipes_and_three_rows() -> None:
     assert pages.count("README.md") == 3
 
 
-@pytest.mark.parametrize(("page", "text"), ENTRIES, ids=lambda value: value[:40])
-def test_names_of_an_entry_are_in_its_files(page: str, text: str) -> None:
-    paths = [ROOT / path for path in _PATH.findall(text)]
-    assert [path for path in paths if not path.exists()] == []
-    sources = "".join(path.read_text("utf-8") for path in paths if path.is_file())
-    for directory in (path for path in paths if path.is_dir()):
-        sources += "".join(path.read_text("utf-8") for path in directory.glob("*.py"))
-    names = set(_NAME.findall(text)) - _OTHER
-    assert {name for name in names if not re.search(rf"\b{name}\b", sources)} == set()
+def test_names_of_an_entry_are_in_its_files() -> None:
+    missing = []
+    for page, text in ENTRIES:
+        paths = [ROOT / path for path in _PATH.findall(text)]
+        missing += [f"{page}: {path}" for path in paths if not path.exists()]
+        sources = "".join(path.read_text("utf-8") for path in paths if path.is_file())
+        for directory in (path for path in paths if path.is_dir()):
+            sources += "".join(path.read_text("utf-8") for path in directory.glob("*.py"))
+        names = set(_NAME.findall(text)) - _OTHER
+        missing += [
+            f"{page}: {name} in {text[:40]}"
+            for name in names
+            if not re.search(rf"\b{name}\b", sources)
+        ]
+    assert missing == []

@@ -1,20 +1,14 @@
 """docs/reference/ and the CustomResourceDefinition are current."""
 
-import pytest
-
 from agent.cli import reference
 from bpf.verdicts import Reason, Verdict
 
-PAGES = reference.pages()
 
-
-@pytest.mark.parametrize("name", sorted(PAGES))
-def test_page_is_current(name: str) -> None:
-    written = (reference.ROOT / name).read_text(encoding="utf-8")
-    assert written == PAGES[name], "run 'make docs' and commit the result"
-
-
-def test_all_reasons_and_verdicts_are_described() -> None:
-    page = reference.pages()["docs/reference/reasons.md"]
-    for word in (*(r.label for r in Reason), *(v.label for v in Verdict)):
-        assert f"`{word}`" in page
+def test_pages_are_current() -> None:
+    pages = reference.pages()
+    written = {name: (reference.ROOT / name).read_text(encoding="utf-8") for name in pages}
+    others = {name: text for name, text in pages.items() if text != written[name]}
+    assert {name: written[name] for name in others} == others, "run 'make docs' and commit it"
+    page = pages["docs/reference/reasons.md"]
+    words = [*(reason.label for reason in Reason), *(verdict.label for verdict in Verdict)]
+    assert [word for word in words if f"`{word}`" not in page] == []

@@ -136,8 +136,7 @@ EVENT = DropEventStatus(
 
 def test_event_is_one_line() -> None:
     assert drop_stream.describe(encoded(EVENT)) == (
-        "12:00:00.123  drop node: curl (1454) in /system.slice/backup.service -> "
-        "shop/web tcp 8080"
+        "12:00:00.123  drop node: curl (1454) in /system.slice/backup.service -> shop/web tcp 8080"
     )
     unknown = msgspec.structs.replace(EVENT, process=0, process_name="", cgroup="", pod="")
     assert drop_stream.describe(encoded(msgspec.structs.replace(unknown, namespace=""))) == (

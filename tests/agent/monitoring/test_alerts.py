@@ -1,5 +1,6 @@
 """Alerts fire when they should and are silent otherwise, by promtool; each has a runbook."""
 
+import itertools
 import pathlib
 import re
 import subprocess
@@ -13,7 +14,7 @@ from agent import metrics
 from agent.cli import reference
 from agent.monitoring import alerts
 from agent.monitoring.alerts import ALERTS, Alert
-from agent.monitoring.dashboards import DASHBOARDS
+from agent.monitoring.dashboards import DASHBOARDS, Dashboard
 from tests.agent.monitoring.cases import CASES, LRU, Case
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -22,23 +23,29 @@ SECTIONS = ["## Symptom", "## Check", "## Cause", "## Cure"]
 _NAME = re.compile(r"\b(?:podgate|prober)_[a-z_]+")
 _SUFFIX = re.compile(r"_(?:bucket|sum|count)$")
 
-# The families are declared by all collectors.
-reference.pages()
+
+@pytest.fixture(scope="module")
+def families() -> set[str]:
+    """Names of all metrics, which are declared by all collectors."""
+    reference.pages()
+    return {family.name for family in metrics.families()}
 
 
 def test_each_alert_has_a_case_and_its_own_name() -> None:
     assert [alert.name for alert in ALERTS] == list(CASES)
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
-def test_each_alert_has_a_runbook(alert: Alert) -> None:
-    lines = (ROOT / alert.runbook).read_text("utf-8").splitlines()
-    assert lines[0] == f"# {alert.name}"
-    assert [line for line in lines if line.startswith("## ")] == SECTIONS
-    for section in SECTIONS:
-        following = lines[lines.index(section) + 1 :]
-        content = [line for line in following[:4] if line and not line.startswith("#")]
-        assert content, f"{section} is empty"
+def test_each_alert_has_a_runbook() -> None:
+    headings, empty = {}, []
+    for alert in ALERTS:
+        lines = (ROOT / alert.runbook).read_text("utf-8").splitlines()
+        headings[alert.name] = [lines[0], *(line for line in lines if line.startswith("## "))]
+        for section in set(SECTIONS) & set(lines):
+            following = lines[lines.index(section) + 1 :]
+            if not [line for line in following[:4] if line and not line.startswith("#")]:
+                empty.append(f"{alert.runbook}: {section} is empty")
+    assert headings == {alert.name: [f"# {alert.name}", *SECTIONS] for alert in ALERTS}
+    assert empty == []
 
 
 def test_each_runbook_has_an_alert() -> None:
@@ -46,33 +53,37 @@ def test_each_runbook_has_an_alert() -> None:
     assert pages == {alert.name for alert in ALERTS}
 
 
-def _unknown(expression: str) -> set[str]:
-    known = {family.name for family in metrics.families()}
-    return {name for name in _NAME.findall(expression) if _SUFFIX.sub("", name) not in known}
+def _unknown(expression: str, families: set[str]) -> set[str]:
+    return {name for name in _NAME.findall(expression) if _SUFFIX.sub("", name) not in families}
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
-def test_metrics_of_alerts_exist(alert: Alert) -> None:
-    assert _unknown(alert.expression) == set()
+def test_metrics_of_alerts_and_dashboards_exist(families: set[str]) -> None:
+    expressions = {alert.name: [alert.expression] for alert in ALERTS}
+    for dashboard in DASHBOARDS:
+        expressions[dashboard.uid] = _expressions(dashboard)
+    assert [name for name, found in expressions.items() if not found] == []
+    unknown = {
+        (name, metric)
+        for name, found in expressions.items()
+        for expression in found
+        for metric in _unknown(expression, families)
+    }
+    assert unknown == set()
 
 
-@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda one: one.uid)
-def test_metrics_of_dashboards_exist(dashboard: Any) -> None:
-    expressions = [query.expression for panel in dashboard.panels for query in panel.queries]
-    assert expressions
-    assert [name for expression in expressions for name in _unknown(expression)] == []
+def _expressions(dashboard: Dashboard) -> list[str]:
+    return [query.expression for panel in dashboard.panels for query in panel.queries]
 
 
-def test_unknown_metric_would_be_found() -> None:
-    assert _unknown("rate(podgate_no_such_total[5m])") == {"podgate_no_such_total"}
+def test_unknown_metric_would_be_found(families: set[str]) -> None:
+    assert _unknown("rate(podgate_no_such_total[5m])", families) == {"podgate_no_such_total"}
 
 
-@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda one: one.uid)
-def test_expressions_of_dashboards_can_be_parsed(dashboard: Any, tmp_path: pathlib.Path) -> None:
+def test_expressions_of_dashboards_can_be_parsed(tmp_path: pathlib.Path) -> None:
     """As recording rules, since promtool parses those."""
     rules = [
-        {"record": f"panel:{i}", "expr": query.expression.replace("$instance", ".*")}
-        for i, query in enumerate(query for panel in dashboard.panels for query in panel.queries)
+        {"record": f"panel:{i}", "expr": expression.replace("$instance", ".*")}
+        for i, expression in enumerate(itertools.chain.from_iterable(map(_expressions, DASHBOARDS)))
     ]
     path = tmp_path / "rules.yaml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
