@@ -14,12 +14,14 @@ _UP = f'up{{job="podgate/podgate",{_NODE}}}'
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Case:
-    """fires, quiet: values by series; labels: of the alert that fires; at: when it is evaluated."""
+    """fires, quiet: values by series; labels: of the alert that fires; at: when it is evaluated;
+    every: how often all rules are evaluated until then, which takes promtool's time."""
 
     fires: dict[str, str]
     quiet: dict[str, str]
     labels: dict[str, str] = dataclasses.field(default_factory=dict)
     at: str = AT
+    every: str = "1m"
 
 
 def one(series: str, fires: str, quiet: str, **labels: str) -> Case:
@@ -104,6 +106,7 @@ CASES = {
         {_UP: "1x600 0x600", _gauge("podgate_dead_man_remaining_seconds"): "86400x1200"},
         {"job": "podgate/podgate"},
         at="1199m",
+        every="10m",
     ),
     "PodgateHookGone": one(
         _gauge("podgate_hook_attached", 'hook="hook_connect4"'),
