@@ -6,6 +6,7 @@ test itself does between two of them, such as writing a file, is not the product
 """
 
 import contextlib
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ def may_block(reason: str) -> Callable[[F], F]:
 
     def allow(function: F) -> F:
         _of_tests.append(function.__code__)
+        _watcher.cache_clear()
         return function
 
     return allow
@@ -42,16 +44,28 @@ def forbidden() -> Iterator[None]:
             super().__init__(function)
             found.append(f"{function}, called by {_call_sites()}")
 
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        blockbuster.blockbuster_ctx(_PRODUCT) as watcher,
-    ):
+    watcher = _watcher()
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blockbuster, "BlockingError", Recorded)
-        for code in [*_of_product(), *_of_tests]:
-            for function in watcher.functions.values():
-                function.can_block_in(code.co_filename, code.co_name)
-        yield
+        watcher.activate()
+        try:
+            yield
+        finally:
+            watcher.deactivate()
     assert not found, f"blocked the event loop: {found}"
+
+
+@functools.cache
+def _watcher() -> blockbuster.BlockBuster:
+    """Made once: that takes longer than most tests."""
+    names: dict[str, set[str]] = {}
+    for code in (*_of_product(), *_of_tests):
+        names.setdefault(code.co_filename, set()).add(code.co_name)
+    watcher = blockbuster.BlockBuster(_PRODUCT)
+    for function in watcher.functions.values():
+        for path, allowed in names.items():
+            function.can_block_in(path, allowed)
+    return watcher
 
 
 def _of_product() -> Iterator[CodeType]:
