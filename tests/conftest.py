@@ -8,6 +8,7 @@ fails; it is never skipped, so a green run means that the kernel was tested.
 import asyncio
 import contextlib
 import fcntl
+import gc
 import os
 import pathlib
 import subprocess
@@ -39,6 +40,36 @@ hypothesis.settings.load_profile("podgate")
 # The longest takes a minute alone on an idle machine; beside a load, or on a machine emulated in
 # software (`PATIENCE`), it takes several times as long.
 _KERNEL_TEST_SECONDS = 600 * PATIENCE
+
+
+# Each test in them has the mark `kernel`.
+_ONLY_KERNEL = [pathlib.Path(__file__).parent / name for name in ("kernel", "node", "page")]
+
+
+def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
+    """Unit tests do not import what has none of them, a third of all."""
+    is_unit = config.option.markexpr == "not kernel"
+    return True if is_unit and collection_path in _ONLY_KERNEL else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Without the search for garbage, which doubles its time. What is collected stays until the end
+    of the run, so no later search, of a third of a second each, goes through it either.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A test without the mark in these directories would run nowhere."""
+    is_among_them = any(item.path.is_relative_to(path) for path in _ONLY_KERNEL)
+    if is_among_them and not item.get_closest_marker("kernel"):
+        raise pytest.UsageError(f"{item.nodeid} lacks @pytest.mark.kernel")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
