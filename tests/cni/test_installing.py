@@ -191,12 +191,11 @@ def test_rewritten_single_plugin_becomes_a_list_again(node: CniInstaller) -> Non
     assert content(node) == {"10-x.conf": newer.encode()}
 
 
-# Kills the process at its nth system call that changes a directory or a file's content.
+# For each line of its input a child, which is killed at its nth system call that changes files or
+# directories; prints how that ended. To import the installer takes longer than all calls.
 _KILLED = """
 import os, pathlib, signal, sys
 from agent.cni.installer import CniInstaller
-
-left = int(sys.argv[1])
 
 def counted(function):
     def call(*arguments, **options):
@@ -209,25 +208,44 @@ def counted(function):
 
 for name in ("open", "rename", "unlink", "fchmod", "fsync"):
     setattr(os, name, counted(getattr(os, name)))
-paths = [pathlib.Path(path) for path in sys.argv[3:]]
+paths = [pathlib.Path(path) for path in sys.argv[1:]]
 plugin = CniInstaller(conf_directory=paths[0], bin_directory=paths[1], binary=paths[2])
-getattr(plugin, sys.argv[2])()
+for line in sys.stdin:
+    step, command = line.split()
+    left = int(step)
+    child = os.fork()
+    if child == 0:
+        getattr(plugin, command)()
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
-def kill_at(node: CniInstaller, step: int, command: str) -> bool:
-    """Whether the process was killed, rather than done before."""
+@pytest.fixture
+def killed(node: CniInstaller) -> Iterator[subprocess.Popen[str]]:
+    """The process whose children are killed."""
     paths = map(str, (node.conf_directory, node.bin_directory, node.binary))
-    done = subprocess.run([sys.executable, "-c", _KILLED, str(step), command, *paths], check=False)
-    assert done.returncode in (0, -9)
-    return done.returncode != 0
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", _KILLED, *paths], stdin=pipe, stdout=pipe, text=True
+    ) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+    assert process.returncode == 0
 
 
-def until_done(node: CniInstaller, command: str) -> Iterator[None]:
+def until_done(killed: subprocess.Popen[str], command: str) -> Iterator[None]:
     """Yields after each step at which the process can be killed."""
+    assert killed.stdin is not None
+    assert killed.stdout is not None
     for step in itertools.count():
-        if not kill_at(node, step, command):
+        killed.stdin.write(f"{step} {command}\n")
+        killed.stdin.flush()
+        status = killed.stdout.readline()
+        if status == "0\n":
             return
+        assert status == "-9\n"
         yield
 
 
@@ -236,11 +254,14 @@ def until_done(node: CniInstaller, command: str) -> Iterator[None]:
     [({"10-x.conflist": CONFLIST}, ["ptp"]), ({"10-x.conf": NETWORK}, ["bridge"])],
 )
 def test_kill_at_any_step_leaves_a_network(
-    node: CniInstaller, files: dict[str, str], plugins: list[str]
+    node: CniInstaller,
+    killed: subprocess.Popen[str],
+    files: dict[str, str],
+    plugins: list[str],
 ) -> None:
     before = write(node, files)
     states = 0
-    for _ in until_done(node, "install"):
+    for _ in until_done(killed, "install"):
         states += 1
         name, found = network_of(node)
         assert (name, found) in [("pods", plugins), ("pods", [*plugins, "podgate-cni"])]
@@ -249,7 +270,7 @@ def test_kill_at_any_step_leaves_a_network(
         node.remove()
         assert content(node) == before
     assert states > 5
-    for _ in until_done(node, "remove"):
+    for _ in until_done(killed, "remove"):
         name, found = network_of(node)
         assert (name, found) in [("pods", plugins), ("pods", [*plugins, "podgate-cni"])]
         assert "podgate-cni" not in found or node.installed_binary.exists()

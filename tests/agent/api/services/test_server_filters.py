@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 
 from agent.client.services import METHOD
@@ -124,11 +125,12 @@ async def test_slow_reader_gets_the_difference_to_what_it_has(
 ) -> None:
     await served.start()
     store = served.publisher.store
+    many = endpoint_slice(*(endpoint_json(address) for address in addresses(5000)))
     for number in range(40):
         name = f"s{number:02}"
         store.set_service(None, service(name))
-        found = (endpoint_json(address) for address in addresses(5000))
-        store.set_slice(None, endpoint_slice(*found, service=name, name=name))
+        one = endpoint_slice(service=name, name=name)
+        store.set_slice(None, msgspec.structs.replace(one, endpoints=many.endpoints))
     rev = (await served.publisher.wait_newer(served.publisher.instance_id, 1)).rev
     slow = channel.unary_stream(
         METHOD,
