@@ -43,13 +43,16 @@ def test_programs_and_maps_of_the_description_are_there() -> None:
 def test_lines_are_those_of_the_files() -> None:
     """A line in a compiler message must be the line of the source."""
     name, number = "", 0
+    files = set()
     for line in sources.expand("programs.c").splitlines():
         if marker := re.fullmatch(r'#line (\d+) "(.+)"', line):
             number, name = int(marker[1]), marker[2]
+            files.add(name)
             continue
         written = (sources.SOURCE_DIRECTORY / name).read_text(encoding="ascii").splitlines()
         assert written[number - 1] == line
         number += 1
+    assert {"programs.c", "abi.h", "gate.c"} <= files
 
 
 def test_include_within_an_include_is_followed(copy: pathlib.Path) -> None:

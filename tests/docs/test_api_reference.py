@@ -49,7 +49,9 @@ def test_generated_messages_are_current(tmp_path: pathlib.Path) -> None:
 
 
 def test_package_directory_and_go_package_name_the_same_version() -> None:
-    for file in api_reference.descriptors(PROTOS, ROOT):
+    files = api_reference.descriptors(PROTOS, ROOT)
+    assert len(files) == len(PROTOS) > 0
+    for file in files:
         _, api, version = file.package.split(".")
         assert pathlib.Path(file.name).parent.name == version
         assert file.options.go_package == f"podgate.io/api/{api}/{version};{api}{version}"

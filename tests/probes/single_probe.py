@@ -32,16 +32,16 @@ class Deadline:
     """
 
     def __init__(self) -> None:
-        self._waited = _waited_seconds()
+        self._waited = waited_seconds()
 
     def is_kept(self, outcome: ProbeOutcome, timeout: float = SHORT) -> bool:
         """Whether a probe that started after this object was created ended soon enough after its
         timeout."""
-        waited = _waited_seconds() - self._waited
+        waited = waited_seconds() - self._waited
         return outcome.duration_seconds - waited < timeout + LATE_MAX_SECONDS
 
 
-def _waited_seconds() -> float:
+def waited_seconds() -> float:
     """What this thread has waited for a CPU (sched-stats.rst: the second number, in ns)."""
     with open("/proc/thread-self/schedstat", encoding="ascii") as stream:
         return int(stream.read().split()[1]) / 1e9

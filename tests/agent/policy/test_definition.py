@@ -67,6 +67,7 @@ def test_what_is_stored_means_what_was_written(number: int) -> None:
 
 
 def test_examples_of_the_page_are_accepted() -> None:
+    assert EXAMPLES
     for example in EXAMPLES:
         assert "stored" in answer(f"example {example['metadata']['name']}")
 

@@ -256,7 +256,9 @@ async def test_client_keeps_services_that_a_killed_agent_has_not_saved(
         assert node.is_saved
         async with grpc.aio.insecure_channel(node.target) as channel:
             asking = asyncio.create_task(request(channel, *position))
-            await asyncio.sleep(0.3)
+            # Answered at once, after the other was received.
+            await asyncio.sleep(0)
+            await request(channel)
             assert not asking.done()
             async with server.running(listening):
                 items = await asking
@@ -292,7 +294,9 @@ async def test_client_with_a_filter_keeps_what_a_killed_agent_has_not_saved(
         await node.newest()
         async with grpc.aio.insecure_channel(node.target) as channel:
             asking = asyncio.create_task(request(channel, *position, **fields))
-            await asyncio.sleep(0.3)
+            # Answered at once, after the other was received.
+            await asyncio.sleep(0)
+            await request(channel)
             assert not asking.done()
             async with server.running(listening):
                 items = await asking
