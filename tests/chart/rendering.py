@@ -18,7 +18,7 @@ NOTES = "NOTES.txt"
 
 
 def default_values() -> Json:
-    found: Json = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    found: Json = yaml.load((CHART / "values.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
     return found
 
 
@@ -53,7 +53,7 @@ def objects(
         thing
         for name, text in found.items()
         if name != NOTES
-        for thing in yaml.safe_load_all(text)
+        for thing in yaml.load_all(text, yaml.CSafeLoader)
         if thing
     ]
 

@@ -1,6 +1,7 @@
 """deploy/manifests, as they are applied."""
 
 import copy
+import functools
 import pathlib
 from typing import Any
 
@@ -19,7 +20,13 @@ def applied() -> list[Json]:
 
 def read(name: str) -> list[Json]:
     """All objects of a file."""
-    return list(yaml.safe_load_all((DIRECTORY / name).read_text(encoding="utf-8")))
+    return copy.deepcopy(_read(name))
+
+
+@functools.cache
+def _read(name: str) -> list[Json]:
+    text = (DIRECTORY / name).read_text(encoding="utf-8")
+    return list(yaml.load_all(text, yaml.CSafeLoader))
 
 
 def of_kind(kind: str, name: str = "podgate") -> Json:

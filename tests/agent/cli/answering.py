@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from unittest import mock
 
 import msgspec
@@ -149,15 +149,25 @@ def cell(result: Result) -> str:
     return str(result.exit_code)
 
 
-def page() -> str:
+def answers() -> dict[tuple[str, str], Result]:
+    """Of each command in each situation, by their names."""
+    return {
+        (command, situation.name): run(command, situation)
+        for command in COMMANDS
+        for situation in SITUATIONS
+    }
+
+
+def page(answers: Mapping[tuple[str, str], Result]) -> str:
+    """The page of these answers."""
     names = [situation.name for situation in SITUATIONS]
     lines = [f"| command | {' | '.join(names)} |", f"|---{'|---' * len(names)}|"]
     for command in COMMANDS:
-        cells = [cell(run(command, situation)) for situation in SITUATIONS]
+        cells = [cell(answers[command, name]) for name in names]
         lines.append(f"| `{command}` | {' | '.join(cells)} |")
     return _HEAD + "\n".join(lines) + "\n" + _FOOT
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    PAGE.write_text(page(answers()), encoding="utf-8")
     sys.stderr.write(f"wrote {PAGE.name}\n")
