@@ -35,6 +35,7 @@ _BRIDGE_IPV6 = ipaddress.IPv6Interface("fd00:18:0:2::1/64")
 BRIDGE = "pgbr0"
 # LOOPBACK_IFINDEX of net/flow.h: the first device of each namespace.
 _LOOPBACK = 1
+_LINK_SCOPE, _TENTATIVE = "20", 0x40  # include/net/ipv6.h, linux/if_addr.h
 # Of the lab's links, which are deleted by one request: for each the kernel waits for RCU.
 _LINK_GROUP = 198
 
@@ -171,7 +172,7 @@ class Lab:
         _add_address(self._netlink, ifindex, NODE_IPV4)
         _add_address(self._netlink, ifindex, NODE_IPV6)
         with _netlink_in(netns) as inside:
-            eth0 = _bring_up(inside)
+            eth0 = _bring_up(inside, netns)
             for own, node in ((ipv4, NODE_IPV4), (ipv6, NODE_IPV6)):
                 _add_address(inside, eth0, own)
                 bits = own.max_prefixlen
@@ -193,7 +194,7 @@ class Lab:
         ipv6 = _BRIDGE_IPV6.network[number + 1]
         self._netlink.link("set", index=ifindex, master=self._bridge_ifindex, state="up")
         with _netlink_in(netns) as inside:
-            eth0 = _bring_up(inside)
+            eth0 = _bring_up(inside, netns)
             for own, node in ((ipv4, _BRIDGE_IPV4), (ipv6, _BRIDGE_IPV6)):
                 _add_address(inside, eth0, own, node.network.prefixlen)
                 inside.route(
@@ -249,11 +250,31 @@ def _netlink_in(netns: Netns) -> pyroute2.IPRoute:
     return pyroute2.IPRoute(fileno=sock.detach())
 
 
-def _bring_up(netlink: pyroute2.IPRoute) -> int:
+def _bring_up(netlink: pyroute2.IPRoute, netns: Netns) -> int:
+    """Returns when the pod sends: before it has a link-local address, it finds no neighbours for
+    what it forwards."""
     eth0 = int(netlink.link_lookup(ifname="eth0")[0])
     for index in (_LOOPBACK, eth0):
         netlink.link("set", index=index, state="up")
-    return eth0
+    if not network_setup.has_ip_version(6):
+        return eth0
+    for _ in range(_MAX_ROUTE_POLLS):
+        # The kernel notices a carrier up to a second later, or as soon as it is asked for the
+        # interface (Linux 6.8, facd15dfd691).
+        netlink.link("get", index=eth0)
+        if _has_link_local_address(netns):
+            return eth0
+        time.sleep(network_setup.LOCAL_POLL_SECONDS)
+    raise TimeoutError("an interface is up, but has no link-local address yet")
+
+
+def _has_link_local_address(netns: Netns) -> bool:
+    # Address, index, prefix length, scope, flags, name (net/ipv6/addrconf.c: if6_seq_show).
+    lines = [line.split() for line in netns.read_proc_net("if_inet6").splitlines()]
+    return any(
+        scope == _LINK_SCOPE and name == "eth0" and not int(flags, 16) & _TENTATIVE
+        for _, _, _, scope, flags, name in lines
+    )
 
 
 def _add_address(
