@@ -1,60 +1,40 @@
-"""Waiting for what another process, thread or task does, for tests that get no event of it."""
+"""How long tests wait at most: one patience for all of them, by what this machine takes.
 
-import asyncio
+Waiting itself is of `agent.lab.polling`. Prefer an event where there is one (`AgentProcess.event`).
+"""
+
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
 
-T = TypeVar("T")
+from agent.lab.polling import (
+    PATIENCE_VARIABLE,
+    TimedOutError,
+    patience_seconds,
+    request_until,
+    until,
+    wait_until,
+)
 
-# A multiple for machines emulated in software (make test-kernels), where all takes twenty times as
-# long as elsewhere; what is already tight there takes its square.
-PATIENCE: Final = float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
-PATIENCE_SECONDS: Final = 60 * PATIENCE
-_POLL_SECONDS: Final = 0.01
+__all__ = ["TimedOutError", "request_until", "until", "wait_until"]
 
-
-class TimedOutError(AssertionError):
-    """A condition did not hold in time; the message has its name and the last value."""
-
-
-async def until(what: str, check: Callable[[], T], *, seconds: float = PATIENCE_SECONDS) -> T:
-    """Call `check` until its result is true, and return that. Raises `TimedOutError`.
-
-    what: the condition, for the message. The event loop runs meanwhile.
-    """
-    deadline = time.monotonic() + seconds
-    while not (result := check()):
-        _give_up_after(deadline, what, seconds, result)
-        await asyncio.sleep(_POLL_SECONDS)
-    return result
+# A new interpreter that imports the agent is what nearly every kernel test waits for. It takes so
+# many seconds where a minute is patience enough.
+_STEP = "from agent.cli.commands import run"
+_STEP_SECONDS = 0.4
 
 
-async def request_until(
-    what: str,
-    request: Callable[[], Awaitable[T]],
-    holds: Callable[[T], object],
-    *,
-    seconds: float = PATIENCE_SECONDS,
-) -> T:
-    """Repeat `request` until `holds` of its response, and return that. Raises `TimedOutError`."""
-    deadline = time.monotonic() + seconds
-    while not holds(response := await request()):
-        _give_up_after(deadline, what, seconds, response)
-        await asyncio.sleep(_POLL_SECONDS)
-    return response
+def _measure() -> float:
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", _STEP], check=True)
+    return max(1.0, (time.monotonic() - began) / _STEP_SECONDS)
 
 
-def wait_until(what: str, check: Callable[[], T], *, seconds: float = PATIENCE_SECONDS) -> T:
-    """The same for tests without an event loop, and for threads."""
-    deadline = time.monotonic() + seconds
-    while not (result := check()):
-        _give_up_after(deadline, what, seconds, result)
-        time.sleep(_POLL_SECONDS)
-    return result
+# Measured once, by the first process of a run; its workers and all that they start inherit it.
+if PATIENCE_VARIABLE not in os.environ:
+    os.environ[PATIENCE_VARIABLE] = f"{_measure():.2f}"
 
-
-def _give_up_after(deadline: float, what: str, seconds: float, result: object) -> None:
-    if time.monotonic() > deadline:
-        raise TimedOutError(f"{what}: not within {seconds:g} s; the last result was {result!r}")
+PATIENCE = float(os.environ[PATIENCE_VARIABLE])
+"""A multiple for what depends on the speed of the machine. What is tight takes its square."""
+PATIENCE_SECONDS = patience_seconds()

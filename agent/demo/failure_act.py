@@ -17,7 +17,7 @@ from agent.demo.kubelet_acts import UNDECLARED_PORT, KubeletActs
 from agent.demo.node import DemoNode
 from agent.demo.pods import FAILURE_FILE, has_status
 from agent.gates.heartbeat import STALE_AFTER_SECONDS
-from agent.lab import agent_process, attempts
+from agent.lab import agent_process, attempts, polling
 from agent.lab import lab as labs
 from agent.lab.attempts import FAMILIES
 from agent.lab.lab import BPFFS
@@ -89,16 +89,14 @@ class FailureAct:
     def _relay_killed(self) -> None:
         before = self._relay_pids()
         os.kill(before[-1], signal.SIGKILL)
-        agent_process.wait_until("exit of the relay", lambda: not _is_running(before[-1]))
+        polling.wait_until("exit of the relay", lambda: not _is_running(before[-1]))
         expected = f"success: {labs.NODE_IPV4}"
         observed = self._kubelet.probe("http", "IPv4")
         events.check("kubelet: next probe, relay killed", expected, observed)
         observed = self._node.connect(self._node.pods.web, "IPv4", is_rejected=True)
         name = "host to pod, relay killed"
         events.check(name, self._node.drop_result, observed, fact=_RELAY_KILLED)
-        agent_process.wait_until(
-            "start of another relay", lambda: len(self._relay_pids()) > len(before)
-        )
+        polling.wait_until("start of another relay", lambda: len(self._relay_pids()) > len(before))
         self._wait_for_strict()
         expected = f"success: {self._node.pods.web.ipv4}"
         observed = self._kubelet.probe("http", "IPv4")

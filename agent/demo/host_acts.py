@@ -12,7 +12,7 @@ from agent.demo import events
 from agent.demo.events import Danger, Fact, Subject
 from agent.demo.node import DemoNode
 from agent.demo.pods import PORT
-from agent.lab import agent_process, attempts
+from agent.lab import agent_process, attempts, polling
 from agent.lab import lab as labs
 from agent.lab.attempts import FAMILIES
 from agent.lab.lab import LabPod
@@ -67,7 +67,7 @@ class HostActs:
         self._node.timings["attach_per_pod"] = statistics.median(
             line["milliseconds"] for line in self._node.agent.log_lines(Event.INTERFACE_GATED)
         )
-        agent_process.wait_until(
+        polling.wait_until(
             "the end of the pods' grace periods",
             functools.partial(self._is_evaluated, self._pods.cart),
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from agent import labels
 from agent.admin.report import AgentReport
-from agent.lab import agent_process, attempts
+from agent.lab import agent_process, attempts, polling
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
@@ -45,7 +45,7 @@ class DemoPods:
         self._servers: list[subprocess.Popen[bytes]] = []
 
     def start_servers(self) -> None:
-        """Raises `LabTimeoutError` if one does not respond."""
+        """Raises `TimedOutError` if one does not respond."""
         kinds = {"web": ["http"], "rpc": ["grpc"], "cart": ["tcp"], "shop": ["http"]}
         for pod in self.all:
             rest = [str(FAILURE_FILE)] if pod is self.shop else []
@@ -53,7 +53,7 @@ class DemoPods:
             command = [sys.executable, "-m", "agent.demo.servers", *arguments]
             self._servers.append(labs.popen_in(pod.netns, command))
         for pod in self.all:
-            agent_process.wait_until(
+            polling.wait_until(
                 f"a response of the server in {pod.name}", functools.partial(_responds, pod)
             )
 

@@ -24,7 +24,7 @@ from agent.demo.kubelet_acts import KubeletActs
 from agent.demo.node import DemoNode
 from agent.demo.pods import PORT
 from agent.gates import worker
-from agent.lab import agent_process, leftovers
+from agent.lab import agent_process, leftovers, polling
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import BPFFS, Lab
@@ -66,7 +66,7 @@ class Stage:
         """Whether pods in strict are as this kernel allows."""
 
     def play(self) -> None:
-        """All acts in order. Raises `LabTimeoutError` when one cannot continue."""
+        """All acts in order. Raises `TimedOutError` when one cannot continue."""
         events.emit(OPEN)
         self._open()
         events.emit(AUDIT)
@@ -179,13 +179,11 @@ class Stage:
         events.emit(events.Step("cleaning up"))
         done = self._agent.cleanup()
         if done.returncode:
-            raise agent_process.LabTimeoutError(f"podgate cleanup failed: {done.stderr}")
+            raise polling.TimedOutError(f"podgate cleanup failed: {done.stderr}")
         events.emit(events.Evidence("podgate cleanup", done.stdout.rstrip("\n")))
         # A released relay exits after a moment.
-        with contextlib.suppress(agent_process.LabTimeoutError):
-            agent_process.wait_until(
-                "removal of all links", lambda: not leftovers.links_to(program_ids)
-            )
+        with contextlib.suppress(polling.TimedOutError):
+            polling.wait_until("removal of all links", lambda: not leftovers.links_to(program_ids))
         left = {
             "pins": len(list(installation.root.rglob("*"))) + installation.root.exists(),
             "links": len(leftovers.links_to(program_ids)),
@@ -219,13 +217,13 @@ def main() -> None:
                 node.end()
         left = sorted(path.name for path in (labs.LAB_DIRECTORY / "netns").iterdir())
         events.check("lab removes its namespaces", "0 left", f"{len(left)} left")
-    except agent_process.LabTimeoutError as error:
+    except polling.TimedOutError as error:
         events.check("demo completes", "yes", str(error))
 
 
 def _first_probe_ms(agent: AgentProcess, pod: str) -> float:
     """From the agent's start to the pod's first probes-passing True, by the agent's own log."""
-    started = next(agent.log_lines(Event.AGENT_STARTED))
+    started = agent.log_lines(Event.AGENT_STARTED)[0]
     passed = next(
         line
         for line in agent.log_lines(Event.CONDITION_CHANGED)

@@ -4,34 +4,34 @@ import asyncio
 import contextlib
 import datetime
 import json
-import os
 import pathlib
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import IO, Any, Protocol, TypeVar
 
 import msgspec
 
 from agent import labels
 from agent.admin import client as admin_client
 from agent.admin.report import AgentReport, PodStatus
-from agent.errors import AgentRequestError, PodgateError
+from agent.errors import AgentRequestError
 from agent.lab import attempts
+from agent.lab.agent_log import AgentLog, Line
 from agent.lab.lab import BPFFS, LAB_DIRECTORY, LabPod
+from agent.lab.polling import TimedOutError, patience_seconds
 from agent.logs import Event
 from agent.pods.conditions import Condition
 from agent.settings import admin_socket
 
-# A multiple for machines emulated in software (make test-kernels), which are twenty times as slow.
-_PATIENCE_SECONDS = 60 * float(os.environ.get("PODGATE_TEST_PATIENCE", "1"))
-_POLL_SECONDS = 0.02
+# How late the exit of an agent that is to log something is noticed.
+_EXIT_SECONDS = 1.0
+# A report costs agent and reader some ms, and most changes of it come with an event of the log.
+_REPORT_SECONDS = 0.1
 
-
-class LabTimeoutError(PodgateError):
-    """A condition was not met in time."""
+T = TypeVar("T")
 
 
 class Process(Protocol):
@@ -87,6 +87,7 @@ class AgentProcess:
         """Options for the kubelet."""
         self.launch = launch
         self.manifests.mkdir()
+        self.events = AgentLog(self.log)
         self._process: Process | None = None
 
     def write_manifest(
@@ -131,7 +132,7 @@ class AgentProcess:
             *("--run-directory", str(self.run_directory)),
             *("--bpffs", str(self.bpffs)),
             *("--http-address", "127.0.0.1:0"),
-            *("--watchdog-seconds", str(_PATIENCE_SECONDS)),
+            *("--watchdog-seconds", f"{patience_seconds():g}"),
             *extra,
         ]
         with self.log.open("ab") as log:
@@ -147,7 +148,7 @@ class AgentProcess:
             check=False,
             capture_output=True,
             text=True,
-            timeout=_PATIENCE_SECONDS,
+            timeout=patience_seconds(),
         )
 
     @property
@@ -171,11 +172,11 @@ class AgentProcess:
             return
         self._process.send_signal(number)
         try:
-            self._process.wait(timeout=_PATIENCE_SECONDS)
+            self._process.wait(timeout=patience_seconds())
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-            raise LabTimeoutError(f"the agent did not exit on {number.name}") from None
+            raise TimedOutError(f"the agent did not exit on {number.name}") from None
         self._process = None
 
     def report(self) -> AgentReport | None:
@@ -186,23 +187,38 @@ class AgentProcess:
         return None
 
     def wait_for(self, what: str, holds: Callable[[AgentReport], bool]) -> AgentReport:
-        """Poll the report until `holds`. Raises `LabTimeoutError`."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while time.monotonic() < deadline:
-            if (report := self.report()) and holds(report):
-                return report
-            if self._process is not None and self._process.poll() is not None:
-                break
-            time.sleep(_POLL_SECONDS)
-        raise LabTimeoutError(f"no {what} in time; the agent's last lines: {_tail(self.log)}")
+        """Read the report after each event of the log until `holds`. Raises `TimedOutError`."""
 
-    def log_lines(self, event: Event | None = None) -> Iterator[dict[str, Any]]:
+        def check() -> AgentReport | None:
+            report = self.report()
+            return report if report and holds(report) else None
+
+        return self._await(what, check, _REPORT_SECONDS)
+
+    def event(self, event: Event, **fields: Any) -> Line:
+        """Wait until the agent logs this event with these fields. Raises `TimedOutError`.
+
+        Lines from before the call count, too; each answers one such call.
+        """
+        what = " ".join([event.key, *(f"{name}={value}" for name, value in fields.items())])
+        return self._await(what, lambda: self.events.next(event, fields), patience_seconds())
+
+    def _await(self, what: str, check: Callable[[], T | None], pause_seconds: float) -> T:
+        """Call `check` after each event, and after each pause, until it returns something."""
+        deadline = time.monotonic() + patience_seconds()
+        with self.events.watch() as watch:
+            while (remaining := deadline - time.monotonic()) > 0:
+                has_ended = self._process is not None and self._process.poll() is not None
+                if (found := check()) is not None:
+                    return found
+                if has_ended:
+                    break
+                watch.wait(min(remaining, pause_seconds, _EXIT_SECONDS))
+        raise TimedOutError(f"no {what} in time; the agent's last lines: {self.events.tail()}")
+
+    def log_lines(self, event: Event | None = None) -> list[Line]:
         """Decoded lines of the agent's log: all, or those of one event."""
-        for text in self.log.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):
-                line = json.loads(text)
-                if event is None or line["event"] == event.key:
-                    yield line
+        return self.events.lines(event)
 
 
 def pod_of(report: AgentReport, name: str) -> PodStatus | None:
@@ -238,19 +254,5 @@ def packets(report: AgentReport, name: str, verdict: str) -> int:
     )
 
 
-def wait_until(what: str, holds: Callable[[], bool]) -> None:
-    """Poll until `holds`. Raises `LabTimeoutError`."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not holds():
-        if time.monotonic() > deadline:
-            raise LabTimeoutError(f"no {what} within {_PATIENCE_SECONDS:g} s")
-        time.sleep(_POLL_SECONDS)
-
-
 def log_time(line: dict[str, Any]) -> datetime.datetime:
     return datetime.datetime.fromisoformat(line["time"])
-
-
-def _tail(path: pathlib.Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    return " / ".join(lines[-3:]) or "none"

@@ -1,4 +1,5 @@
-"""inotify(7): notifications when entries of directories are created, removed, renamed, written."""
+"""inotify(7): notifications when entries of directories are created, removed, renamed, written, and
+when a file is written."""
 
 import ctypes
 import os
@@ -9,7 +10,7 @@ from collections.abc import Collection
 # include/uapi/linux/inotify.h
 _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x40, 0x80, 0x100, 0x200
 _IN_ONLYDIR = 0x01000000
-_IN_CLOSE_WRITE = 0x8
+_IN_MODIFY, _IN_CLOSE_WRITE = 0x2, 0x8
 _MASK = _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_ONLYDIR
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -27,14 +28,11 @@ class DirectoryWatches:
         if the user has no instance left."""
         self._mask = _MASK | _IN_CLOSE_WRITE if reports_writes else _MASK
         self._lock = threading.Lock()
-        self._descriptor = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._descriptor < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+        self._descriptor = _open()
         self._watched: dict[pathlib.Path, int] = {}
 
     def fileno(self) -> int:
-        return int(self._descriptor)
+        return self._descriptor
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -62,8 +60,42 @@ class DirectoryWatches:
 
     def drain(self) -> None:
         """Read all pending notifications."""
-        try:
-            while os.read(self._descriptor, 65536):
-                pass
-        except BlockingIOError:
+        _drain(self._descriptor)
+
+
+class FileWatch:
+    """Watches the content of one file; its descriptor becomes readable."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """Raises `OSError`."""
+        self._descriptor = _open()
+        if _libc.inotify_add_watch(self._descriptor, os.fsencode(path), _IN_MODIFY) < 0:
+            number = ctypes.get_errno()
+            os.close(self._descriptor)
+            raise OSError(number, os.strerror(number), str(path))
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def drain(self) -> None:
+        """Read all pending notifications."""
+        _drain(self._descriptor)
+
+
+def _open() -> int:
+    descriptor = int(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+    if descriptor < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return descriptor
+
+
+def _drain(descriptor: int) -> None:
+    try:
+        while os.read(descriptor, 65536):
             pass
+    except BlockingIOError:
+        pass

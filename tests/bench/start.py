@@ -74,7 +74,7 @@ def _first_gate_ms(programs: str) -> float:
             agent.wait_for("isolated pods", lambda report: report.is_synced and bool(report.pods))
             (loaded,) = agent.log_lines(Event.PROGRAMS_LOADED)
             assert loaded["programs"] == programs
-            gated = next(agent.log_lines(Event.INTERFACE_GATED))
+            gated = agent.log_lines(Event.INTERFACE_GATED)[0]
             return (agent_process.log_time(gated) - started).total_seconds() * 1000
         finally:
             agent.stop(signal.SIGKILL)

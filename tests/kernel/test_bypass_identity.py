@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +10,7 @@ from agent.lab import lab as labs
 from bpf.gates import Gates
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
+from tests import polling
 from tests.kernel import cgroups, guarded, syns, traffic
 from tests.kernel.guarded import PodState
 
@@ -18,7 +18,6 @@ pytestmark = pytest.mark.kernel
 
 VERSIONS = pytest.mark.parametrize("version", [4, 6])
 NODE_DROPPED = (Verdict.DROP, Reason.NODE)
-LIMIT_SECONDS = 20
 
 # Starts to connect: with the socket that is its standard input; with one of its own; or with one
 # that it creates before it is moved to another cgroup.
@@ -73,7 +72,7 @@ def test_socket_passed_from_another_cgroup_does_not_connect(
     with syns.stream(traffic.family(version)) as sock:
         command = connecting(BY_GIVEN, watched, version)
         with group.popen(command, stdin=sock.fileno()) as process:
-            assert process.wait(LIMIT_SECONDS) == 0
+            assert process.wait(polling.PATIENCE_SECONDS) == 0
         assert watched.arrived() == []
     assert watched.moved().keys() == {NODE_DROPPED}
 
@@ -87,7 +86,7 @@ def test_socket_created_before_its_process_moved_does_not_connect(
         assert process.stdout is not None
         assert process.stdout.readline() == b"made\n"
         group.add(process.pid)
-        process.communicate(b"go on\n", timeout=LIMIT_SECONDS)
+        process.communicate(b"go on\n", timeout=polling.PATIENCE_SECONDS)
     assert watched.arrived() == []
     assert watched.moved().keys() == {NODE_DROPPED}
 
@@ -97,11 +96,14 @@ def test_retransmitted_segment_still_counts_as_of_the_host(watched: PodState, ve
     """By a timer, in whatever task that interrupted."""
     with syns.stream(traffic.family(version)) as sock:
         sock.connect_ex((traffic.address(watched.pod, version), guarded.TCP_PORT))
-        dropped, deadline = 0, time.monotonic() + LIMIT_SECONDS
-        while dropped < 2:
-            assert time.monotonic() < deadline
+        dropped = 0
+
+        def is_retransmitted() -> bool:
+            nonlocal dropped
             moved = watched.moved()
             assert moved.keys() <= {NODE_DROPPED}
             dropped += moved.get(NODE_DROPPED, 0)
-            time.sleep(0.05)
+            return dropped >= 2
+
+        polling.wait_until("a second drop", is_retransmitted)
         assert watched.arrived() == []

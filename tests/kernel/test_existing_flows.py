@@ -205,4 +205,4 @@ def test_answered_datagrams_are_an_existing_flow(
 
 def has_reply_table(operator: AgentProcess) -> bool:
     events = (Event.REPLY_TABLE_READY, Event.GRACE_PERIOD_STARTED)
-    return any(next(operator.log_lines(event), None) for event in events)
+    return any(operator.log_lines(event) for event in events)

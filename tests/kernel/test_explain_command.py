@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -12,10 +13,12 @@ import pytest
 
 from agent import labels
 from agent.lab import lab as labs
-from agent.lab.agent_process import AgentProcess, condition_of, wait_until
+from agent.lab.agent_process import AgentProcess, condition_of
 from agent.linux.procfs import Procfs
+from bpf import pins
 from tests.kernel import cgroups, traffic
 from tests.kernel.cgroups import Cgroup
+from tests.polling import wait_until
 from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
@@ -191,8 +194,10 @@ def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_nothing_pinned_and_no_agent_is_status_3(operator: AgentProcess) -> None:
-    where = ("--run-directory", str(operator.run_directory), "--bpffs", str(operator.bpffs))
+def test_nothing_pinned_and_no_agent_is_status_3(
+    fresh_pins: pins.Pins, tmp_path: pathlib.Path
+) -> None:
+    where = ("--run-directory", str(tmp_path), "--bpffs", str(fresh_pins.bpffs))
     for arguments in (("--from", "kernel", "--to", "198.18.1.1", "--port", "80"), ("pod", "web")):
         done = command(*arguments, *where)
         assert done.returncode == 3

@@ -12,7 +12,7 @@ import pytest
 
 from agent.admin.report import AgentReport
 from agent.lab import attempts, leftovers
-from agent.lab.agent_process import AgentProcess, LabTimeoutError, condition_of, pod_of, wait_until
+from agent.lab.agent_process import AgentProcess, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
 from agent.labels import ISOLATION_READY
 from agent.logs import Event
@@ -20,7 +20,7 @@ from bpf import pins
 from tests.docs import blocks
 from tests.kernel import attached, cgroups, offers
 from tests.kernel.cgroups import Cgroup
-from tests.polling import PATIENCE_SECONDS
+from tests.polling import PATIENCE_SECONDS, TimedOutError, wait_until
 
 pytestmark = pytest.mark.kernel
 
@@ -122,7 +122,7 @@ def test_off_detaches_everything_and_on_attaches_it_again(
 
     assert "Modes up to strict, by --max-mode." in switch(operator, "on", *AWAITED)
     operator.wait_for("enforce", lambda report: isolated_as(report, "Enforced"))
-    with contextlib.suppress(LabTimeoutError):
+    with contextlib.suppress(TimedOutError):
         wait_until("everything as before", lambda: attached.everything(installation) == before)
     assert attached.everything(installation) == before
     assert is_closed(web)

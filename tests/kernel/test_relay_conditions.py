@@ -17,7 +17,7 @@ import pytest
 
 from agent import labels
 from agent.admin.report import AgentReport
-from agent.lab.agent_process import AgentProcess, condition_of, pod_of, wait_until
+from agent.lab.agent_process import AgentProcess, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
 from agent.logs import Event
 from agent.pods.conditions import TRUE, Condition
@@ -25,6 +25,7 @@ from bpf import pins
 from tests.kernel import cgroups, offers
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.secondagent import SecondAgent
+from tests.polling import wait_until
 from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel

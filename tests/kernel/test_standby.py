@@ -12,7 +12,7 @@ import pytest
 
 import agent
 from agent.admin.report import AgentReport
-from agent.lab import agent_process, attempts
+from agent.lab import attempts
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess, pod_of
 from agent.logs import Event
@@ -20,6 +20,7 @@ from bpf import abi, pins, syscalls
 from tests.kernel import versions
 from tests.kernel.secondagent import SecondAgent
 from tests.kernel.test_attach import attacked
+from tests.polling import wait_until
 
 pytestmark = pytest.mark.kernel
 
@@ -41,7 +42,7 @@ def first(
     made = SecondAgent(operator, tmp_path / "first")
     made.start_standby()
     made.wait_for("the gate", _held_by(made))
-    agent_process.wait_until("it is ready", lambda: has_been_ready(made, times=1))
+    wait_until("it is ready", lambda: has_been_ready(made, times=1))
     yield made
     made.stop(signal.SIGKILL)
 
@@ -62,13 +63,13 @@ def has_been_ready(holder: AgentProcess, *, times: int) -> bool:
 def take_over(first: SecondAgent, second: SecondAgent, *extra: str) -> None:
     second.start_standby(*extra)
     second.wait_for("the take-over", _held_by(second))
-    agent_process.wait_until("the second is ready", lambda: second.is_ready)
+    wait_until("the second is ready", lambda: second.is_ready)
 
 
 def test_agent_of_a_younger_pod_gets_the_node_from_the_previous_one(
     first: SecondAgent, second: SecondAgent, pod: labs.LabPod
 ) -> None:
-    agent_process.wait_until("the first is ready", lambda: first.is_ready)
+    wait_until("the first is ready", lambda: first.is_ready)
     with attacked(pod):
         take_over(first, second)
     # Otherwise the DaemonSet controller would delete its pod before the second has proved itself.
@@ -96,7 +97,7 @@ def test_previous_agent_resumes_when_the_next_one_ends(
         take_over(first, second)
         second.stop(end)
         first.wait_for("the first again", _held_by(first))
-    agent_process.wait_until("the first is ready", lambda: has_been_ready(first, times=2))
+    wait_until("the first is ready", lambda: has_been_ready(first, times=2))
     assert_works(lab, operator, first)
 
 
@@ -162,7 +163,7 @@ def test_version_that_breaks_at_the_take_over_is_never_ready_and_the_previous_on
         assert not second.is_ready
         assert second.has_logged(Event.STANDBY_TAKING_OVER.message)
         first.wait_for("the first again", _held_by(first))
-    agent_process.wait_until("the first is ready", lambda: has_been_ready(first, times=2))
+    wait_until("the first is ready", lambda: has_been_ready(first, times=2))
     assert_works(lab, operator, first)
 
 
@@ -192,9 +193,7 @@ def test_gates_hold_when_both_agents_fail(
         os.kill(first.pid, signal.SIGSTOP)
         try:
             second.start_standby(version=version)
-            agent_process.wait_until(
-                "the request", lambda: second.has_logged(Event.HANDOVER_REJECTED.message)
-            )
+            wait_until("the request", lambda: second.has_logged(Event.HANDOVER_REJECTED.message))
         finally:
             os.kill(first.pid, signal.SIGKILL)
         assert second.wait() == 1
@@ -206,7 +205,7 @@ def test_restarted_container_of_the_previous_pod_does_not_get_the_node(
     take_over(first, second)
     first.stop(signal.SIGKILL)
     first.start_standby()
-    agent_process.wait_until(
+    wait_until(
         "the rejection", lambda: "has a younger pod" in first.log.read_text(encoding="utf-8")
     )
     second.wait_for("the second", _held_by(second))
@@ -234,9 +233,9 @@ def test_handovers_leave_no_descriptor(first: SecondAgent, second: SecondAgent) 
         second.stop(signal.SIGTERM)
         first.wait_for("the first again", _held_by(first))
         ready = functools.partial(has_been_ready, first, times=turn + 2)
-        agent_process.wait_until("the first is ready", ready)
+        wait_until("the first is ready", ready)
         # The test's own requests end soon.
-        agent_process.wait_until("as many as before", lambda: descriptors() <= before)
+        wait_until("as many as before", lambda: descriptors() <= before)
 
 
 def test_standby_agent_exits_on_sigterm(first: SecondAgent, second: SecondAgent) -> None:
@@ -253,7 +252,7 @@ def test_ready_file_of_a_killed_agent_is_removed_at_the_next_start(
     (first.pod_directory / "ready").touch()
     first.stop(signal.SIGKILL)
     first.start_standby()
-    agent_process.wait_until("removal", lambda: not first.is_ready)
+    wait_until("removal", lambda: not first.is_ready)
 
 
 def test_standby_agent_exits_at_its_time_limit(first: SecondAgent, second: SecondAgent) -> None:

@@ -16,12 +16,12 @@ import pytest
 
 from agent.admin.report import AgentReport
 from agent.lab import lab as labs
-from agent.lab.agent_process import AgentProcess, wait_until
+from agent.lab.agent_process import AgentProcess
 from bpf import loader, pins
 from bpf.node_config import NodeConfig
 from tests.kernel import cgroups, offers, standin
 from tests.kernel.standin import KubeletStub
-from tests.polling import PATIENCE
+from tests.polling import PATIENCE, wait_until
 
 pytestmark = pytest.mark.kernel
 

@@ -12,12 +12,13 @@ import pytest
 
 from agent import labels
 from agent.admin.report import AgentReport
-from agent.lab.agent_process import AgentProcess, condition_of, pod_of, wait_until
+from agent.lab.agent_process import AgentProcess, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
 from agent.logs import Event
 from agent.pods.conditions import TRUE
 from tests.kernel import cgroups, offers, traffic
 from tests.kernel.cgroups import Cgroup
+from tests.polling import wait_until
 from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel

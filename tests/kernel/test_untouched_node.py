@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from agent.lab import lab as labs
-from agent.lab.agent_process import wait_until
 from bpf import loader, pins
 from bpf.gates import Attachment, GateConfig, Gates
 from bpf.host_devices import HostDevicePrograms
@@ -16,6 +15,7 @@ from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import conversations, frames, links, traffic, wire
 from tests.kernel.conversations import TCP_PORT, UDP_PORT
 from tests.kernel.counting import CONTROL, Counting
+from tests.polling import wait_until
 
 pytestmark = pytest.mark.kernel
 

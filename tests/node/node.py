@@ -17,7 +17,7 @@ from agent import labels as agent_labels
 from agent.admin import client as admin_client
 from agent.admin.report import AgentReport, PodStatus, RulesReport
 from agent.lab import agent_process
-from agent.lab.agent_process import AgentProcess, LabTimeoutError
+from agent.lab.agent_process import AgentProcess
 from agent.settings import admin_socket
 from tests import polling
 from tests.agent.kube import apiserver
@@ -171,7 +171,7 @@ class Node:
             await polling.until(what, holds)
         except polling.TimedOutError as error:
             lines = [json.dumps(line) for line in self.operator.log_lines()][-5:]
-            raise LabTimeoutError(f"{error}; the agent's last lines: {lines}") from error
+            raise polling.TimedOutError(f"{error}; the agent's last lines: {lines}") from error
 
     async def ready(self, *pods: str) -> None:
         """Wait until both conditions of each are True in the API."""

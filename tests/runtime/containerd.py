@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -22,12 +21,11 @@ import grpc
 import pyroute2
 
 from agent.cri import runtime_pb2
-from tests.polling import PATIENCE
+from tests import polling
 from tests.runtime import images
 
 PLUGINS = pathlib.Path("/usr/lib/cni")
 BRIDGE = "pgcni0"
-_PATIENCE_SECONDS = 60 * PATIENCE
 _NETNS = pathlib.Path("/run/netns")
 _MNT_DETACH = 2
 _UNMOUNT_ROUNDS = 3
@@ -121,11 +119,12 @@ class Containerd:
                 stderr=log,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not _answers(self.socket):
-            assert self._process.poll() is None, f"containerd ended: {self.last_lines()}"
-            assert time.monotonic() < deadline, f"containerd does not start: {self.last_lines()}"
-            time.sleep(0.02)
+        process = self._process
+        polling.wait_until(
+            "an answer or the end of containerd",
+            lambda: _answers(self.socket) or process.poll() is not None,
+        )
+        assert process.poll() is None, f"containerd ended: {self.last_lines()}"
 
     def import_images(self) -> None:
         """Bring in the images of `tests.runtime.images`."""
@@ -142,14 +141,14 @@ class Containerd:
             ],
             check=True,
             capture_output=True,
-            timeout=_PATIENCE_SECONDS,
+            timeout=polling.PATIENCE_SECONDS,
         )
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Stop the daemon only: shims and containers keep running."""
         assert self._process is not None
         self._process.send_signal(number)
-        self._process.wait(_PATIENCE_SECONDS)
+        self._process.wait(polling.PATIENCE_SECONDS)
         self._process = None
 
     def last_lines(self) -> str:
@@ -160,11 +159,11 @@ class Containerd:
         """Take everything away, containers too."""
         assert self._reaper.stdin is not None
         self._reaper.stdin.close()
-        status = self._reaper.wait(_PATIENCE_SECONDS * 2)
+        status = self._reaper.wait(polling.PATIENCE_SECONDS * 2)
         # Running processes would still write into what is removed below.
         assert status == 0, "cgroups or processes of the runtime are left"
         if self._process is not None:
-            self._process.wait(_PATIENCE_SECONDS)
+            self._process.wait(polling.PATIENCE_SECONDS)
         # Once more if some are left: a reader of /proc/mounts misses entries that move meanwhile.
         for _ in range(_UNMOUNT_ROUNDS):
             for mount in reversed(self._mounts()):
