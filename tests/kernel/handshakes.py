@@ -4,13 +4,15 @@ was dropped."""
 import contextlib
 import socket
 import struct
+import time
 from collections.abc import Iterator
 
 from agent.linux import packets
 from tests.kernel.capture import PACKET_OUTGOING
 
 _ETH_P_ALL = 0x0003
-_SO_RCVBUFFORCE = 33
+_SO_RCVBUFFORCE, _SO_TIMESTAMPNS = 33, 35
+_TIMESPEC = struct.Struct("=qq")
 _BUFFER_BYTES = 32 << 20
 _READ_BYTES = 128
 _FLAGS_OFFSET = 13
@@ -48,10 +50,13 @@ class Handshakes:
 
     def __init__(self) -> None:
         """Records from here on."""
-        self._lines: list[tuple[tuple[int, int], str]] = []
+        self._lines: list[tuple[tuple[int, int], float, str]] = []
+        # The kernel's stamps are of the wall clock, the tests' times of the monotonic one.
+        self._clocks_differ_seconds = time.time() - time.monotonic()
         kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
         self._tap = socket.socket(socket.AF_PACKET, kind, socket.htons(_ETH_P_ALL))
         packets.attach_filter(self._tap, _FILTER)
+        self._tap.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         self._tap.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
         for _ in self._received():  # before the filter
             pass
@@ -59,7 +64,7 @@ class Handshakes:
     def close(self) -> None:
         """Stop recording; what was recorded stays."""
         with self._tap:
-            for packet, interface, is_outgoing in self._received():
+            for packet, at, interface, is_outgoing in self._received():
                 segment = packet[_header_bytes(packet) :]
                 ports = struct.unpack_from("!HH", segment)
                 flags = [name for bit, name in _FLAGS.items() if segment[_FLAGS_OFFSET] & bit]
@@ -67,18 +72,24 @@ class Handshakes:
                     f"{'to' if is_outgoing else 'from'} {interface}: {'+'.join(flags)} "
                     f"from port {ports[0]} to port {ports[1]}"
                 )
-                self._lines.append(((ports[0], ports[1]), line))
+                self._lines.append(((ports[0], ports[1]), at, line))
 
-    def _received(self) -> Iterator[tuple[bytes, str, bool]]:
-        """From the IP header on, with the interface, and whether it went out there."""
+    def _received(self) -> Iterator[tuple[bytes, float, str, bool]]:
+        """From the IP header on, with its monotonic time, the interface, and whether it went out
+        there."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                packet, (interface, _, kind, *_) = self._tap.recvfrom(_READ_BYTES)
-                yield packet, interface, kind == PACKET_OUTGOING
+                packet, ancillary, _, (interface, _, kind, *_) = self._tap.recvmsg(
+                    _READ_BYTES, socket.CMSG_SPACE(_TIMESPEC.size)
+                )
+                seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2]) if ancillary else (0, 0)
+                at = seconds + nanoseconds / 1e9 - self._clocks_differ_seconds
+                yield packet, at, interface, kind == PACKET_OUTGOING
 
-    def of_port(self, port: int) -> list[str]:
-        """One line for each segment from or to this port, oldest first; after `close`."""
-        return [line for ports, line in self._lines if port in ports]
+    def of_port(self, port: int, since: float) -> list[str]:
+        """One line for each segment from or to this port, oldest first, with the seconds since this
+        monotonic time; after `close`."""
+        return [f"{at - since:+.3f} {line}" for ports, at, line in self._lines if port in ports]
 
 
 def _header_bytes(packet: bytes) -> int:

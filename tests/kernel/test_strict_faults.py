@@ -113,8 +113,9 @@ class Load:
         ]
         unexpected = [probe for probe in lost if probe not in in_flight]
         assert unexpected == [], (
-            f"slow at that time: {slow_beside(probes, unexpected[0])}; "
-            f"the first one's segments: {self._handshakes.of_port(unexpected[0].port)}"
+            f"slow at that time: {slow_beside(probes, unexpected[0])}; the first one's segments: "
+            f"{self._handshakes.of_port(unexpected[0].port, unexpected[0].started)}; "
+            f"the faults: {[tuple(at - unexpected[0].started for at in each) for each in instants]}"
         )
         return len(lost), len(in_flight)
 
