@@ -1,17 +1,16 @@
 """Shared by all tests: kernel tests run inside their own namespaces, or fail with one sentence.
 
 When a kernel test is selected, the whole pytest process moves into a network and a mount namespace
-before the first test runs, while it still has one thread. A kernel test that cannot have that
-fails; it is never skipped, so a green run means that the kernel was tested.
+before the first test runs, while it still has one thread. Kernel tests run on nodes below it
+(tests/nodes). A kernel test that cannot have that fails; it is never skipped, so a green run means
+that the kernel was tested.
 """
 
 import asyncio
 import contextlib
-import fcntl
 import gc
 import os
 import pathlib
-import subprocess
 from collections.abc import Iterator
 
 import hypothesis
@@ -19,16 +18,15 @@ import pytest
 
 from agent.lab import lab as labs
 from agent.lab.agent_process import Launch
-from agent.linux import network_setup
-from bpf import artefacts, compiling, errors, features, syscalls
-from bpf.compiler import PROGRAM_SETS
 from tests import blocking
-from tests.forkserver import ForkServer
+from tests.nodes import balance, leftovers, units
+from tests.nodes.worker import Worker, problem_of
 from tests.polling import PATIENCE
 
 pytest_plugins = ["tests.twice"]
 
 _problem = pytest.StashKey[str]()
+_worker = pytest.StashKey[Worker]()
 
 # An example may take longer than Hypothesis' deadline of 200 ms on a busy machine; each test has a
 # time limit of its own.
@@ -72,6 +70,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         raise pytest.UsageError(f"{item.nodeid} lacks @pytest.mark.kernel")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    balance.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for plugin in (units, balance):
+        config.pluginmanager.register(plugin)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give kernel tests their time limit, unless the command line sets one (`--timeout`), and let
     fake time pass after ten turns of the loop without an event: servers in it answer within one or
@@ -92,9 +99,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Isolate before any test runs: later there may be threads, which would stay behind."""
     # Otherwise pytest-asyncio gets the current event loop, which creates one that is never closed.
     asyncio.set_event_loop(None)
-    is_needed = any(item.get_closest_marker("kernel") for item in session.items)
-    if is_needed and not session.config.option.collectonly:
-        session.config.stash[_problem] = _isolate()
+    is_needed = any(units.is_kernel_test(item) for item in session.items)
+    if not is_needed or session.config.option.collectonly:
+        return
+    try:
+        made = Worker(_run_directory(session.config))
+    except OSError as error:
+        session.config.stash[_problem] = problem_of(error)
+        return
+    session.config.stash[_problem] = ""
+    session.config.stash[_worker] = made
+    units.start(session, made)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -117,38 +132,26 @@ def isolated(pytestconfig: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def prebuilt_programs(isolated: None, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A directory of compiled programs as an image has them, which this process and all that it
-    starts use: one compile for all workers of a run instead of one for each installation.
-
-    Where the environment names one already, it is used.
-    """
-    if given := os.environ.get(artefacts.DIRECTORY_VARIABLE):
-        return pathlib.Path(given)
-    directory = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        directory = directory.parent
-    made = directory / "programs"
-    with (directory / "programs.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not made.exists():
-            unfinished = directory / "programs-unfinished"
-            unfinished.mkdir()
-            for programs in PROGRAM_SETS:
-                used = features.offered(programs.features)
-                artefact = asyncio.run(compiling.compile_in_process(programs, used))
-                artefacts.path(unfinished, programs, used).write_bytes(artefact.encode())
-            unfinished.rename(made)
-    os.environ[artefacts.DIRECTORY_VARIABLE] = str(made)
-    return made
+def worker(isolated: None, pytestconfig: pytest.Config) -> Worker:
+    """What all tests of this worker share."""
+    return pytestconfig.stash[_worker]
 
 
 @pytest.fixture(scope="session")
-def launch(isolated: None) -> Iterator[Launch]:
+def prebuilt_programs(worker: Worker) -> pathlib.Path:
+    """A directory of compiled programs as an image has them."""
+    return worker.prebuilt_programs()
+
+
+@pytest.fixture(scope="session")
+def launch(worker: Worker) -> Launch:
     """For `AgentProcess`: agents that need not import podgate first."""
-    server = ForkServer()
-    yield server.start
-    server.close()
+    return worker.fork_server().start
+
+
+@pytest.fixture
+def own_node(isolated: None) -> None:
+    """The test has a node for itself (tests/nodes/units.py)."""
 
 
 @pytest.fixture(autouse=True)
@@ -170,43 +173,29 @@ def _nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """A kernel test fails with the name of each object that it leaves on its node."""
+    with leftovers.checked():
+        yield
+
+
 @contextlib.contextmanager
 def fresh_lab() -> Iterator[labs.Lab]:
     """The `lab` fixture for those who keep one longer than a test; one at a time."""
-    _reset_loopback()
-    try:
-        with labs.Lab() as made:
-            yield made
-    finally:
-        _reset_loopback()
-
-
-@pytest.fixture
-def lab(isolated: None) -> Iterator[labs.Lab]:
-    """A fresh node without pods; what the test adds is gone after it, failed or not."""
-    with fresh_lab() as made:
+    with leftovers.lasting(), labs.Lab() as made:
         yield made
 
 
-def _isolate() -> str:
-    """One sentence of what is missing, or nothing."""
-    try:
-        labs.isolate()
-        syscalls.next_id(syscalls.Command.PROG_GET_NEXT_ID, 0)
-    except errors.BpfError as error:
-        return f"kernel tests need a kernel with BPF and the right to use it ({error.strerror})"
-    except OSError as error:
-        return f"kernel tests need root and a kernel with namespaces and BPF ({error.strerror})"
-    _reset_loopback()
-    # Pods of consecutive tests have the same addresses, and after the first six errors the kernel
-    # sends each address one a second.
-    for version, name in ((4, "ipv4/icmp_ratelimit"), (6, "ipv6/icmp/ratelimit")):
-        if network_setup.has_ip_version(version):
-            network_setup.write_sysctl(name, "0")
-    return ""
+@pytest.fixture
+def lab(own_node: None) -> Iterator[labs.Lab]:
+    """A fresh node without pods; what the test adds is gone after it, failed or not."""
+    with labs.Lab() as made:
+        yield made
 
 
-def _reset_loopback() -> None:
-    """Only 127.0.0.1 and ::1, and up: servers of other tests listen there too."""
-    script = "link set lo down\naddress flush dev lo\nlink set lo up\n"
-    subprocess.run(["ip", "-batch", "-"], input=script, text=True, check=True)
+def _run_directory(config: pytest.Config) -> pathlib.Path:
+    """Of the run, for all of its workers."""
+    factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
+    directory = factory.getbasetemp()
+    return directory.parent if "PYTEST_XDIST_WORKER" in os.environ else directory

@@ -5,7 +5,8 @@ So each worker has one process that imports once and then forks, `python -m test
 has one thread and runs no part of podgate: its fork is what a new process is after the imports.
 
 The worker stops what it started, and waits for it, as with `subprocess.Popen`. When the worker
-dies, its socket closes, the server exits, and the kernel kills what the server forked.
+dies, its socket closes, the server exits, and the kernel kills what the server forked. A fork runs
+on the node of the test that started it (tests/nodes).
 
 Not for tests of the command line or the environment in /proc, of memory, of variables that Python
 itself reads, or of how an agent starts: `agent_process.execute` is.
@@ -25,8 +26,11 @@ import threading
 from collections.abc import Sequence
 from typing import IO, Any
 
+from tests.nodes import node
+
 _MAX_REQUEST_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
+_CLONE_NEWNET, _CLONE_NEWNS = 0x40000000, 0x00020000
 
 
 class ForkedProcess:
@@ -92,6 +96,8 @@ class ForkServer:
             "directory": os.getcwd(),
             "environment": dict(os.environ),
         }
+        if node.current is not None:
+            request["node"] = {"pid": os.getpid(), "cgroup": str(node.current.cgroup)}
         return ForkedProcess(self, self._request(request, [log.fileno()]))
 
     def status_of(self, pid: int) -> int:
@@ -130,9 +136,16 @@ def _serve(control: socket.socket) -> None:
 
 def _become(request: dict[str, Any], log: int, server: int) -> None:
     """Set what a new process would have."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server:
         os._exit(1)
+    if node_of_test := request.get("node"):
+        pathlib.Path(node_of_test["cgroup"], "agents", "cgroup.procs").write_text(str(os.getpid()))
+        pidfd = os.pidfd_open(node_of_test["pid"])
+        if libc.setns(pidfd, _CLONE_NEWNET | _CLONE_NEWNS):  # of a pidfd since Linux 5.8
+            os._exit(1)
+        os.close(pidfd)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (1, 2):
         os.dup2(log, number)

@@ -55,6 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.path.is_relative_to(here):
                 item.add_marker("kernel")
+                item.add_marker("shared_node")
         items.sort(key=lambda item: (_needs_node(item), item.path != here / "test_walk.py"))
 
 

@@ -5,16 +5,13 @@ import dataclasses
 import itertools
 import os
 import pathlib
-import select
-import signal
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 
 from agent.linux.cgroups import cgroup2_mount
+from tests.nodes import node
 from tests.polling import PATIENCE
 
-_LIMIT_SECONDS = 20
 # Longer than any process waits for a connection (tests.kernel.traffic).
 _RUN_SECONDS = 90 * PATIENCE
 _numbers = itertools.count()
@@ -30,6 +27,11 @@ class Cgroup:
     @property
     def id(self) -> int:
         return self.directory.stat().st_ino
+
+    @property
+    def level(self) -> int:
+        """Of the root: 0."""
+        return self.path.count("/")
 
     def add(self, pid: int) -> None:
         """Move a process in; its sockets stay what they were."""
@@ -61,14 +63,21 @@ class Cgroup:
         )
 
 
-@contextlib.contextmanager
-def cgroup(name: str = "", *, below: Cgroup | None = None) -> Iterator[Cgroup]:
-    """A new cgroup, below the root or another of these; its processes end with it."""
+def root() -> Cgroup:
+    """Of the machine, for what looks only near it."""
     mount = cgroup2_mount()
     assert mount is not None, "no cgroup v2 is mounted"
+    return Cgroup(mount, "")
+
+
+@contextlib.contextmanager
+def cgroup(name: str = "", *, below: Cgroup | None = None) -> Iterator[Cgroup]:
+    """A new cgroup, below the node's or another of these; its processes end with it."""
     name = name or f"podgate-test-{os.getpid()}-{next(_numbers)}"
-    path = f"{below.path if below else ''}/{name}"
-    made = Cgroup(mount / path[1:], path)
+    if below is None:
+        below = Cgroup(node.current.cgroup, node.current.path) if node.current else root()
+    path = f"{below.path}/{name}"
+    made = Cgroup(below.directory / name, path)
     made.directory.mkdir()
     try:
         yield made
@@ -76,28 +85,7 @@ def cgroup(name: str = "", *, below: Cgroup | None = None) -> Iterator[Cgroup]:
         remove(made)
 
 
-def _kill_all(made: Cgroup) -> None:
-    """By one write where the kernel has that (Linux 5.14), else one by one until none is left."""
-    kill = made.directory / "cgroup.kill"
-    if kill.exists():
-        kill.write_text("1")
-        return
-    while pids := (made.directory / "cgroup.procs").read_text().split():
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-
-
 def remove(made: Cgroup) -> None:
     """End the cgroup's processes, all of them the test's, and remove it; it may be gone already."""
-    if not made.directory.is_dir():
-        return
-    with open(made.directory / "cgroup.events", "rb", buffering=0) as events:
-        _kill_all(made)
-        poll = select.poll()
-        poll.register(events, select.POLLPRI)
-        deadline = time.monotonic() + _LIMIT_SECONDS
-        while b"populated 1" in os.pread(events.fileno(), 4096, 0):
-            assert time.monotonic() < deadline, f"{made.directory} does not become empty"
-            poll.poll(200)
-    made.directory.rmdir()
+    if made.directory.is_dir():
+        node.remove_cgroup(made.directory)

@@ -18,8 +18,11 @@ from bpf import gates as gates_module
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
 from tests import polling
+from tests.cni import calling
 from tests.kernel import attached, cgroups, enforcing, guarded, offers
 from tests.kernel.secondagent import SecondAgent
+from tests.nodes import node
+from tests.nodes.worker import Worker
 
 _numbers = itertools.count()
 
@@ -38,20 +41,38 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def installation(isolated: None) -> pins.Pins:
     """Where most tests pin; a directory of the lab's bpffs."""
-    return _pins("shared")
+    return pins.Pins(node.SHARED)
 
 
 @pytest.fixture(scope="session")
-def loaded(installation: pins.Pins) -> Iterator[loader.Loaded]:
-    opened = asyncio.run(loader.load(installation))
-    yield opened
-    opened.close()
+def loaded(worker: Worker) -> loader.Loaded:
+    return worker.shared().loaded
+
+
+@pytest.fixture(scope="session")
+def moving_copies(worker: Worker) -> None:
+    """`loaded` has the gates' moving copies."""
+    worker.shared().load_moving_copies()
 
 
 @pytest.fixture
 def fresh_pins(isolated: None) -> Iterator[pins.Pins]:
     """An installation of the test's own: nothing is pinned there."""
     made = _pins(f"fresh{next(_numbers)}")
+    yield made
+    made.remove_everything()
+
+
+@pytest.fixture(scope="session")
+def plugin(worker: Worker) -> pathlib.Path:
+    """podgate-cni, built once for all tests of a run."""
+    return worker.made_once("podgate-cni", calling.build)
+
+
+@pytest.fixture
+def installed_pins(own_node: None, worker: Worker) -> Iterator[pins.Pins]:
+    """An installation for an agent: programs and maps are pinned there, as they were loaded."""
+    made = worker.installed().pins
     yield made
     made.remove_everything()
 
@@ -64,17 +85,17 @@ def no_relays(isolated: None) -> None:
 
 @pytest.fixture
 def operator(
-    launch: Launch, tmp_path: pathlib.Path, fresh_pins: pins.Pins
+    launch: Launch, tmp_path: pathlib.Path, installed_pins: pins.Pins
 ) -> Iterator[AgentProcess]:
     """Starts agents on pins of the test's own; stops them, and removes what they have attached and
     the default-deny table. Their kubelet is in a cgroup without processes."""
-    made = AgentProcess(tmp_path, fresh_pins.bpffs, launch)
+    made = AgentProcess(tmp_path, installed_pins.bpffs, launch)
     with cgroups.cgroup() as kubelet:
         made.kubelet = ("--kubelet", f"cgroup:{kubelet.path}")
         yield made
         made.stop(signal.SIGKILL)
         # Before 6.6 with filters, which outlast their pins.
-        cleanup.detach_everything(fresh_pins)
+        cleanup.detach_everything(installed_pins)
         asyncio.run(default_deny_table.remove())
 
 

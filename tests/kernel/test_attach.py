@@ -224,25 +224,24 @@ def test_new_version_takes_over_without_a_gap(
     pod: labs.LabPod,
     kind: Attachment,
 ) -> None:
-    other = versions.load_other(tmp_path, installation, loaded)
-    ours = syscalls.program_id(loaded.programs["gate_egress"])
-    theirs = syscalls.program_id(other.programs["gate_egress"])
-    assert ours != theirs
-    old, new = make_gates(kind), make_gates(kind, other)
-    old.install(pod.ifindex, enforcing(pod))
-    with attacked(pod) as sent:
-        for _ in range(20):
-            before = sent()
-            new.install(pod.ifindex, enforcing(pod))
-            if kind is Attachment.TCX:
-                chain = syscalls.query_programs(pod.ifindex, syscalls.BPF_TCX_EGRESS)
-                assert chain == [theirs]
-            else:
-                assert len(filters(pod)) == 1
-            old.install(pod.ifindex, enforcing(pod))
-            while sent() == before:  # ends with the thread, which always sends
-                pass
-    os.close(other.programs["gate_egress"])
+    with versions.other_version(tmp_path, installation, loaded) as other:
+        ours = syscalls.program_id(loaded.programs["gate_egress"])
+        theirs = syscalls.program_id(other.programs["gate_egress"])
+        assert ours != theirs
+        old, new = make_gates(kind), make_gates(kind, other)
+        old.install(pod.ifindex, enforcing(pod))
+        with attacked(pod) as sent:
+            for _ in range(20):
+                before = sent()
+                new.install(pod.ifindex, enforcing(pod))
+                if kind is Attachment.TCX:
+                    chain = syscalls.query_programs(pod.ifindex, syscalls.BPF_TCX_EGRESS)
+                    assert chain == [theirs]
+                else:
+                    assert len(filters(pod)) == 1
+                old.install(pod.ifindex, enforcing(pod))
+                while sent() == before:  # ends with the thread, which always sends
+                    pass
 
 
 @pytest.mark.parametrize(

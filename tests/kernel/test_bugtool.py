@@ -141,10 +141,10 @@ def test_archive_has_no_secrets_whatever_state_the_agent_is_in(
 
 
 def test_archive_is_for_root_alone_and_replaces_no_file(
-    operator: AgentProcess, tmp_path: pathlib.Path
+    operator: AgentProcess, fresh_pins: pins.Pins, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "bug.tar.gz"
-    where = ("--run-directory", str(tmp_path / "none"), "--bpffs", str(operator.bpffs))
+    where = ("--run-directory", str(tmp_path / "none"), "--bpffs", str(fresh_pins.bpffs))
     done = operator.run("bugtool", "-o", str(path), *where)
     assert done.returncode == 0, done.stderr
     assert path.stat().st_mode & 0o777 == 0o600

@@ -99,7 +99,7 @@ def test_admitted_source_talks_over_a_flooding_bridge(
     pod = flooding.pods[target]
     reason = Reason.PROBE if sender is SourceKind.KUBELET else Reason.RULE
     with cgroups.cgroup() as group, server(pod, version, kind) as sock:
-        rule = Rule(sender, 0, PORT, PORT, cgroup=group.id, level=1)
+        rule = Rule(sender, 0, PORT, PORT, cgroup=group.id, level=group.level)
         if sender is SourceKind.KUBELET:
             NodeConfig(loaded).set_kubelet(group.id)
             rule = Rule(sender, 0, PORT, PORT)

@@ -18,15 +18,10 @@ from tests.kernel.conftest import MakeGates
 from tests.kernel.test_attach import attacked, enforcing, links
 from tests.kernel.test_neighbours import names
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("moving_copies")]
 
 BEFORE = syscalls.BPF_F_BEFORE
 SIDES = {"egress": syscalls.BPF_TCX_EGRESS, "ingress": syscalls.BPF_TCX_INGRESS}
-
-
-@pytest.fixture(autouse=True)
-def moving_copies(installation: pins.Pins, loaded: loader.Loaded) -> None:
-    asyncio.run(loader.load_moving_copies(installation, loaded))
 
 
 @pytest.fixture

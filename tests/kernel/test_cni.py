@@ -23,7 +23,6 @@ from bpf.gates import Attachment, GateConfig
 from bpf.node_config import NodeConfig
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.cni import calling
 from tests.kernel import cgroups, cniruntime, dialling, offers, traffic
 from tests.kernel.cniruntime import FIRST, AddFailed, Network, pod_in, sandbox
 from tests.kernel.conftest import MakeGates
@@ -41,11 +40,6 @@ CONNECT = """
 import socket, sys
 socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()
 """
-
-
-@pytest.fixture(scope="module")
-def plugin(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return calling.build(tmp_path_factory.mktemp("cni") / "podgate-cni")
 
 
 class Node:

@@ -14,7 +14,6 @@ from agent.lab import attempts
 from agent.lab.agent_process import AgentProcess, condition_of
 from agent.lab.lab import Lab, LabPod
 from bpf.gates import Attachment
-from tests.cni import calling
 from tests.kernel import dialling, offers
 from tests.kernel.cniruntime import FIRST, Network, pod_in, sandbox
 from tests.kernel.dialling import PORT
@@ -23,11 +22,6 @@ pytestmark = pytest.mark.kernel
 
 ATTACHMENTS = pytest.mark.parametrize("attachment", list(Attachment))
 LISTENING = {"readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1}}
-
-
-@pytest.fixture(scope="module")
-def plugin(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return calling.build(tmp_path_factory.mktemp("cni") / "podgate-cni")
 
 
 @pytest.fixture

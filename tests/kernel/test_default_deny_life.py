@@ -86,7 +86,7 @@ def test_cgroup_of_pods_that_ends_while_the_table_is_installed_is_left_out(
     open_table: OpenTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_pods = CgroupMatches.of_pods
-    with cgroups.cgroup() as outer:
+    with cgroups.cgroup(below=cgroups.root()) as outer:
         inner = outer.directory / "kubepods"
         inner.mkdir()
 

@@ -61,6 +61,7 @@ async def test_pin_of_another_layout_is_a_problem(
     fresh_pins.prepare()
     stranger = foreign.create_map(4, 8, 16)
     syscalls.pin(stranger, fresh_pins.map(abi.GATES))
+    os.close(stranger)
     finding = (await examine(fresh_pins.bpffs, tmp_path))["bpffs"]
     assert finding.severity is Severity.PROBLEM
     assert "is not the map that this version uses" in finding.text

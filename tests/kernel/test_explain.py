@@ -199,7 +199,7 @@ class Node:
                 PORT,
                 OTHER_PORT,
                 cgroup=groups["subtree"].id,
-                level=groups["subtree"].path.count("/"),
+                level=groups["subtree"].level,
                 id=2,
             ),
             Rule(SourceKind.ANY, UDP, guarded.END_PORT, guarded.END_PORT),
@@ -326,7 +326,7 @@ def test_answer_is_the_verdict_for_every_source_mode_and_state_of_the_agent(
                     stale_after_seconds=STALE_SECONDS, dead_man_seconds=DEAD_MAN_SECONDS
                 )
                 config.set_kubelet(node.groups["kubelet"].id)
-                config.set_pods(node.groups["pods"].id, node.groups["pods"].path.count("/"))
+                config.set_pods(node.groups["pods"].id, node.groups["pods"].level)
                 state(loaded, config, node)
                 agrees(pod, gates, node, explaining, (made.mode.label, options, state.__name__))
 

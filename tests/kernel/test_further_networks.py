@@ -12,7 +12,7 @@ import pytest
 
 from agent import labels
 from agent.admin.report import AgentReport
-from agent.lab.agent_process import AgentProcess, condition_of
+from agent.lab.agent_process import AgentProcess, Launch, condition_of
 from agent.lab.lab import Lab, LabPod
 from agent.pods.conditions import TRUE
 from bpf import pins
@@ -29,9 +29,9 @@ ADDRESSES = {socket.AF_INET: "198.18.200.1", socket.AF_INET6: "fd00:18:200::1"}
 
 @pytest.fixture
 def operator(
-    isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins
+    launch: Launch, tmp_path: pathlib.Path, installed_pins: pins.Pins
 ) -> Iterator[AgentProcess]:
-    made = AgentProcess(tmp_path, fresh_pins.bpffs)
+    made = AgentProcess(tmp_path, installed_pins.bpffs, launch)
     yield made
     made.stop(signal.SIGKILL)
 

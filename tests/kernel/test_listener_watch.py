@@ -60,6 +60,13 @@ def shop(lab: labs.Lab) -> labs.LabPod:
     return lab.add_pod("shop", 2)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def loaded_listeners(installation: pins.Pins) -> None:
+    """Pinned for all tests of the file."""
+    installation.prepare()
+    asyncio.run(listeners.load(installation))
+
+
 @pytest.fixture
 async def watched(installation: pins.Pins) -> AsyncIterator[Watched]:
     async with watching(installation) as made:

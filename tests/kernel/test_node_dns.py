@@ -130,10 +130,10 @@ async def api() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 async def agent(
-    api: ApiServer, fresh_pins: pins.Pins, tmp_path: pathlib.Path
+    api: ApiServer, installed_pins: pins.Pins, tmp_path: pathlib.Path
 ) -> AsyncIterator[AgentProcess]:
     """Of a node without pods; not started yet."""
-    made = AgentProcess(tmp_path, fresh_pins.bpffs)
+    made = AgentProcess(tmp_path, installed_pins.bpffs)
     kubeconfig = write_kubeconfig(tmp_path / "kube", f"http://127.0.0.1:{api.port}")
     made.pods_from = (
         *("--node-name", making.NODE, "--kubeconfig", kubeconfig),

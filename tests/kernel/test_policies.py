@@ -82,8 +82,8 @@ class Node:
 
 
 @pytest.fixture
-def node(launch: Launch, tmp_path: pathlib.Path, fresh_pins: pins.Pins) -> Iterator[Node]:
-    operator = AgentProcess(tmp_path, fresh_pins.bpffs, launch)
+def node(launch: Launch, tmp_path: pathlib.Path, installed_pins: pins.Pins) -> Iterator[Node]:
+    operator = AgentProcess(tmp_path, installed_pins.bpffs, launch)
     with cgroups.cgroup() as kubelet:
         operator.kubelet = ("--kubelet", f"cgroup:{kubelet.path}")
         yield Node(operator, tmp_path / "rules")
@@ -335,8 +335,7 @@ def test_rule_for_the_root_cgroup_works_like_others(node: Node, web: LabPod) -> 
     with cgroups.cgroup() as group:
         assert is_dropped(group, web, PORT)
         assert reaches(group, web, OTHER_PORT)
-    root = Cgroup(group.directory.parent, "/")
-    assert reaches(root, web, PORT)
+    assert reaches(cgroups.root(), web, PORT)
 
 
 def test_a_pod_gets_the_rules_for_its_labels_as_they_are_now(

@@ -80,13 +80,13 @@ class Kubelet:
 
 @pytest.fixture
 def kubelet(isolated: None) -> Iterator[Kubelet]:
-    with cgroups.cgroup() as top:
+    with cgroups.cgroup(below=cgroups.root()) as top:
         yield Kubelet(top)
 
 
 @pytest.fixture
-def node(launch: Launch, tmp_path: pathlib.Path, fresh_pins: pins.Pins) -> Iterator[Node]:
-    operator = AgentProcess(tmp_path, fresh_pins.bpffs, launch)
+def node(launch: Launch, tmp_path: pathlib.Path, installed_pins: pins.Pins) -> Iterator[Node]:
+    operator = AgentProcess(tmp_path, installed_pins.bpffs, launch)
     with cgroups.cgroup() as group:
         operator.kubelet = ("--kubelet", f"cgroup:{group.path}")
         yield Node(operator, tmp_path / "rules")
@@ -147,7 +147,9 @@ def test_unit_is_admitted_in_whichever_slice_and_each_time_it_starts(
     with cgroups.cgroup() as user, cgroups.cgroup("podgate-test.service", below=user) as own:
         for slices in (1, 2):
             with contextlib.ExitStack() as undo:
-                above = undo.enter_context(cgroups.cgroup(f"podgate-test-{slices}.slice"))
+                above = undo.enter_context(
+                    cgroups.cgroup(f"podgate-test-{slices}.slice", below=cgroups.root())
+                )
                 if slices == 2:
                     above = undo.enter_context(
                         cgroups.cgroup("podgate-test-2-deep.slice", below=above)

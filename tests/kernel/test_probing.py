@@ -11,7 +11,7 @@ import pytest
 
 from agent import labels
 from agent.admin.report import AgentReport, ProbeStatus
-from agent.lab.agent_process import AgentProcess, condition_of, pod_of
+from agent.lab.agent_process import AgentProcess, Launch, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
 from agent.pods.conditions import TRUE
 from bpf import pins
@@ -25,9 +25,9 @@ ONCE_AN_HOUR = {"readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds":
 
 @pytest.fixture
 def operator(
-    isolated: None, tmp_path: pathlib.Path, fresh_pins: pins.Pins
+    launch: Launch, tmp_path: pathlib.Path, installed_pins: pins.Pins
 ) -> Iterator[AgentProcess]:
-    made = AgentProcess(tmp_path, fresh_pins.bpffs)
+    made = AgentProcess(tmp_path, installed_pins.bpffs, launch)
     yield made
     made.stop(signal.SIGKILL)
 

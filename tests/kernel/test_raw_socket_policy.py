@@ -87,7 +87,7 @@ def container(pods: Cgroup) -> Iterator[Cgroup]:
 @pytest.fixture
 def config(loaded: loader.Loaded, attached_hooks: None, pods: Cgroup) -> NodeConfig:
     made = NodeConfig(loaded)
-    made.set_pods(pods.id, 1)
+    made.set_pods(pods.id, pods.level)
     return made
 
 
@@ -241,7 +241,7 @@ def start(operator: AgentProcess, rules: pathlib.Path, mode: str, pods: Cgroup) 
             config = abi.CConfig.from_buffer_copy(opened.get(bytes(4)) or b"")
             if config.pods_cgroup == pods.id:
                 return True
-            config.pods_cgroup, config.pods_cgroup_level = pods.id, 1
+            config.pods_cgroup, config.pods_cgroup_level = pods.id, pods.level
             opened.set(bytes(4), bytes(config))
         return False
 

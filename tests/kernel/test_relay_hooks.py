@@ -127,7 +127,7 @@ def test_while_the_kubelet_is_unknown_processes_outside_pods_are_redirected(
     address = traffic.address(scene.pod, version)
     with cgroups.cgroup() as pods, cgroups.cgroup("container", below=pods) as container:
         config.set_kubelet(None)
-        config.set_pods(pods.id, 1)
+        config.set_pods(pods.id, pods.level)
         assert scene.reached_from_node(version) == "relay"
         assert connected(container, address) == 0
         assert scene.who_has_it() == "pod"

@@ -43,11 +43,6 @@ def is_dropped(sender: Cgroup, address: str, port: int) -> bool:
     return not connects(sender, address, port, traffic.DROPPED_AFTER_SECONDS)
 
 
-def level(group: Cgroup) -> int:
-    """How many directories below the root it lies."""
-    return group.path.count("/")
-
-
 @pytest.fixture
 def kubelet(isolated: None) -> Iterator[Cgroup]:
     with cgroups.cgroup() as made:
@@ -131,7 +126,7 @@ def test_while_the_kubelet_is_unknown_declared_ports_are_open_to_host_processes_
     address = traffic.address(pod, version)
     with cgroups.cgroup() as pods, cgroups.cgroup("container", below=pods) as container:
         config.set_kubelet(None)
-        config.set_pods(pods.id, level(pods))
+        config.set_pods(pods.id, pods.level)
         config.beat()
         guard(gates, pod, PROBE)
         for process in (kubelet, stranger):
@@ -172,7 +167,7 @@ def test_a_rule_for_a_cgroup_is_exact_and_one_for_an_ancestor_is_not(
         assert connects(kubelet, pod.ipv4, PORT)
         assert is_dropped(below, pod.ipv4, PORT)
         ancestor = Rule(
-            SourceKind.ANCESTOR, TCP, PORT, PORT, cgroup=kubelet.id, level=level(kubelet)
+            SourceKind.ANCESTOR, TCP, PORT, PORT, cgroup=kubelet.id, level=kubelet.level
         )
         guard(gates, pod, ancestor)
         assert connects(kubelet, pod.ipv4, PORT)
@@ -264,7 +259,7 @@ def test_without_heartbeat_the_node_reaches_what_is_declared_but_pods_do_not(
     long_ago.beat()
     assert connects(stranger, pod.ipv4, PORT)
     assert is_dropped(stranger, pod.ipv4, OTHER_PORT)
-    config.set_pods(stranger.id, level(stranger))
+    config.set_pods(stranger.id, stranger.level)
     assert is_dropped(stranger, pod.ipv4, PORT)
     with cgroups.cgroup("pod", below=stranger) as below:
         assert is_dropped(below, pod.ipv4, PORT)

@@ -265,10 +265,10 @@ def test_standby_agent_exits_at_its_time_limit(first: SecondAgent, second: Secon
 
 
 def test_agent_that_cannot_load_its_programs_requests_nothing(
-    first: SecondAgent, second: SecondAgent, fresh_pins: pins.Pins
+    first: SecondAgent, second: SecondAgent, installed_pins: pins.Pins
 ) -> None:
-    shutil.rmtree(next(fresh_pins.programs.iterdir()))
-    gates = fresh_pins.maps / "gates"
+    shutil.rmtree(next(installed_pins.programs.iterdir()))
+    gates = installed_pins.maps / "gates"
     gates.unlink()
     other = syscalls.map_create(_ARRAY, 4, 4, 1)
     syscalls.pin(other, str(gates))

@@ -81,7 +81,7 @@ class Sources:
         return self._add("container", self._add(f"pod{uid(number)}", self._kubepods))
 
     def _add(self, name: str, below: Cgroup | None = None) -> Cgroup:
-        return self._made.enter_context(cgroups.cgroup(name, below=below))
+        return self._made.enter_context(cgroups.cgroup(name, below=below or cgroups.root()))
 
 
 def uid(number: int) -> str:

@@ -19,7 +19,7 @@ from bpf.verdicts import Reason, Verdict
 from tests.kernel import foreign, links, offers, traffic, versions
 from tests.kernel.test_attach import attacked, enforcing, filters, qdiscs
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.file_node]
 
 BOTH = pytest.mark.parametrize("kind", list(Attachment), indirect=True)
 TCX = pytest.mark.parametrize("kind", [Attachment.TCX], indirect=True)

@@ -1,12 +1,15 @@
 """Other versions of the programs, compiled from changed copies of the sources."""
 
 import asyncio
+import contextlib
 import dataclasses
+import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import bpf
 from bpf import abi, loader, pins, sources, syscalls
@@ -25,10 +28,11 @@ def copy_of_sources(directory: pathlib.Path) -> pathlib.Path:
     return directory / "bpf" / "src" / "gate.c"
 
 
-def load_other(
+@contextlib.contextmanager
+def other_version(
     directory: pathlib.Path, installation: pins.Pins, loaded: loader.Loaded
-) -> loader.Loaded:
-    """Load a changed copy over the same maps. The caller closes only its programs."""
+) -> Iterator[loader.Loaded]:
+    """A changed copy that is loaded over the same maps."""
     with copy_of_sources(directory).open("a", encoding="ascii") as source:
         source.write("/* the next version */\n")
     _compile(directory, installation)
@@ -40,7 +44,11 @@ def load_other(
     )
     programs = {name: syscalls.open_pin(str(made / name)) for name in abi.PROGRAMS}
     shutil.rmtree(made)
-    return dataclasses.replace(loaded, programs=programs)
+    try:
+        yield dataclasses.replace(loaded, programs=programs)
+    finally:
+        for descriptor in programs.values():
+            os.close(descriptor)
 
 
 def of_schema(directory: pathlib.Path, schema: int, *, gate_addresses: int | None = None) -> None:

@@ -10,7 +10,7 @@ export PODGATE_TEST_PATIENCE=6
 export PODGATE_PROGRAMS=$checkout/compiled
 uname -r >/exchange/release
 cat /proc/1/comm >/exchange/init
-.venv/bin/python -m pytest -m kernel -p no:cacheprovider -n 2 --dist loadfile \
+.venv/bin/python -m pytest -m kernel -p no:cacheprovider -n 2 \
 	--no-loadscope-reorder -p tests.kernels.recorder -o faulthandler_timeout=4000 \
 	-o faulthandler_exit_on_timeout=false "${arguments[@]}" >/exchange/output.txt 2>&1
 echo $? >/exchange/status

@@ -13,13 +13,13 @@ from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.conftest import write_kubeconfig
 from tests.kernel import cgroups
 from tests.kernel.cgroups import Cgroup
-from tests.kernel.conftest import fresh_pins
+from tests.kernel.conftest import installed_pins, plugin
 from tests.node.node import Node
 from tests.runtime.conftest import driver, runtime
 from tests.runtime.containerd import Containerd
 from tests.runtime.driving import Driver
 
-__all__ = ["driver", "fresh_pins", "runtime"]
+__all__ = ["driver", "installed_pins", "plugin", "runtime"]
 
 
 @pytest.fixture
@@ -32,13 +32,13 @@ def kubelet_cgroup() -> Iterator[Cgroup]:
 async def node(
     runtime: Containerd,
     driver: Driver,
-    fresh_pins: pins.Pins,
+    installed_pins: pins.Pins,
     launch: Launch,
     kubelet_cgroup: Cgroup,
     tmp_path: pathlib.Path,
 ) -> AsyncIterator[Node]:
     """No agent runs yet; none outlives the test."""
-    operator = AgentProcess(tmp_path, fresh_pins.bpffs, launch)
+    operator = AgentProcess(tmp_path, installed_pins.bpffs, launch)
     made = Node(runtime, driver, ApiServer(), operator)
     await made.start_api()
     write_kubeconfig(made.kubeconfig, f"http://127.0.0.1:{made.server.port}")

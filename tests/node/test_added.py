@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from agent import labels
-from tests.cni import calling
 from tests.node.node import Node
 from tests.runtime.containerd import Containerd
 
@@ -28,11 +27,6 @@ elif os.environ["CNI_COMMAND"] == "ADD":
         sys.exit(1)
     print(json.dumps(conf["prevResult"]))
 """
-
-
-@pytest.fixture(scope="module")
-def plugin(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return calling.build(tmp_path_factory.mktemp("cni") / "podgate-cni")
 
 
 def install_hold(runtime: Containerd, release: pathlib.Path) -> None:

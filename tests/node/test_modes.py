@@ -16,7 +16,6 @@ from agent.lab import agent_process
 from agent.logs import Event
 from tests import polling
 from tests.agent.kube.apiserver import NODES
-from tests.cni import calling
 from tests.kernel import dialling, offers, traffic
 from tests.node.node import NAME, NAMESPACE, PORT, Node, reason_of, status_of
 
@@ -25,11 +24,6 @@ pytestmark = pytest.mark.kernel
 # host-local gives the runtime's pods one after the other.
 FIRST = "198.18.16.2"
 AUDIT = ("--mode", "audit")
-
-
-@pytest.fixture(scope="module")
-def plugin(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return calling.build(tmp_path_factory.mktemp("cni") / "podgate-cni")
 
 
 def label_node(node: Node, **words: str) -> None:

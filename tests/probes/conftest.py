@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from probes import netns
+from tests.nodes import leftovers
 from tests.probes.engine.schedules import Bench
 
 V4 = "198.18.0.1"
@@ -94,7 +95,7 @@ def sandbox() -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="module")
 def shared_sandbox() -> Iterator[Sandbox]:
-    with sandbox_netns() as made:
+    with leftovers.lasting(), sandbox_netns() as made:
         yield made
 
 

@@ -78,14 +78,6 @@ def fresh_pins(isolated: None) -> Iterator[pins.Pins]:
     made.remove_everything()
 
 
-@pytest.fixture(scope="session")
-def shared_pins(isolated: None) -> pins.Pins:
-    """An installation whose programs are compiled only once in a session."""
-    directory = labs.LAB_DIRECTORY / "bpf" / "proxy-shared"
-    directory.mkdir()
-    return pins.Pins(directory)
-
-
 @pytest.fixture
 def own_cgroup(isolated: None) -> Iterator[cgroups.Cgroup]:
     """The test itself is in it: no other process' sockets are translated."""
@@ -106,9 +98,9 @@ def within(cgroup: cgroups.Cgroup) -> Iterator[None]:
 
 
 @pytest.fixture
-def ebpf(shared_pins: pins.Pins, own_cgroup: cgroups.Cgroup) -> Iterator[Proxy]:
+def ebpf(fresh_pins: pins.Pins, own_cgroup: cgroups.Cgroup) -> Iterator[Proxy]:
     offers.need_netns_cookie()
-    backend = asyncio.run(open_combined(shared_pins, own_cgroup))
+    backend = asyncio.run(open_combined(fresh_pins, own_cgroup))
     proxy = Proxy(backend)
     with scene.routed():
         proxy.serve()
@@ -117,7 +109,7 @@ def ebpf(shared_pins: pins.Pins, own_cgroup: cgroups.Cgroup) -> Iterator[Proxy]:
         finally:
             proxy.serve()
             asyncio.run(nftables.remove())
-            service_links.detach(shared_pins)
+            service_links.detach(fresh_pins)
             asyncio.run(backend.close())
 
 

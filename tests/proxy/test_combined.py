@@ -64,9 +64,9 @@ def tracked(lab: labs.Lab) -> Iterator[None]:
 
 @pytest.mark.usefixtures("untracked", "servers")
 def test_cluster_ips_need_no_table_on_a_node_that_tracks_no_connection(
-    pods: list[labs.LabPod], shared_pins: pins.Pins, own_cgroup: cgroups.Cgroup
+    pods: list[labs.LabPod], fresh_pins: pins.Pins, own_cgroup: cgroups.Cgroup
 ) -> None:
-    with scene.routed(), opened(shared_pins, own_cgroup) as ebpf:
+    with scene.routed(), opened(fresh_pins, own_cgroup) as ebpf:
         ebpf.serve(service("web", endpoints(pods[0])))
         assert request(cluster_ip(4)) == "one"
         assert installed_maps() is None
@@ -77,7 +77,7 @@ def test_cluster_ips_need_no_table_on_a_node_that_tracks_no_connection(
 @pytest.mark.usefixtures("tracked", "servers")
 @pytest.mark.parametrize("version", [4, 6])
 def test_port_of_a_connection_that_another_proxy_translated_can_be_used_again(
-    pods: list[labs.LabPod], shared_pins: pins.Pins, own_cgroup: cgroups.Cgroup, version: int
+    pods: list[labs.LabPod], fresh_pins: pins.Pins, own_cgroup: cgroups.Cgroup, version: int
 ) -> None:
     """The kernel tracks the other one for two minutes after its end."""
     web = service("web", endpoints(pods[0]))
@@ -93,7 +93,7 @@ def test_port_of_a_connection_that_another_proxy_translated_can_be_used_again(
         other.serve(web)
         assert responder() == "one"
         asyncio.run(nftables.remove())
-        with opened(shared_pins, own_cgroup) as ebpf:
+        with opened(fresh_pins, own_cgroup) as ebpf:
             ebpf.serve(web)
             assert responder() == "one"
             # The table stays when services change.
@@ -122,14 +122,14 @@ def test_service_that_gets_and_loses_source_ranges_is_in_one_part_at_a_time(
 def test_node_without_nft_proxies_for_its_own_processes_and_reports_it(
     pods: list[labs.LabPod],
     servers: scene.Servers,
-    shared_pins: pins.Pins,
+    fresh_pins: pins.Pins,
     own_cgroup: cgroups.Cgroup,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def open_without_nft() -> CombinedBackend:
         with monkeypatch.context() as context:
             context.setenv("PATH", "/nonexistent")
-            return await conftest.open_combined(shared_pins, own_cgroup)
+            return await conftest.open_combined(fresh_pins, own_cgroup)
 
     with structlog.testing.capture_logs() as logs:
         backend = asyncio.run(open_without_nft())
@@ -144,5 +144,5 @@ def test_node_without_nft_proxies_for_its_own_processes_and_reports_it(
         assert request(cluster_ip(4)) == request(traffic.NODE[4], scene.NODE_PORT) == "one"
         assert installed_maps() is None
     finally:
-        service_links.detach(shared_pins)
+        service_links.detach(fresh_pins)
         asyncio.run(backend.close())

@@ -35,11 +35,11 @@ OTHER_CGROUP = 1 << 62
 
 
 @pytest.fixture
-def agent(shared_pins: pins.Pins) -> Iterator[loader.Loaded]:
+def agent(fresh_pins: pins.Pins) -> Iterator[loader.Loaded]:
     """The agent's programs, which know this node, and a kubelet that is another process: gates
     admit every host process to declared ports until the kubelet is identified."""
     offers.need_netns_cookie()
-    loaded = asyncio.run(loader.load(shared_pins))
+    loaded = asyncio.run(loader.load(fresh_pins))
     config = NodeConfig(loaded)
     config.set_netns(netns_cookie())
     config.set_kubelet(OTHER_CGROUP)
@@ -50,18 +50,18 @@ def agent(shared_pins: pins.Pins) -> Iterator[loader.Loaded]:
 
 @pytest.fixture
 def hooks(
-    agent: loader.Loaded, shared_pins: pins.Pins, own_cgroup: cgroups.Cgroup
+    agent: loader.Loaded, fresh_pins: pins.Pins, own_cgroup: cgroups.Cgroup
 ) -> Iterator[Hooks]:
     """At the cgroup of the proxy, as on a node both are at the root."""
-    made = Hooks(agent, shared_pins, own_cgroup.directory)
+    made = Hooks(agent, fresh_pins, own_cgroup.directory)
     assert [hook.problem for hook in made.attach()] == [None] * len(abi.HOOKS)
     yield made
     made.detach()
 
 
 @pytest.fixture
-def gates(agent: loader.Loaded, shared_pins: pins.Pins) -> Iterator[Gates]:
-    made = Gates(agent, shared_pins, Attachment.CLSACT)
+def gates(agent: loader.Loaded, fresh_pins: pins.Pins) -> Iterator[Gates]:
+    made = Gates(agent, fresh_pins, Attachment.CLSACT)
     yield made
     for ifindex in made.installed():
         made.remove(ifindex)
@@ -76,17 +76,17 @@ def first(
     servers: scene.Servers,
     gates: Gates,
     hooks: Hooks,
-    shared_pins: pins.Pins,
+    fresh_pins: pins.Pins,
     own_cgroup: cgroups.Cgroup,
 ) -> Iterator[Proxy]:
     """A proxy that comes after the agent; without order among programs, too (before 6.16)."""
     if request.param != "before":
         monkeypatch.setattr(service_links, "_link_first", lambda *_: None)
-    backend = asyncio.run(EbpfBackend.open(shared_pins.bpffs, own_cgroup.directory))
+    backend = asyncio.run(EbpfBackend.open(fresh_pins.bpffs, own_cgroup.directory))
     proxy = Proxy(backend)
     proxy.serve(service("web", endpoints(pods[0])))
     yield proxy
-    service_links.detach(shared_pins)
+    service_links.detach(fresh_pins)
     asyncio.run(backend.close())
 
 

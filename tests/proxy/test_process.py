@@ -46,7 +46,7 @@ def process(
     servers: scene.Servers,
     directory: pathlib.Path,
     served: ServedEndpoints,
-    shared_pins: pins.Pins,
+    fresh_pins: pins.Pins,
     own_cgroup: cgroups.Cgroup,
 ) -> Iterator[Process]:
     """Running, with service 0 at the first two pods."""
@@ -54,7 +54,7 @@ def process(
     if request.param == "ipvs":
         offers.need_ipvs()
     served.put(0, pods[:2], type="NodePort", ports=[PORT])
-    where = ("--run-directory", str(directory), "--bpffs", str(shared_pins.bpffs))
+    where = ("--run-directory", str(directory), "--bpffs", str(fresh_pins.bpffs))
     made = Process(
         directory,
         *("--backend", request.param, "--target", served.target),
@@ -77,13 +77,13 @@ def test_service_proxy_name_selects_the_services_with_that_label(
     servers: scene.Servers,
     directory: pathlib.Path,
     served: ServedEndpoints,
-    shared_pins: pins.Pins,
+    fresh_pins: pins.Pins,
     own_cgroup: cgroups.Cgroup,
 ) -> None:
     offers.need_netns_cookie()
     served.put(0, pods[:1])
     served.put(1, pods[1:2], labels={"service.kubernetes.io/service-proxy-name": "podgate"})
-    where = ("--run-directory", str(directory), "--bpffs", str(shared_pins.bpffs))
+    where = ("--run-directory", str(directory), "--bpffs", str(fresh_pins.bpffs))
     named = Process(
         directory,
         *("--backend", backend, "--target", served.target, "--service-proxy-name", "podgate"),
@@ -266,12 +266,12 @@ def reaches(number: int) -> bool:
 
 
 def test_second_proxy_is_rejected(
-    process: Process, directory: pathlib.Path, shared_pins: pins.Pins
+    process: Process, directory: pathlib.Path, fresh_pins: pins.Pins
 ) -> None:
     second = subprocess.run(
         [
             *(sys.executable, "-m", "agent", "proxy", "--backend", "nft"),
-            *("--run-directory", str(directory), "--bpffs", str(shared_pins.bpffs)),
+            *("--run-directory", str(directory), "--bpffs", str(fresh_pins.bpffs)),
         ],
         capture_output=True,
         text=True,
@@ -283,11 +283,11 @@ def test_second_proxy_is_rejected(
 
 
 def test_cleanup_fails_beside_a_proxy_and_removes_all_after_it(
-    process: Process, directory: pathlib.Path, shared_pins: pins.Pins
+    process: Process, directory: pathlib.Path, fresh_pins: pins.Pins
 ) -> None:
     command = [
         *(sys.executable, "-m", "agent", "cleanup"),
-        *("--run-directory", str(directory), "--bpffs", str(shared_pins.bpffs)),
+        *("--run-directory", str(directory), "--bpffs", str(fresh_pins.bpffs)),
     ]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 1
@@ -296,7 +296,7 @@ def test_cleanup_fails_beside_a_proxy_and_removes_all_after_it(
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     with pytest.raises((ConnectionRefusedError, TimeoutError)):
         reach_node_port()
-    assert not service_links.directory(shared_pins).exists()
+    assert not service_links.directory(fresh_pins).exists()
     listed = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True)
     assert nft_scripts.TABLE not in listed.stdout
     saved = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True)

@@ -12,7 +12,7 @@ from tests.runtime.driving import Driver
 
 
 @pytest.fixture
-def runtime(isolated: None, request: pytest.FixtureRequest) -> Iterator[Containerd]:
+def runtime(own_node: None, request: pytest.FixtureRequest) -> Iterator[Containerd]:
     """containerd with routed IPv4 pods, or with the network that the test is parametrized with."""
     network: dict[str, Any] = getattr(request, "param", None) or containerd.ptp()
     with fresh_lab(), containerd.running(network) as made:

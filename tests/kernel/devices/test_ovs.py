@@ -35,7 +35,7 @@ from tests.kernel.guarded import PodState
 from tests.kernel.test_bypass_reentry import programs
 from tests.kernel.test_bypass_tunnels import code_of, unprivileged
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.file_node]
 
 VERSIONS = pytest.mark.parametrize("version", [4, 6])
 MODES = pytest.mark.parametrize("mode", [Mode.ENFORCE, Mode.STRICT], ids=["enforce", "strict"])
