@@ -3,8 +3,6 @@
 import pathlib
 import re
 
-import pytest
-
 from bpf import abi
 from tests.tracing.journeys import journeys
 
