@@ -1,6 +1,8 @@
 # README's two commands are `make demo` and `make test`. Each sets up what it needs first.
 
 PYTHON := .venv/bin/python
+# Where it is set, each process compiles podgate and its tests again, in half of its CPU time.
+unexport PYTHONDONTWRITEBYTECODE
 # A test that fails runs again, alone, at the end: CONTRIBUTING.md, Flaky tests.
 PYTEST := $(PYTHON) -m pytest --twice
 # Suites with a target of their own: the image, the proxies, which are off by default, the status page
@@ -13,12 +15,15 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: client go-stubs demo test lint types test-unit test-kernel test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-bypass-strict test-kernels test-bare flakes bench fuzz format docs pictures proto image plugin setup clean
+.PHONY: client go-stubs demo durations test lint types test-unit test-kernel test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-bypass-strict test-kernels test-bare flakes bench fuzz format docs pictures proto image plugin setup clean
 
 demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
 
-test: lint types test-unit test-kernel
+test: setup
+	@$(MAKE) --no-print-directory -j2 --output-sync lint types
+	@$(MAKE) --no-print-directory test-unit
+	@$(MAKE) --no-print-directory test-kernel
 
 lint: setup
 	.venv/bin/ruff check .
@@ -31,13 +36,18 @@ types: setup
 	.venv/bin/mypy
 
 test-unit: setup
-	$(PYTEST) -m 'not kernel' -n auto
+	$(PYTEST) -m "not kernel" -n auto
 
-# Needs root and a kernel with BPF; a missing feature is an error, never a skip. Each worker has its
-# own node, which the tests of a file share. One worker more than processors: a quarter of the time is
-# spent waiting for the kernel.
+# Needs root and a kernel with BPF; a missing feature is an error, never a skip. Each test that changes
+# its node has one for itself (tests/nodes). One worker more than processors, since tests wait for the
+# kernel.
 test-kernel: setup
-	$(PYTEST) -m kernel -n $(shell expr $$(nproc) + 1) --dist loadfile $(APART)
+	$(PYTEST) -m kernel -n $(shell expr $$(nproc) + 1) $(APART)
+
+# What the balance of workers knows: tests/nodes/durations.json, from a run of all tests.
+durations: setup
+	$(PYTEST) -m "not kernel" -n auto --record-durations
+	$(PYTEST) -m kernel -n $(shell expr $$(nproc) + 1) --record-durations $(APART)
 
 # How often the tests fail that the last runs have listed as flaky, or TESTS="tests/FILE.py::TEST ...",
 # each 50 times (TIMES=) beside a load on all processors, for 20 minutes a test at most (MINUTES=).
@@ -46,7 +56,7 @@ flakes: setup
 
 # All proxies, three minutes.
 test-proxy: setup
-	$(PYTEST) tests/proxy -n auto --dist loadfile
+	$(PYTEST) tests/proxy -n auto
 
 # The status page of a real agent in Chromium, which it installs; a minute.
 test-page: setup .venv/.page
@@ -85,7 +95,7 @@ test-strict: setup
 BYPASSES := $(wildcard tests/kernel/test_bypass*.py) tests/kernel/test_many_addresses.py \
 	tests/kernel/test_router_advertisements.py
 test-bypass-strict: setup
-	PODGATE_TEST_MODE=strict $(PYTEST) $(BYPASSES) -n $(shell expr $$(nproc) + 1) --dist loadfile
+	PODGATE_TEST_MODE=strict $(PYTEST) $(BYPASSES) -n $(shell expr $$(nproc) + 1)
 
 # A hundred pods in a container runtime and in a cluster, where the kernel tests have eight.
 test-pods: setup
