@@ -259,7 +259,7 @@ def _bring_up(netlink: pyroute2.IPRoute, netns: Netns) -> int:
     if not network_setup.has_ip_version(6):
         return eth0
     for _ in range(_MAX_ROUTE_POLLS):
-        # The kernel notices a carrier up to a second later, or as soon as it is asked for the
+        # The kernel notices a carrier up to a second later, or as soon as a request reads the
         # interface (Linux 6.8, facd15dfd691).
         netlink.link("get", index=eth0)
         if _has_link_local_address(netns):

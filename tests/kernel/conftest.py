@@ -65,7 +65,7 @@ def fresh_pins(isolated: None) -> Iterator[pins.Pins]:
 
 @pytest.fixture(scope="session")
 def plugin(worker: Worker) -> pathlib.Path:
-    """podgate-cni, built once for all tests of a run."""
+    """podgate-cni, built once in a run."""
     return worker.made_once("podgate-cni", calling.build)
 
 

@@ -75,7 +75,7 @@ def found() -> Counter[str]:
 
 
 def left(before: Counter[str]) -> list[str]:
-    """What is there and was not before. Waits for what goes by itself."""
+    """What exists now and did not before. Waits for what goes by itself."""
     if not found() - before:
         return []
     gc.collect()
