@@ -78,6 +78,7 @@ def _of_product() -> Iterator[CodeType]:
     from agent.cri import endpoints
     from agent.kube import api_pods
     from agent.kube import client as kube
+    from agent.lab import polling
     from agent.linux.nft_cgroups import CgroupMatches
     from agent.pods.pod_modes import PodModes
     from agent.policy.files import PolicyFiles
@@ -92,6 +93,9 @@ def _of_product() -> Iterator[CodeType]:
             # not seen; ours joins threads only outside of loops. From Python 3.13 on it has no lock
             # that is seen.
             threading.Thread.join,
+            # Call the checks of tests.
+            polling.until,
+            polling.request_until,
             # Runs in a thread, with a loop of its own for the official client's loader.
             kube._load,
             # At start, before anything else runs: the boot's id and what an earlier agent saved.
