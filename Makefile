@@ -15,7 +15,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: client go-stubs demo durations test lint types test-unit test-kernel test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-bypass-strict test-kernels test-bare flakes bench fuzz format docs pictures proto image plugin setup clean
+.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-bypass-strict test-kernels test-bare flakes bench fuzz format docs pictures proto image plugin setup clean
 
 demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -53,6 +53,13 @@ durations: setup
 # each 50 times (TIMES=) beside a load on all processors, for 20 minutes a test at most (MINUTES=).
 flakes: setup
 	@$(PYTHON) -m tests.flakes $(if $(TIMES),--times $(TIMES)) $(if $(MINUTES),--minutes $(MINUTES)) $(TESTS)
+
+# Changes of the code that no unit test detects: in the modules that differ from main, in those of
+# `make mutants FILES="agent/pods bpf/rules.py"`, in a sample of all by `make mutants SAMPLE=200 SEED=1`,
+# or the changes of tests/mutants/handmade.py by `make mutants HANDMADE=1`.
+mutants: setup
+	@$(PYTHON) -m tests.mutants $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(HANDMADE),--handmade) $(FILES)
 
 # All proxies, three minutes.
 test-proxy: setup

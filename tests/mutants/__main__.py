@@ -1,0 +1,228 @@
+"""`make mutants`: the changes of podgate's code that no unit test detects."""
+
+import argparse
+import contextlib
+import difflib
+import os
+import pathlib
+import queue
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tests.mutants import handmade, modules, mutations
+from tests.mutants.trials import Copy, Record, TrialError
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The outcome of one mutant."""
+
+    path: str
+    title: str
+    difference: str
+    tests: tuple[str, ...]
+    """The files that ran; none if no unit test runs the line."""
+    is_killed: bool
+
+    def __str__(self) -> str:
+        ran = ", ".join(self.tests) or "none: no unit test runs this line"
+        return f"{self.title}\n{self.difference}\n  tests: {ran}\n"
+
+
+class Trials:
+    """Runs mutants in copies of the tree, several at a time."""
+
+    def __init__(self, copies: list[Copy]) -> None:
+        self._copies = copies
+        self._free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        for copy in copies:
+            self._free.put(copy)
+
+    def record(self, tests: list[str]) -> Record:
+        """What these test files run, each copy its part of them."""
+        count = len(self._copies)
+        parts = [tests[number::count] for number in range(count)]
+        with ThreadPoolExecutor(count) as pool:
+            return Record.merged(pool.map(self._record, [part for part in parts if part]))
+
+    def run(
+        self, mutants: list[mutations.Mutant | handmade.Edit], record: Record
+    ) -> Iterator[Trial]:
+        """In the order of the mutants."""
+        with ThreadPoolExecutor(len(self._copies)) as pool:
+            yield from pool.map(lambda mutant: self._try(mutant, record), mutants)
+
+    @contextlib.contextmanager
+    def _copy(self) -> Iterator[Copy]:
+        copy = self._free.get()
+        try:
+            yield copy
+        finally:
+            self._free.put(copy)
+
+    def _record(self, tests: list[str]) -> Record:
+        with self._copy() as copy:
+            return copy.record(tests)
+
+    def _try(self, mutant: mutations.Mutant | handmade.Edit, record: Record) -> Trial:
+        source = (_ROOT / mutant.path).read_text()
+        changed = mutant.apply(source)
+        lines, difference = _difference(source, changed)
+        steps = _steps(mutant, lines, record)
+        is_killed = False
+        with self._copy() as copy:
+            copy.write(mutant.path, changed)
+            for tests in steps:
+                seconds = sum(record.seconds.get(test, 0) for test in tests)
+                if not copy.passes(tests, seconds, record.failed):
+                    is_killed = True
+                    break
+            copy.write(mutant.path, source)
+        title = f"{mutant.path}:{lines[0]}"
+        return Trial(mutant.path, title, difference, sum(steps, ()), is_killed)
+
+
+def _difference(source: str, changed: str) -> tuple[list[int], str]:
+    """The lines of the source that change, and the lines of a diff."""
+    before, after = source.splitlines(), changed.splitlines()
+    blocks = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+    lines: list[int] = []
+    shown: list[str] = []
+    for kind, first, last, first_after, last_after in blocks:
+        if kind != "equal":
+            lines += range(first + 1, last + 1) or [first]
+            shown += [f"-{line}" for line in before[first:last]]
+            shown += [f"+{line}" for line in after[first_after:last_after]]
+    return lines, "\n".join(shown)
+
+
+def _steps(
+    mutant: mutations.Mutant | handmade.Edit, lines: list[int], record: Record
+) -> list[tuple[str, ...]]:
+    """The tests that run what changes: first those that mirror the module, then those of its
+    package, then all others."""
+    found = sorted(record.tests_of(mutant.path, {*lines, *getattr(mutant, "lines", ())}))
+    distance = {
+        test: 0
+        if modules.mirrors(test, mutant.path)
+        else 1
+        if modules.is_near(test, mutant.path)
+        else 2
+        for test in found
+    }
+    steps = [tuple(test for test in found if distance[test] == step) for step in range(3)]
+    return [tests for tests in steps if tests]
+
+
+def _mutants(
+    paths: list[str], record: Record, size: int | None, seed: int
+) -> list[mutations.Mutant]:
+    """Those of each group, or a sample of them; prints how many there are."""
+    chosen = []
+    for group in modules.GOALS:
+        found: list[mutations.Mutant] = []
+        left_out: Counter[str] = Counter()
+        for path in paths:
+            if modules.group(path) == group:
+                for mutant in mutations.of_module(_ROOT, path):
+                    if record.tests_of(path, mutant.function):
+                        found.append(mutant)
+                    else:
+                        left_out[path] += 1
+        chosen += mutations.sample(found, size, seed)
+        _print(
+            f"{group}: {len(found)} mutants; left to kernel tests, since no unit test runs their "
+            f"function: {left_out.total()} in {len(left_out)} modules"
+        )
+    return chosen
+
+
+def _report(trials: Iterator[Trial], *, is_complete: bool) -> bool:
+    """Print each survivor, and the scores; whether they reach their goals.
+
+    is_complete: the goal is that tests kill all."""
+    tried: Counter[str] = Counter()
+    killed: Counter[str] = Counter()
+    for trial in trials:
+        group = modules.group(trial.path)
+        tried[group] += 1
+        killed[group] += trial.is_killed
+        if not trial.is_killed:
+            _print(f"\nsurvived: {trial}")
+    is_good = True
+    for group, count in tried.items():
+        share = 100 * killed[group] / count
+        goal = 100 if is_complete else modules.GOALS[group]
+        is_good &= share >= goal
+        _print(f"{group}: {killed[group]} of {count} killed, {share:.1f} % (goal: {goal} %)")
+    return is_good
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
+    parser.add_argument("paths", nargs="*", help="modules and packages")
+    parser.add_argument("--sample", type=int, help="mutants of each group; default: all")
+    parser.add_argument("--seed", type=int, help="of the sample; default: a random one")
+    parser.add_argument("--handmade", action="store_true", help="only tests/mutants/handmade.py")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    return parser.parse_args()
+
+
+def _paths(options: argparse.Namespace) -> list[str]:
+    """Those that are named; else all for a sample, and what differs from main without one."""
+    if options.handmade:
+        return sorted({edit.path for edit in handmade.EDITS})
+    if options.paths:
+        return modules.named(_ROOT, options.paths)
+    return modules.changed(_ROOT) if options.sample is None else modules.every(_ROOT)
+
+
+def main() -> int:
+    options = _options()
+    if os.geteuid() != 0:
+        _print("make mutants needs root: mutants run in namespaces of their own")
+        return 1
+    seed = options.seed if options.seed is not None else random.randrange(10_000)
+    paths = _paths(options)
+    if not paths:
+        _print("no module of agent, bpf or probes differs from the main branch")
+        return 0
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="podgate-mutants-") as directory:
+        trials = Trials(
+            [Copy(_ROOT, pathlib.Path(directory, str(number))) for number in range(options.jobs)]
+        )
+        tests = modules.UnitTests(_ROOT).reaching(paths)
+        _print(f"seed {seed}; {len(paths)} modules, {len(tests)} test files")
+        record = trials.record(tests)
+        for name in record.failed:
+            _print(f"left out, since it fails without a mutant: {name}")
+        mutants: list[mutations.Mutant | handmade.Edit] = []
+        if options.handmade:
+            mutants += handmade.EDITS
+        else:
+            mutants += _mutants(paths, record, options.sample, seed)
+        is_good = _report(trials.run(mutants, record), is_complete=options.handmade)
+    minutes = (time.monotonic() - started) / 60
+    _print(f"{len(mutants)} mutants in {minutes:.1f} minutes, seed {seed}")
+    return 0 if is_good else 1
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (TrialError, mutations.MutationError) as error:
+        sys.exit(f"make mutants: {error}")

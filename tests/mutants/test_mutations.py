@@ -1,0 +1,100 @@
+"""Mutants change behaviour, and what has none gets no mutant."""
+
+import pathlib
+
+from tests.mutants import handmade, modules, mutations
+
+SOURCE = '''\
+"""A module."""
+LIMIT = 8
+Kind = int | str
+
+
+@decorated(flag=True)
+class Pod:
+    size: int = 1
+
+    def settle(self, count: "int | None" = 0) -> "int | None":
+        assert count >= 0
+        log.info(Event.SETTLED, count=count + 1)
+        self.close()
+        if count is None or count < 3:
+            return wait(2, timeout=5)
+        if not self.pods:
+            return 1
+        return [*zip(self.pods, self.gates, strict=True)] in self.found
+
+    def __repr__(self) -> str:
+        return "a" + "b"
+'''
+
+
+def changes(tmp_path: pathlib.Path) -> list[str]:
+    """The line of each mutant, stripped and with single spaces."""
+    (tmp_path / "pod.py").write_text(SOURCE)
+    found = []
+    for mutant in mutations.of_module(tmp_path, "pod.py"):
+        changed = mutant.apply(SOURCE).splitlines()
+        (line,) = [
+            after
+            for before, after in zip(SOURCE.splitlines(), changed, strict=True)
+            if before != after
+        ]
+        found.append(" ".join(line.split()))
+    return found
+
+
+def test_mutants_are_made_of_statements_with_behaviour(tmp_path: pathlib.Path) -> None:
+    assert sorted(changes(tmp_path)) == sorted(
+        [
+            'def settle(self, count: "int | None" = 1) -> "int | None":',
+            'def settle(self, count: "int | None" = -1) -> "int | None":',
+            "pass",
+            "if not count is None or count < 3:",
+            "if count is not None or count < 3:",
+            "if count is None and count < 3:",
+            "if count is None or count <= 3:",
+            "if count is None or count >= 3:",
+            "if count is None or count < 4:",
+            "if count is None or count < 2:",
+            "return wait( 3, timeout=5)",
+            "return wait( 1, timeout=5)",
+            "if self.pods:",
+            "return 2",
+            "return 0",
+            "return [*zip(self.pods, self.gates, strict=True)] not in self.found",
+        ]
+    )
+
+
+def test_mutant_concerns_its_statement_and_function(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "pod.py").write_text(SOURCE)
+    by_line = {one.lines.start: one for one in mutations.of_module(tmp_path, "pod.py")}
+    assert by_line[17].lines == range(17, 18)
+    assert by_line[17].function == range(11, 19)
+    # A default belongs to the whole function.
+    assert by_line[11].lines == by_line[11].function
+
+
+def test_larger_sample_begins_with_the_smaller_one(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "pod.py").write_text(SOURCE)
+    mutants = list(mutations.of_module(tmp_path, "pod.py"))
+    assert mutations.sample(mutants, 9, 1)[:4] == mutations.sample(mutants, 4, 1)
+    assert mutations.sample(mutants, 9, 1) != mutations.sample(mutants, 9, 2)
+
+
+def test_handmade_mutants_fit_their_modules() -> None:
+    root = pathlib.Path(modules.__file__).parents[2]
+    for edit in handmade.EDITS:
+        source = (root / edit.path).read_text()
+        assert source.count(edit.old) == 1, edit.meaning
+        assert edit.apply(source) != source
+
+
+def test_test_file_mirrors_its_module_and_what_follows_its_name() -> None:
+    assert modules.mirrors("tests/bpf/test_gates.py", "bpf/gates.py")
+    assert modules.mirrors("tests/bpf/test_gates_removal.py", "bpf/gates.py")
+    assert not modules.mirrors("tests/bpf/test_gatesize.py", "bpf/gates.py")
+    assert not modules.mirrors("tests/agent/test_gates.py", "bpf/gates.py")
+    assert modules.is_near("tests/agent/cli/views/test_status.py", "agent/cli/output.py")
+    assert not modules.is_near("tests/agent/cli/test_output.py", "agent/cli/views/status.py")

@@ -1,0 +1,172 @@
+"""Copies of the tree in which tests run, with a mutant or without, and what tests run which lines.
+
+A copy is the only place that a mutant can change: its tests have a PID and a network namespace of
+their own, and a file system that is read-only outside the copy. So a mutant of a call such as
+kill() or unlink() harms nothing.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+import coverage
+
+from tests.mutants import recording
+
+_PYTEST = ("-m", "pytest", "-p", "no:cacheprovider", "-q", "-m", "not kernel", "--tb=short")
+# loopback as tests of sockets need it, and writes only below $1.
+_ISOLATED = (
+    "ip link set lo up && mount --bind $1 $1 && mount -o remount,bind,ro / && cd $1/tree"
+    ' && ulimit -t $2 && shift 2 && exec "$@"'
+)
+_COVERAGE = """\
+[run]
+source = agent, bpf, probes
+data_file = {directory}/coverage
+parallel = true
+patch = subprocess
+sigterm = true
+context = ${{{context}-}}
+"""
+# Coverage's context of what no test runs.
+_AT_IMPORT = ""
+# How much longer than without it the tests of a mutant may take, beside the start of a process.
+_SLOWER = 4
+_START_SECONDS = 30
+# A recording of all tests takes minutes.
+_RECORDING_SECONDS = 3600
+
+
+class TrialError(Exception):
+    """The tests cannot be run in a copy of the tree."""
+
+
+@dataclass(slots=True)
+class Record:
+    """What unit tests run, from one run without a mutant."""
+
+    lines: dict[str, dict[int, set[str]]] = field(default_factory=dict)
+    """By module and line: the test files that run it."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By test file."""
+    failed: list[str] = field(default_factory=list)
+    """Tests that fail without a mutant, which cannot detect one."""
+
+    @classmethod
+    def merged(cls, parts: Iterable["Record"]) -> "Record":
+        """Of runs of different test files."""
+        whole = cls()
+        for part in parts:
+            whole.seconds |= part.seconds
+            whole.failed += part.failed
+            for path, by_line in part.lines.items():
+                into = whole.lines.setdefault(path, {})
+                for line, tests in by_line.items():
+                    into[line] = into.get(line, set()) | tests
+        return whole
+
+    def runs(self, path: str) -> set[str]:
+        """The test files that run a function of a module."""
+        return set().union(*self.lines.get(path, {}).values()) - {_AT_IMPORT}
+
+    def tests_of(self, path: str, lines: Iterable[int]) -> set[str]:
+        """The test files that run one of these lines of a module; what runs at import, such as a
+        constant, concerns all that run the module."""
+        by_line = self.lines.get(path, {})
+        found = set().union(*(by_line.get(line, set()) for line in lines))
+        return self.runs(path) if found == {_AT_IMPORT} else found - {_AT_IMPORT}
+
+
+class Copy:
+    """One copy of the tree, for one run at a time."""
+
+    def __init__(self, root: pathlib.Path, directory: pathlib.Path) -> None:
+        self._directory = directory
+        self.tree = directory / "tree"
+        command = ["git", "-C", str(root), "ls-files", "-co", "--exclude-standard", "-z"]
+        names = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        for name in filter(None, names.split("\0")):
+            if (root / name).exists():
+                target = self.tree / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(root / name, target, follow_symlinks=False)
+        (self.tree / ".venv").symlink_to(root / ".venv")
+        (directory / "tmp").mkdir(parents=True)
+        # Later than that of each original, and different each time, so that Python never takes the
+        # bytecode of another mutant.
+        self._time = 2_000_000_000
+
+    def write(self, path: str, source: str) -> None:
+        (self.tree / path).write_text(source)
+        self._time += 1
+        os.utime(self.tree / path, (self._time, self._time))
+
+    def record(self, tests: Collection[str]) -> Record:
+        """Run test files without a mutant. Raises `TrialError`."""
+        settings = self._directory / "coveragerc"
+        content = _COVERAGE.format(directory=self._directory, context=recording.CONTEXT)
+        settings.write_text(content)
+        report = self._directory / "record.json"
+        command = ("-m", "coverage", "run", f"--rcfile={settings}", *_PYTEST)
+        plugin = ("-p", "tests.mutants.recording")
+        ended = self._run(
+            [*command, *plugin, *tests], _RECORDING_SECONDS, {recording.RECORD: str(report)}
+        )
+        if not report.exists():
+            raise TrialError(f"the tests do not run: {ended.stdout}{ended.stderr}")
+        data = coverage.CoverageData(str(self._directory / "coverage"))
+        combined = coverage.Coverage(data_file=str(self._directory / "coverage"))
+        combined.combine(strict=True)
+        data.read()
+        lines: dict[str, dict[int, set[str]]] = defaultdict(dict)
+        for name in data.measured_files():
+            module = pathlib.Path(name)
+            if module.is_relative_to(self.tree):
+                contexts = data.contexts_by_lineno(name)
+                lines[str(module.relative_to(self.tree))] = {
+                    line: set(files) for line, files in contexts.items()
+                }
+        return Record(dict(lines), **json.loads(report.read_text()))
+
+    def passes(self, tests: Collection[str], seconds: float, without: Collection[str]) -> bool:
+        """Whether test files pass with what was written.
+
+        seconds: what they take without a mutant; without: tests that are left out.
+        """
+        left_out = [f"--deselect={name}" for name in without if name.partition("::")[0] in tests]
+        limit = _START_SECONDS + _SLOWER * seconds
+        try:
+            ended = self._run(
+                [*_PYTEST, "-x", f"--timeout={limit:.0f}", *left_out, *tests], limit, {}
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        return ended.returncode == 0
+
+    def _run(
+        self, arguments: list[str], seconds: float, variables: dict[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        """Run Python in the copy. seconds: of processor time, and ten times that of real time,
+        which others on the machine stretch. Raises `subprocess.TimeoutExpired`."""
+        namespaces = ("--fork", "--kill-child", "--pid", "--mount-proc", "--net", "--mount")
+        isolated = ("sh", "-c", _ISOLATED, "sh", str(self._directory), f"{seconds:.0f}")
+        environment = {
+            **os.environ,
+            **variables,
+            "PYTHONPATH": str(self.tree),
+            "TMPDIR": str(self._directory / "tmp"),
+        }
+        return subprocess.run(
+            ["unshare", *namespaces, *isolated, sys.executable, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=10 * seconds,
+            env=environment,
+        )
