@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent import VERSION
 from agent.admin.report import (
     HookStatus,
     PodSourceStatus,
@@ -18,6 +19,7 @@ from agent.doctor.finding import Finding, Severity
 from agent.pods import off_file
 from agent.policy import host_agents
 from agent.policy.default_rules import NODE_DNS
+from tests.agent.cli.stub_agent import StubAgent
 from tests.agent.kubectl.reporting import REPORT, pod
 
 RULES = RulesReport(sources=[], policies=[], problems=[])
@@ -109,3 +111,43 @@ async def test_node_that_is_switched_off_is_a_problem(tmp_path: pathlib.Path) ->
     assert (off.check, off.severity) == ("off", Severity.PROBLEM)
     assert "all of its pods are open" in off.text
     assert silent.severity is Severity.WARNING
+
+
+async def checked(
+    directory: pathlib.Path, answers: dict[str, bytes], *, is_in_cluster: bool = False
+) -> list[Finding]:
+    """What doctor finds with an agent that answers."""
+    with StubAgent(directory, {"/version": VERSION.encode(), **answers}):
+        return await agent.check(directory, directory, is_in_cluster=is_in_cluster)
+
+
+async def test_agent_of_another_version_is_named_and_its_report_is_not_used(
+    tmp_path: pathlib.Path,
+) -> None:
+    other = msgspec.structs.replace(REPORT, version="9.0.0", is_synced=False)
+    (finding,) = await checked(tmp_path, {"/status": msgspec.json.encode(other)})
+    assert (finding.check, finding.severity) == ("agent", Severity.WARNING)
+    assert finding.text == f"The agent has version 9.0.0, this command {VERSION}."
+    assert "upgrade" in finding.remedy
+
+
+async def test_answer_that_is_no_report_is_another_versions(tmp_path: pathlib.Path) -> None:
+    (finding,) = await checked(tmp_path, {"/status": b"no JSON"})
+    assert (finding.check, finding.severity) == ("agent", Severity.WARNING)
+    assert "cannot be read" in finding.text
+    assert "upgrade" in finding.remedy
+
+
+async def test_agent_that_does_not_serve_its_report_is_a_warning(tmp_path: pathlib.Path) -> None:
+    (finding,) = await checked(tmp_path, {})
+    assert (finding.check, finding.severity) == ("agent", Severity.WARNING)
+    assert "does not serve /status" in finding.text
+
+
+@pytest.mark.parametrize("is_in_cluster", [False, True])
+async def test_dns_rule_is_checked_in_a_cluster(
+    tmp_path: pathlib.Path, *, is_in_cluster: bool
+) -> None:
+    answers = {"/status": msgspec.json.encode(REPORT), "/rules": msgspec.json.encode(RULES)}
+    found = await checked(tmp_path, answers, is_in_cluster=is_in_cluster)
+    assert [finding.check for finding in found] == ["agent"] + ["dns-rule"] * is_in_cluster

@@ -1,6 +1,7 @@
 """`kubectl podgate status`: nodes side by side, and the pods that are not as desired."""
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,8 +9,7 @@ import yaml
 
 from agent import VERSION
 from agent.admin.report import HookStatus, PodSourceStatus, RawSocketStatus
-from agent.kubectl import main, node_status
-from agent.kubectl.cluster import NodeAnswer
+from agent.kubectl import main
 from tests.agent.cli.reports import PINNED
 from tests.agent.kubectl.reporting import REPORT, encoded, pod, report
 from tests.agent.kubectl.standin import KubectlStandin
@@ -82,23 +82,42 @@ def test_json_and_yaml_have_the_same_content(
     )
 
 
-def test_each_problem_of_a_node_is_a_sentence() -> None:
-    found = report(
-        is_synced=False,
-        kubelet_unfollowed="no BTF.",
-        hooks=[HookStatus(name="connect6", problem="EPERM")],
-        pod_source=PodSourceStatus(pods_from="the API server", problems=["It is silent."]),
-        relay=msgspec.structs.replace(REPORT.relay, problem="no relay starts."),
-        raw_sockets=RawSocketStatus(mode="audit", problem="the kernel has no LSM.", sources=[]),
-    )
-    assert node_status.read(NodeAnswer("a", json.dumps(found))).problems == (
-        "It is silent.",
-        "Initial pod sync not finished.",
-        "Kernel does not follow the kubelet's restarts: no BTF.",
-        "connect6 does not work: EPERM",
-        "Relay of strict: no relay starts.",
-        "Raw sockets: the kernel has no LSM.",
-    )
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"is_synced": False}, "Initial pod sync not finished."),
+        ({"kubelet": None}, "Kubelet not identified."),
+        ({"kubelet": None, "open_ports": "Ports are open."}, "not identified: Ports are open."),
+        ({"kubelet_unfollowed": "no BTF."}, "does not follow the kubelet's restarts: no BTF."),
+        (
+            {"hooks": [HookStatus(name="connect6", problem="EPERM")]},
+            "connect6 does not work: EPERM",
+        ),
+        (
+            {"relay": msgspec.structs.replace(REPORT.relay, problem="no netns")},
+            "Relay of strict: no netns",
+        ),
+        (
+            {"raw_sockets": RawSocketStatus(mode="deny-pods", problem="Not all.", sources=[])},
+            "Raw sockets: Not all.",
+        ),
+        (
+            {"pod_source": PodSourceStatus(pods_from="", problems=["The watch fails."])},
+            "The watch fails.",
+        ),
+    ],
+)
+def test_each_problem_of_an_agent_is_one_line(
+    kubectl: KubectlStandin,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    problem: str,
+) -> None:
+    kubectl.serve_nodes("a")
+    kubectl.respond("exec", "agent-a", output=report(**changes))
+    run(kubectl)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("a:")]
+    assert line.endswith(problem)
 
 
 def test_all_as_desired_is_success(
