@@ -34,6 +34,16 @@ async def test_gates_of_few_pods_are_settled_from_the_start(node: Node) -> None:
         assert not node.gates.unsettled
 
 
+async def test_eight_pods_that_wait_are_a_crowd(node: Node) -> None:
+    async with node.running():
+        add(node, 7)
+        await asyncio.sleep(1)
+        assert node.gates.links == set(range(1, 8))
+        add(node, 8, first=8)
+        await asyncio.sleep(1)
+        assert node.gates.unsettled
+
+
 async def test_gates_of_a_crowd_are_attached_quickly_and_settled_when_it_is_over(
     node: Node,
 ) -> None:

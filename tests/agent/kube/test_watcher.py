@@ -282,6 +282,27 @@ async def test_too_old_version_of_a_list_means_the_newest(
     assert lists == ["0", ""]
 
 
+async def test_too_old_version_of_a_streamed_list_means_the_newest(
+    server: ApiServer, api: ApiClient
+) -> None:
+    async def gone(request: web.Request) -> web.StreamResponse | None:
+        if request.query.get("resourceVersion"):
+            return apiserver.error_response(410, "Expired")
+        return None
+
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        server.faults.append(gone)
+        server.stream().end()
+        server.silently(lambda: server.put(pod("b")))
+        await asyncio.sleep(60)
+        assert seen.names == {"a", "b"}
+    newest = server.of()[-1]
+    assert newest.is_streamed_list
+    assert newest.query["resourceVersion"] == ""
+    assert_paced(server)
+
+
 async def test_retry_after_is_respected(server: ApiServer, api: ApiClient) -> None:
     async def busy(request: web.Request) -> web.StreamResponse | None:
         server.faults.clear()

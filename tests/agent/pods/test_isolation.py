@@ -215,6 +215,32 @@ def test_note_about_the_relay_is_shown_while_it_proxies(mode: Mode) -> None:
         assert status.message.endswith("A note.") is (problem is None)
 
 
+@pytest.mark.parametrize(
+    ("status", "is_shown"),
+    [
+        (ENFORCED, True),
+        (IsolationStatus(TRUE, "Audit", "Gate attached to veth1."), False),
+        (FAILED, False),
+    ],
+)
+def test_kubelet_that_is_not_identified_matters_where_gates_drop(
+    status: IsolationStatus, is_shown: bool
+) -> None:
+    state = gated(status=status)
+    record(state, ipv4=PathTestResult.CONFIRMED, ipv6=PathTestResult.CONFIRMED)
+    shown = isolation_status(state, None, kubelet_problem="Kubelet not identified.")
+    assert shown is not None
+    assert shown.message.endswith("Kubelet not identified.") is is_shown
+    assert (shown.status, shown.reason) == (status.status, status.reason)
+
+
+def test_path_test_that_failed_is_not_a_path_that_is_blocked() -> None:
+    failed = found(gated(), PathTestResult.FAILED).message
+    unreachable = found(gated(), PathTestResult.UNREACHABLE).message
+    assert f"Path test failed for {IPV4}" in failed
+    assert f"packets from the host do not reach {IPV4}" in unreachable
+
+
 def test_gates_that_failed_after_a_path_test_do_not_earn_trust() -> None:
     state = gated(status=FAILED)
     record(state, ipv4=PathTestResult.CONFIRMED, ipv6=PathTestResult.CONFIRMED)

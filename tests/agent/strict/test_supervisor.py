@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import pytest
 
+from agent import labels
 from agent.pods.changes import Subscription
 from agent.pods.conditions import Conditions
 from agent.pods.pod_modes import PodModes
@@ -447,3 +448,35 @@ async def test_reports_of_a_draining_relay_are_counted(node: Node, web: PodState
     old.exit()
     await asyncio.sleep(2)
     assert sum(report.connections for report in node.supervisor.last_reports) == 1
+
+
+@on_a_node
+async def test_restart_of_a_relay_that_cannot_start_reports_why(node: Node) -> None:
+    node.launcher.problem = "no slot is free"
+    node.add(strict_pod("web", ONE))
+    await asyncio.sleep(1)
+    async with asyncio.timeout(60):
+        with pytest.raises(RelayError, match="no slot is free"):
+            await node.supervisor.restart()
+
+
+@on_a_node
+async def test_relay_starts_once_the_nodes_default_becomes_strict(node: Node) -> None:
+    await asyncio.sleep(1)
+    assert node.launcher.relays == []
+    node.modes.set_node({labels.MODE_LABEL: "strict"})
+    await asyncio.sleep(1)
+    assert node.supervisor.is_up
+
+
+@with_a_relay
+async def test_relays_answers_are_counted(node: Node, web: PodState) -> None:
+    answer = messages.AnswerSample(f"{web.pod.uid} {ONE}", 8080, "healthy", 3)
+    node.launcher.newest.send(
+        messages.RelayReport(
+            connections=0, held_syns=0, is_full=False, samples=(), answers=(answer,)
+        )
+    )
+    await asyncio.sleep(1)
+    counted = [(pod.name, outcome, count) for pod, _, outcome, count in node.stats.answers.items()]
+    assert counted == [("web", "healthy", 3)]
