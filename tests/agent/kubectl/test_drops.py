@@ -3,6 +3,7 @@
 import datetime
 import json
 import pathlib
+from collections.abc import Generator, Sequence
 
 import msgspec
 import pytest
@@ -208,3 +209,62 @@ def test_too_many_nodes_to_follow_is_one_sentence(
     kubectl.serve_nodes(*(f"node-{number}" for number in range(65)))
     assert main.main(["--kubectl", kubectl.command, "drops", "--follow"]) == 1
     assert "65 nodes are too many to follow at once (at most 64)" in capsys.readouterr().err
+
+
+class _EndOfStreams(Exception):
+    """Ends a command that follows until it is interrupted."""
+
+
+def followed(
+    kubectl: KubectlStandin,
+    monkeypatch: pytest.MonkeyPatch,
+    *lines: drop_stream.NodeLine,
+    form: str,
+) -> None:
+    """What `drops --follow` prints of these lines."""
+
+    def streams(_: Cluster, nodes: Sequence[str]) -> Generator[drop_stream.NodeLine, None, None]:
+        assert list(nodes) == ["a", "node-b"]
+        yield from lines
+        raise _EndOfStreams
+
+    monkeypatch.setattr(drop_stream, "lines", streams)
+    kubectl.serve_nodes("a", "node-b")
+    with pytest.raises(_EndOfStreams):
+        run(kubectl, "--follow", "--pod", "web", "-o", form)
+
+
+LINES = (
+    drop_stream.NodeLine("a", json.dumps(encoded(EVENT))),
+    drop_stream.NodeLine("a", json.dumps(encoded(msgspec.structs.replace(EVENT, pod="db")))),
+    drop_stream.NodeLine("node-b", problem="the stream has ended; trying again"),
+    drop_stream.NodeLine("node-b", "{no event"),
+)
+
+
+def test_followed_events_are_chosen_and_have_their_node(
+    kubectl: KubectlStandin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    followed(kubectl, monkeypatch, *LINES, form="table")
+    captured = capsys.readouterr()
+    assert captured.out == f"a       {drop_stream.describe(encoded(EVENT))}\n"
+    assert captured.err.splitlines() == [
+        "node-b: the stream has ended; trying again",
+        "node-b: {no event",
+    ]
+
+
+def test_followed_events_are_one_json_document_a_line(
+    kubectl: KubectlStandin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    followed(kubectl, monkeypatch, *LINES, form="json")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == {"node": "a", **encoded(EVENT)}
+
+
+def test_no_agent_to_follow_has_its_own_exit_status(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a", without_agent=["a"])
+    assert run(kubectl, "--follow", "--node", "a") == 3
+    assert "no agent responds; see 'kubectl podgate status'" in capsys.readouterr().err

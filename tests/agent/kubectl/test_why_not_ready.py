@@ -158,6 +158,105 @@ def test_first_init_container_that_waits_hides_what_waits_for_it() -> None:
     assert finding.text.startswith("Init container first has not ended: ErrImagePull")
 
 
+def test_sidecar_that_has_not_started_holds_back_the_others() -> None:
+    found = pod("noimage")
+    status = found["status"]
+    for condition in status["conditions"]:
+        if condition["type"] == "Initialized":
+            condition["status"] = "False"
+    (web,) = status["containerStatuses"]
+    found["spec"]["initContainers"] = [
+        {"name": name, "restartPolicy": "Always"} for name in ("started", "waiting")
+    ]
+    running = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+    status["initContainerStatuses"] = [
+        {**web, "name": "started", "started": True, "state": running},
+        {**web, "name": "waiting", "started": False, "state": running},
+    ]
+    (finding,) = unmet(found)
+    assert finding.text.startswith("Init container waiting has not started")
+
+
+def event(reason: str, message: str, second: int, container: str = "") -> Json:
+    involved = {"fieldPath": f"spec.containers{{{container}}}"} if container else {}
+    return {
+        "metadata": {"creationTimestamp": f"2026-01-01T00:00:{second:02}Z"},
+        "reason": reason,
+        "message": message,
+        "involvedObject": involved,
+    }
+
+
+def test_pod_without_a_sandbox_has_the_newest_reason_of_the_runtime() -> None:
+    found = pod("noimage")
+    found["status"]["phase"] = "Pending"
+    found["status"]["containerStatuses"] = []
+    kind = "PodReadyToStartContainers"
+    others = [one for one in found["status"]["conditions"] if one["type"] != kind]
+    found["status"]["conditions"] = [*others, {"type": kind, "status": "False"}]
+    (finding,) = unmet(found)
+    assert finding.text == "The pod has no sandbox: the runtime has not created it yet."
+    events = [event("FailedCreatePodSandBox", "newest", 2), event("FailedMount", "oldest", 1)]
+    (finding,) = unmet(found, events)
+    assert finding.text == "The pod has no sandbox: newest."
+
+
+def running(name: str, **changes: Any) -> Json:
+    """A recorded pod whose container runs, and is not ready."""
+    found = pod(name)
+    (web,) = found["status"]["containerStatuses"]
+    web |= {"ready": False, "state": {"running": {}}, "started": True, **changes}
+    return found
+
+
+def test_running_container_without_a_probe_waits_for_the_kubelet() -> None:
+    found = running("gated")
+    found["spec"]["containers"][0].pop("readinessProbe", None)
+    (finding, *_) = unmet(found)
+    assert finding.text == "Container web runs; the kubelet has not reported it as ready yet."
+
+
+def test_startup_probe_is_named_before_the_readiness_probe() -> None:
+    found = running("failing", started=False)
+    found["spec"]["containers"][0]["startupProbe"] = {"tcpSocket": {"port": 5432}}
+    events = [event("Unhealthy", "Readiness probe failed: no", 1, "web")]
+    (finding,) = unmet(found, events)
+    assert finding.text == (
+        "Container web, startup probe (tcp 5432): the kubelet has no result yet."
+    )
+
+
+def test_container_without_a_state_has_its_newest_event() -> None:
+    found = running("failing", state={}, lastState={}, restartCount=0)
+    events = [
+        event("BackOff", "Back-off pulling image", 3, "web"),
+        event("Failed", "another container", 4, "sidecar"),
+        event("Failed", "older", 2, "web"),
+    ]
+    (finding,) = unmet(found, events)
+    assert finding.text == "Container web does not run: Back-off pulling image."
+    (finding,) = unmet(found, [])
+    assert finding.text == "Container web does not run: no reason is known yet."
+
+
+def test_agent_that_has_not_received_the_pod_is_named_if_a_gate_waits_for_it() -> None:
+    other = agent_of(pod("failing"))
+    found = readiness.findings(pod("crash"), [], node=recorded("node"), agent=other)
+    (of_agent,) = [one for one in found if one.subject == "agent"]
+    assert of_agent.text == f"The agent of node {NODE} does not know the pod yet."
+    assert of_agent.is_met
+    gated = with_gate(pod("gated"), labels.ISOLATION_READY, {"status": "True", "reason": "x"})
+    assert [one.subject for one in unmet(gated, agent=other)] == ["agent"]
+
+
+def test_problems_of_the_nodes_agent_are_notes() -> None:
+    found = pod("crash")
+    agent = agent_of(found, is_synced=False)
+    notes = readiness.findings(found, [], node=recorded("node"), agent=agent)
+    text = f"Node {NODE}: Initial pod sync not finished."
+    assert [one.is_met for one in notes if one.text == text] == [True]
+
+
 EXPLANATION = PodExplanation(
     namespace="shop",
     name="gated",
