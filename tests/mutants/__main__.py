@@ -77,17 +77,14 @@ class Trials:
         changed = mutant.apply(source)
         lines, difference = _difference(source, changed)
         steps = _steps(mutant, lines, record)
-        is_killed = False
         with self._copy() as copy:
             copy.write(mutant.path, changed)
-            for tests in steps:
-                seconds = sum(record.seconds.get(test, 0) for test in tests)
-                if not copy.passes(tests, seconds, record.failed):
-                    is_killed = True
-                    break
+            is_killed = any(
+                not copy.passes(tests, record.duration(tests), record.failed) for tests in steps
+            )
             copy.write(mutant.path, source)
         title = f"{mutant.path}:{lines[0]}"
-        return Trial(mutant.path, title, difference, sum(steps, ()), is_killed)
+        return Trial(mutant.path, title, difference, tuple(steps[-1]) if steps else (), is_killed)
 
 
 def _difference(source: str, changed: str) -> tuple[list[int], str]:
@@ -106,20 +103,15 @@ def _difference(source: str, changed: str) -> tuple[list[int], str]:
 
 def _steps(
     mutant: mutations.Mutant | handmade.Edit, lines: list[int], record: Record
-) -> list[tuple[str, ...]]:
-    """The tests that run what changes: first those that mirror the module, then those of its
-    package, then all others."""
-    found = sorted(record.tests_of(mutant.path, {*lines, *getattr(mutant, "lines", ())}))
-    distance = {
-        test: 0
-        if modules.mirrors(test, mutant.path)
-        else 1
-        if modules.is_near(test, mutant.path)
-        else 2
-        for test in found
-    }
-    steps = [tuple(test for test in found if distance[test] == step) for step in range(3)]
-    return [tests for tests in steps if tests]
+) -> list[list[str]]:
+    """The tests that run what changes: those of the module's package, then all others, each
+    quickest first. Then their whole files, since what a file's tests share runs in the first."""
+    found = record.tests_of(mutant.path, {*lines, *getattr(mutant, "lines", ())})
+    quickest = sorted(found, key=lambda test: record.seconds.get(test, 0))
+    near = [test for test in quickest if modules.is_near(test, mutant.path)]
+    far = [test for test in quickest if not modules.is_near(test, mutant.path)]
+    files = dict.fromkeys(test.partition("::")[0] for test in (*near, *far))
+    return [tests for tests in (near, far, list(files)) if tests]
 
 
 def _mutants(

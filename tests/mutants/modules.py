@@ -67,17 +67,8 @@ def _is_mutated(path: str) -> bool:
 
 
 def is_near(test: str, module: str) -> bool:
-    """Whether a test file mirrors a module or another one of its package."""
+    """Whether a test mirrors a module, or another one of its package."""
     return pathlib.PurePath(test).is_relative_to(pathlib.PurePath("tests", module).parent)
-
-
-def mirrors(test: str, module: str) -> bool:
-    """tests/bpf/test_gates.py and test_gates_removal.py mirror bpf/gates.py."""
-    path = pathlib.PurePath("tests", module)
-    start = f"test_{path.stem.lstrip('_')}"
-    stem = pathlib.PurePath(test).stem
-    is_beside = pathlib.PurePath(test).parent == path.parent
-    return is_beside and (stem == start or stem.startswith(f"{start}_"))
 
 
 class UnitTests:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import coverage
+import pytest
 
 from tests.mutants import recording
 
@@ -52,15 +53,15 @@ class Record:
     """What unit tests run, from one run without a mutant."""
 
     lines: dict[str, dict[int, set[str]]] = field(default_factory=dict)
-    """By module and line: the test files that run it."""
+    """By module and line: the tests that run it, as pytest names functions."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """By test file."""
+    """By test."""
     failed: list[str] = field(default_factory=list)
     """Tests that fail without a mutant, which cannot detect one."""
 
     @classmethod
     def merged(cls, parts: Iterable["Record"]) -> "Record":
-        """Of runs of different test files."""
+        """Of runs of different tests."""
         whole = cls()
         for part in parts:
             whole.seconds |= part.seconds
@@ -71,12 +72,20 @@ class Record:
                     into[line] = into.get(line, set()) | tests
         return whole
 
+    def duration(self, tests: Iterable[str]) -> float:
+        """How many seconds tests take, or all of a file."""
+        return sum(
+            seconds
+            for test, seconds in self.seconds.items()
+            if test in tests or test.partition("::")[0] in tests
+        )
+
     def runs(self, path: str) -> set[str]:
-        """The test files that run a function of a module."""
+        """The tests that run a function of a module."""
         return set().union(*self.lines.get(path, {}).values()) - {_AT_IMPORT}
 
     def tests_of(self, path: str, lines: Iterable[int]) -> set[str]:
-        """The test files that run one of these lines of a module; what runs at import, such as a
+        """The tests that run one of these lines of a module; what runs at import, such as a
         constant, concerns all that run the module."""
         by_line = self.lines.get(path, {})
         found = set().union(*(by_line.get(line, set()) for line in lines))
@@ -135,19 +144,21 @@ class Copy:
         return Record(dict(lines), **json.loads(report.read_text()))
 
     def passes(self, tests: Collection[str], seconds: float, without: Collection[str]) -> bool:
-        """Whether test files pass with what was written.
+        """Whether tests, or all of a file, pass with what was written.
 
         seconds: what they take without a mutant; without: tests that are left out.
         """
-        left_out = [f"--deselect={name}" for name in without if name.partition("::")[0] in tests]
+        files = {test.partition("::")[0] for test in tests}
+        left_out = [f"--deselect={name}" for name in without if name.partition("::")[0] in files]
         limit = _START_SECONDS + _SLOWER * seconds
+        named = self._directory / "tests"
+        named.write_text("\n".join(tests))
+        options = ("-x", f"--timeout={limit:.0f}", *left_out, f"@{named}")
         try:
-            ended = self._run(
-                [*_PYTEST, "-x", f"--timeout={limit:.0f}", *left_out, *tests], limit, {}
-            )
+            ended = self._run([*_PYTEST, *options], limit, {})
         except subprocess.TimeoutExpired:
             return False
-        return ended.returncode == 0
+        return ended.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
     def _run(
         self, arguments: list[str], seconds: float, variables: dict[str, str]
