@@ -16,9 +16,11 @@ from agent.admin.report import (
 )
 from agent.doctor import agent
 from agent.doctor.finding import Finding, Severity
+from agent.pinned import status as pinned_status
 from agent.pods import off_file
 from agent.policy import host_agents
 from agent.policy.default_rules import NODE_DNS
+from tests.agent.cli.reports import PINNED
 from tests.agent.cli.stub_agent import StubAgent
 from tests.agent.kubectl.reporting import REPORT, pod
 
@@ -151,3 +153,35 @@ async def test_dns_rule_is_checked_in_a_cluster(
     answers = {"/status": msgspec.json.encode(REPORT), "/rules": msgspec.json.encode(RULES)}
     found = await checked(tmp_path, answers, is_in_cluster=is_in_cluster)
     assert [finding.check for finding in found] == ["agent"] + ["dns-rule"] * is_in_cluster
+
+
+async def without_agent(
+    monkeypatch: pytest.MonkeyPatch, directory: pathlib.Path, **pinned: Any
+) -> list[Finding]:
+    """What doctor finds where gates are in force, and no agent runs."""
+    found = msgspec.structs.replace(PINNED, **pinned)
+    monkeypatch.setattr(pinned_status, "read", lambda *_: found)
+    return await agent.check(directory, directory, is_in_cluster=True)
+
+
+async def test_gates_without_an_agent_are_a_problem(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_agent, exposure = await without_agent(monkeypatch, tmp_path)
+    assert (of_agent.check, of_agent.severity) == ("agent", Severity.PROBLEM)
+    assert of_agent.text.startswith("No agent responds, and 2 gates are in force, heartbeat 40 s")
+    assert (exposure.check, exposure.severity) == ("exposure", Severity.WARNING)
+    assert "All gates open in 23 h 59 min" in exposure.text
+    opened = msgspec.structs.replace(PINNED.exposures[0], is_open=True)
+    alone = {"gates": PINNED.gates[:1], "exposures": [opened], "heartbeat_age_seconds": None}
+    of_agent, exposure = await without_agent(monkeypatch, tmp_path, **alone)
+    assert "and 1 gate is in force, heartbeat never written." in of_agent.text
+    assert exposure.severity is Severity.PROBLEM
+
+
+async def test_no_agent_and_no_gate_is_a_warning(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (finding,) = await without_agent(monkeypatch, tmp_path, gates=[])
+    assert (finding.check, finding.severity) == ("agent", Severity.WARNING)
+    assert "no agent responds" in finding.text

@@ -147,6 +147,56 @@ def test_policies_that_cannot_be_saved_are_not_deleted(
     assert not nodes.calls("delete", "customresourcedefinitions.apiextensions.k8s.io")
 
 
+def test_conditions_that_cannot_be_written_are_named_and_a_failure(
+    nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate = {"conditionType": "podgate.io/isolation-ready"}
+    pod = {
+        "metadata": {"namespace": "shop", "name": "web", "uid": "u"},
+        "spec": {"readinessGates": [gate]},
+        "status": {},
+    }
+    nodes.respond("get", "namespaces", output={"items": [{"metadata": {"name": "shop"}}]})
+    nodes.respond("get", "pods", "--namespace=shop", output={"items": [pod]})
+    nodes.respond("patch", "--subresource=status", error="Forbidden\n")
+    assert run(nodes, tmp_path, "--yes") == 1
+    captured = capsys.readouterr()
+    assert "Conditions that could not be written: " in captured.out
+    assert "podgate is removed." not in captured.out
+
+
+def test_node_that_is_not_off_in_time_is_named_and_its_cleanup_follows(
+    nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes.respond("exec", "agent-b", error="podgate: no agent responds\n")
+    assert run(nodes, tmp_path, "--yes") == 0
+    err = capsys.readouterr().err
+    assert "b: " in err
+    assert "; continuing, its cleanup detaches all" in err
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_pods_of_nodes_that_are_left_are_deleted_without_their_kubelets(
+    nodes: KubectlStandin, tmp_path: pathlib.Path, *, is_left: bool
+) -> None:
+    nodes.respond("get", "namespaces", output={"items": [{"metadata": {"name": "podgate"}}]})
+    options = ["--leave-nodes"] if is_left else []
+    assert run(nodes, tmp_path, "--yes", *options) == 0
+    assert bool(nodes.calls("delete", "pods", "--force", "--grace-period=0")) is is_left
+    assert nodes.calls("delete", "namespace", "podgate")
+
+
+def test_kind_that_the_server_does_not_have_needs_no_deletion(
+    nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = "hostaccesspolicies.policy.podgate.io"
+    nodes.respond("get", kind, error="error: the server doesn't have a resource type\n")
+    assert run(nodes, tmp_path, "--yes") == 0
+    nodes.respond("get", kind, error="Forbidden\n")
+    assert run(nodes, tmp_path, "--yes") == 1
+    assert capsys.readouterr().err.endswith("kubectl podgate: Forbidden\n")
+
+
 def test_cleaning_pods_mount_what_they_remove_and_replace_agents_at_once() -> None:
     found = daemonset()
     (container,) = found["spec"]["template"]["spec"]["containers"]

@@ -362,3 +362,25 @@ def test_agent_without_explain_is_no_error(
     captured = capsys.readouterr()
     assert "+ gate: Mode enforce, in force enforce (Enforced): Gated." in captured.out
     assert captured.err == ""
+
+
+def test_node_that_is_gone_is_the_reason(
+    serving: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serving.respond("get", "node", NODE, error="Error from server (NotFound): nodes\n")
+    assert main.main(["--kubectl", serving.command, "why-not-ready", "gated"]) == 1
+    captured = capsys.readouterr()
+    assert f"Its node {NODE} does not exist any more." in captured.out
+    serving.respond("get", "node", NODE, error="Error from server (Forbidden): nodes\n")
+    assert main.main(["--kubectl", serving.command, "why-not-ready", "gated"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.endswith("Error from server (Forbidden): nodes\n")
+    assert captured.out == ""
+
+
+def test_agent_of_another_version_has_a_note(
+    serving: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serving.respond("exec", f"agent-{NODE}", "status", output=reporting.report(version="9.0.0"))
+    main.main(["--kubectl", serving.command, "why-not-ready", "gated"])
+    assert f"agents on {NODE} are 9.0.0" in capsys.readouterr().err
