@@ -84,7 +84,13 @@ class Trials:
             )
             copy.write(mutant.path, source)
         title = f"{mutant.path}:{lines[0]}"
-        return Trial(mutant.path, title, difference, tuple(steps[-1]) if steps else (), is_killed)
+        return Trial(
+            mutant.path,
+            title,
+            difference,
+            tuple(dict.fromkeys(test.partition("::")[0] for tests in steps for test in tests)),
+            is_killed,
+        )
 
 
 def _difference(source: str, changed: str) -> tuple[list[int], str]:
@@ -105,13 +111,12 @@ def _steps(
     mutant: mutations.Mutant | handmade.Edit, lines: list[int], record: Record
 ) -> list[list[str]]:
     """The tests that run what changes: those of the module's package, then all others, each
-    quickest first. Then their whole files, since what a file's tests share runs in the first."""
+    quickest first."""
     found = record.tests_of(mutant.path, {*lines, *getattr(mutant, "lines", ())})
-    quickest = sorted(found, key=lambda test: record.seconds.get(test, 0))
+    quickest = sorted(found, key=lambda test: record.duration([test]))
     near = [test for test in quickest if modules.is_near(test, mutant.path)]
     far = [test for test in quickest if not modules.is_near(test, mutant.path)]
-    files = dict.fromkeys(test.partition("::")[0] for test in (*near, *far))
-    return [tests for tests in (near, far, list(files)) if tests]
+    return [tests for tests in (near, far) if tests]
 
 
 def _mutants(

@@ -3,11 +3,12 @@
 Coverage's context is the test function; processes that a test starts inherit it in the environment.
 """
 
+import contextlib
 import json
 import os
 import pathlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import coverage
 import pytest
@@ -22,18 +23,26 @@ _failed: list[str] = []
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    measured = coverage.Coverage.current()
-    assert measured is not None
-    name = _function(item.nodeid)
-    measured.switch_context(name)
-    os.environ[CONTEXT] = name
-    return (yield)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with _context(_function(item.nodeid)):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    """What a file's tests share concerns all of them, and not only the first."""
+    if fixturedef.scope == "function":
+        return (yield)
+    with _context(request.node.nodeid.partition("::")[0]):
+        return (yield)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     name = _function(report.nodeid)
-    _seconds[name] += report.duration
+    for timed in (name, name.partition("::")[0]):
+        _seconds[timed] += report.duration
     if report.failed:
         _failed.append(name)
 
@@ -41,6 +50,23 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_sessionfinish() -> None:
     content = {"seconds": dict(_seconds), "failed": sorted({*_failed})}
     pathlib.Path(os.environ[RECORD]).write_text(json.dumps(content))
+
+
+@contextlib.contextmanager
+def _context(name: str) -> Iterator[None]:
+    measured = coverage.Coverage.current()
+    assert measured is not None
+    before = os.environ.get(CONTEXT, "")
+    _switch(measured, name)
+    try:
+        yield
+    finally:
+        _switch(measured, before)
+
+
+def _switch(measured: coverage.Coverage, name: str) -> None:
+    measured.switch_context(name)
+    os.environ[CONTEXT] = name
 
 
 def _function(nodeid: str) -> str:

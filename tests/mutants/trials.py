@@ -55,7 +55,7 @@ class Record:
     lines: dict[str, dict[int, set[str]]] = field(default_factory=dict)
     """By module and line: the tests that run it, as pytest names functions."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """By test."""
+    """By test, and by file."""
     failed: list[str] = field(default_factory=list)
     """Tests that fail without a mutant, which cannot detect one."""
 
@@ -74,11 +74,7 @@ class Record:
 
     def duration(self, tests: Iterable[str]) -> float:
         """How many seconds tests take, or all of a file."""
-        return sum(
-            seconds
-            for test, seconds in self.seconds.items()
-            if test in tests or test.partition("::")[0] in tests
-        )
+        return sum(self.seconds.get(test, 0) for test in tests)
 
     def runs(self, path: str) -> set[str]:
         """The tests that run a function of a module."""

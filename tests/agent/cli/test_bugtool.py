@@ -92,3 +92,17 @@ def test_only_options_of_this_version_are_shown() -> None:
         *(LEFT_OUT, LEFT_OUT, LEFT_OUT),
     ]
     assert shown_options(["python", "something-else", "hunter2"]) == []
+
+
+def test_what_follows_a_flag_or_a_whole_option_is_not_shown() -> None:
+    arguments = [
+        "podgate",
+        "run",
+        "--attach=tcx",
+        "hunter2",
+        "--strict-without-fallback",
+        "hunter2",
+    ]
+    assert shown_options(arguments) == [
+        *("--attach=tcx", LEFT_OUT, "--strict-without-fallback", LEFT_OUT),
+    ]

@@ -1,8 +1,10 @@
 """`kubectl podgate off` and `on`: the label, and a verdict for each node."""
 
+import time
+
 import pytest
 
-from agent.kubectl import main
+from agent.kubectl import main, off
 from tests.agent.kubectl.standin import KubectlStandin
 
 pytestmark = pytest.mark.usefixtures("off_without_waiting")
@@ -46,6 +48,23 @@ def test_node_with_something_in_force_is_listed_with_it(
     # What is done is not queried again, and what is not, each half second of the one.
     assert len(nodes.calls("exec", "agent-a")) == 1
     assert len(nodes.calls("exec", "agent-b")) == 3
+
+
+def test_node_that_needs_time_is_awaited(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes.respond("exec", "agent-b", output=BUSY)
+    sleep = time.sleep
+
+    def wait(seconds: float) -> None:
+        if seconds == off._POLL_SECONDS:
+            nodes.respond("exec", "agent-b", output=DONE)
+        sleep(min(seconds, 0.01))
+
+    monkeypatch.setattr(time, "sleep", wait)
+    assert main.main(["--kubectl", nodes.command, "--timeout", "60", "off"]) == 0
+    assert lines(capsys)[1:] == ["a off", "b off"]
+    assert len(nodes.calls("exec", "agent-b")) == 2
 
 
 def test_node_without_an_agent_is_listed(
