@@ -86,9 +86,10 @@ async def test_client_is_read_once_the_server_is_connected() -> None:
     pair = Pair()
     pair.proxied.client.connection_made(pair.client)
     await asyncio.sleep(0)
-    assert not pair.client.is_read
+    reads = [pair.client.is_read]
     pair.proxied.server.connection_made(pair.server)
-    assert pair.client.is_read
+    reads.append(pair.client.is_read)
+    assert reads == [False, True]
     assert pair.user.readers == {pair.proxied.client}
 
 

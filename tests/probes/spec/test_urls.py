@@ -48,6 +48,7 @@ def test_lone_surrogate_becomes_the_replacement_character() -> None:
     ("text", "words"),
     [
         ("/%zz", 'invalid URL escape "%zz"'),
+        ("/%zzz", 'invalid URL escape "%zz"'),
         ("/%2", 'invalid URL escape "%2"'),
         ("/a\nb", "invalid control character"),
         ("/a\x7f", "invalid control character"),
