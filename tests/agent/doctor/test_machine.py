@@ -51,3 +51,21 @@ async def test_missing_or_broken_runtime_is_a_problem(
     assert "no container runtime's socket found" in missing.text
     fake.responses["Version"] = grpc.StatusCode.INTERNAL
     assert (await runtime.check(path)).severity is Severity.PROBLEM
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (grpc.StatusCode.UNIMPLEMENTED, "does not implement the CRI's Version"),
+        (grpc.StatusCode.NOT_FOUND, "reports for Version: as the test wants it."),
+        (grpc.StatusCode.INTERNAL, "failed Version: as the test wants it."),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "did not respond to Version within"),
+    ],
+)
+async def test_error_of_the_runtime_is_one_sentence(
+    path: pathlib.Path, fake: FakeRuntime, code: grpc.StatusCode, text: str
+) -> None:
+    fake.responses["Version"] = code
+    finding = await runtime.check(path)
+    assert finding.severity is Severity.PROBLEM
+    assert f"{path} {text}" in finding.text

@@ -1,5 +1,6 @@
 """The checks of a pod in a cluster, from the agent's report and saved objects."""
 
+import dataclasses
 import datetime
 from typing import Any
 
@@ -154,3 +155,25 @@ def test_answer_to_the_kubelet_is_a_check() -> None:
         whole["pods"][0]["probes"] = [{**probe, "answer": answer}]
         found = checks(facts(msgspec.convert(whole, AgentReport)))["answer"]
         assert (found.state, found.text) == (state, f"app Liveness: {text}")
+
+
+def gate_of(mode: str, gates: tuple[GateFacts, ...], **changes: Any) -> Check:
+    """The check of the gate of a pod in this mode."""
+    found = dataclasses.replace(facts(report(mode)), gates=gates, **changes)
+    return checks(found)["gate"]
+
+
+def test_gate_is_as_the_mode_wants_it() -> None:
+    enforcing = GateFacts(7, "veth7", Mode.ENFORCE, frozenset())
+    detached = dataclasses.replace(enforcing, is_attached=False)
+    assert gate_of("enforce", (enforcing,)).state == "ok"
+    assert gate_of("off", ()).text == "none: the mode is off"
+    assert gate_of("off", ()).state == "ok"
+    missing = gate_of("enforce", ())
+    assert (missing.state, missing.text) == ("problem", "no gate has an address of the pod")
+    passing = gate_of("enforce", (enforcing, detached))
+    assert passing.state == "problem"
+    assert "not attached to veth7: everything passes there" in passing.text
+    other = gate_of("strict", (enforcing,))
+    assert "veth7 is in mode enforce" in other.text
+    assert gate_of("enforce", (), has_pins=False).state == "unknown"

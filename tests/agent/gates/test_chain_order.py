@@ -142,3 +142,19 @@ async def test_a_chain_that_cannot_be_read_is_reported_until_it_can(
     assert [line["event"] for line in lines] == [Event.GATE_DISPLACED]
     chain.is_readable = True
     assert await chain_order.ensure_first(INTERFACE) == ""
+
+
+async def test_program_that_returns_is_logged_again(chain: Chain, chain_order: ChainOrder) -> None:
+    def displace() -> None:
+        chain.is_contested, chain.is_gate_first = True, False
+
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(2):
+            displace()
+            for _ in range(5):
+                await chain_order.ensure_first(INTERFACE)
+            # It is removed.
+            chain.is_gate_first = True
+            await chain_order.ensure_first(INTERFACE)
+    logged = [line for line in lines if line["event"] is not Event.GATE_MOVED_FIRST]
+    assert len(logged) == 2

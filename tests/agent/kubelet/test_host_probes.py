@@ -8,6 +8,7 @@ from collections.abc import Set
 from typing import Any, cast
 
 import pytest
+import structlog.testing
 
 from agent.kubelet import api_server, host_probes
 from agent.kubelet.api_server import KubeletApiServer, KubeletConfigError
@@ -257,3 +258,36 @@ async def test_nothing_is_denied_while_the_api_server_might_be(
     found, problem = await _denied(monkeypatch, proc, kubelet=kubelet, has_hooks=why != "no hooks")
     assert found == set()
     assert problem.startswith("Probes and hooks with host are not denied: ")
+
+
+async def test_what_is_denied_is_logged_when_it_changes(
+    monkeypatch: pytest.MonkeyPatch, proc: Proc
+) -> None:
+    proc.write("--kubeconfig=/etc/kubelet.conf")
+    read = functools.partial(api_server.read, procfs=proc.directory)
+    monkeypatch.setattr(api_server, "read", read)
+    store, written = PodStore(Conditions()), Map()
+    made = KubeletHostProbes(
+        cast(HostProbes, written),
+        HostProbeMode.DENY,
+        store=store,
+        kubelet=cast(KubeletIdentity, Kubelet()),
+        has_connect_hooks=lambda: True,
+    )
+    task = asyncio.create_task(made.run())
+
+    async def passes() -> None:
+        for _ in range(2):
+            written.written.clear()
+            made.hint()
+            async with asyncio.timeout(30):
+                await written.written.wait()
+
+    with structlog.testing.capture_logs() as lines:
+        await passes()
+        assert lines == []
+        store.set_pod(_pod(_http(METADATA)))
+        await passes()
+        assert [(line["targets"], line["log_level"]) for line in lines] == [(1, "info")]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

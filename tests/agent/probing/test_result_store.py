@@ -120,6 +120,18 @@ async def test_changes_are_written_while_running(tmp_path: pathlib.Path) -> None
         await running
 
 
+async def test_pod_that_is_gone_is_removed_from_the_file(path: pathlib.Path) -> None:
+    store = ResultStore(path)
+    store.claim("u", "4:1:1")
+    running = asyncio.create_task(store.run())
+    await until("the claim is written", lambda: "4:1:1" in path.read_text())
+    store.forget("u")
+    await until("the file has no pod", lambda: not json.loads(path.read_text())["pods"])
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
 @pytest.mark.kernel
 def test_no_two_sandboxes_have_one_name() -> None:
     with sandbox_netns() as first:

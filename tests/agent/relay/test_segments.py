@@ -1,5 +1,6 @@
 """SYNs as a packet socket receives them: parsed, completed, rejected."""
 
+import ipaddress
 import socket
 import struct
 
@@ -44,6 +45,12 @@ def _ipv6(segment: bytes) -> bytes:
     return struct.pack("!IHBB", 6 << 28, len(segment), 6, 64) + peer + local + segment
 
 
+ENDS = [
+    tuple(map(ipaddress.ip_address, ends))
+    for ends in (("198.18.0.1", "198.18.64.16"), ("fd00:18::1", "fd00:18:ff::10"))
+]
+
+
 @pytest.mark.parametrize(
     "packet",
     [
@@ -59,6 +66,7 @@ def _ipv6(segment: bytes) -> bytes:
 def test_only_the_checksum_of_a_syn_changes(packet: bytes) -> None:
     syn = segments.parse_syn(packet)
     assert syn is not None
+    assert tuple(map(ipaddress.ip_address, (syn.peer, syn.local))) in ENDS
     assert (syn.peer_port, syn.port, syn.sequence) == (43210, 8080, 77)
     start = len(packet) - len(syn.packet[syn.packet.index(_PORTS) :])
     segment = syn.packet[start:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -47,13 +48,19 @@ def bundle(folder: Path, name: str = NAME) -> str:
 class Server:
     """A TLS server in memory."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, accepted: Sequence[str] = ()) -> None:
+        """accepted: application protocols, the preferred one first."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.set_alpn_protocols([*accepted])
         context.load_cert_chain(folder / f"{NAME}.pem", folder / f"{NAME}.key")
         context.sni_callback = lambda _, name, __: self.names.append(name)
         self.names: list[str | None] = []
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+
+    @property
+    def selected(self) -> str | None:
+        return self._tls.selected_alpn_protocol()
 
     def reply(self, data: bytes) -> bytes:
         self._incoming.write(data)
@@ -93,6 +100,17 @@ def test_other_certificates_and_names_are_not_accepted(
 def test_without_a_bundle_the_name_is_only_sent(folder: Path) -> None:
     assert shake(folder, TlsPolicy("else.example")).names == ["else.example"]
     assert shake(folder, None).names == [None]
+
+
+@pytest.mark.parametrize("offered", [(), ("h2",), ("h2", "http/1.1")])
+def test_offered_protocols_are_those_of_the_handler(folder: Path, offered: tuple[str, ...]) -> None:
+    server = Server(folder, accepted=["http/1.1", "h2"])
+    tunnel = tls.TlsTunnel(offered, None)
+    data = tunnel.start()
+    while not tunnel.ready:
+        tunnel.receive(server.reply(data))
+        data = tunnel.outgoing()
+    assert server.selected == (offered[-1] if offered else None)
 
 
 def test_handlers_pass_their_policy_to_the_connection(folder: Path) -> None:
