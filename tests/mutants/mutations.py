@@ -123,7 +123,7 @@ class Mutant:
 
     path: str
     lines: range
-    """Of the statement that changes; of a function's defaults those of its body."""
+    """Of the statement that changes."""
     function: range
     """The lines of the outermost function that has the statement, without its head."""
     operator: int
@@ -144,11 +144,7 @@ def of_module(root: pathlib.Path, path: str) -> Iterator[Mutant]:
             for start, _ in operator.mutation_positions(node):
                 leaf = tree.get_leaf_for_position(start, include_prefixes=True)
                 if not _is_noise(leaf, operator) and not _is_twin(leaf, operator):
-                    function = _body(leaf)
-                    lines = _statement(leaf)
-                    if lines.start < function.start:
-                        lines = function
-                    yield Mutant(path, lines, function, number, occurrence)
+                    yield Mutant(path, _statement(leaf), _body(leaf), number, occurrence)
                 occurrence += 1
 
 
@@ -167,9 +163,9 @@ _QUIET_KEYWORDS = frozenset({"strict", "daemon"})
 def _is_noise(leaf: Node, operator: Operator) -> bool:
     """Whether a change here has no effect on behaviour, or none that a test should fix.
 
-    That is what runs at import (declarations, type aliases and constants: a constant's exact value
-    is a choice), annotations, decorators, asserts (they document), log lines, `repr`, and time
-    limits.
+    That is what runs at import (declarations, defaults, type aliases and constants: a constant's
+    exact value is a choice), annotations, decorators, asserts (they document), log lines, `repr`,
+    and time limits.
     """
     is_in_function = False
     inner = leaf
@@ -184,8 +180,6 @@ def _is_noise(leaf: Node, operator: Operator) -> bool:
             is_in_function |= inner.type in ("suite", "simple_stmt")
         if node.type == "lambdef":
             is_in_function = True
-        if node.type == "param":
-            is_in_function = node.default is not None
         if node.type == "simple_stmt" and _text(node).startswith(_LOGS):
             return True
         if node.type == "argument":

@@ -47,8 +47,6 @@ def changes(tmp_path: pathlib.Path) -> list[str]:
 def test_mutants_are_made_of_statements_with_behaviour(tmp_path: pathlib.Path) -> None:
     assert sorted(changes(tmp_path)) == sorted(
         [
-            'def settle(self, count: "int | None" = 1) -> "int | None":',
-            'def settle(self, count: "int | None" = -1) -> "int | None":',
             "pass",
             "if not count is None or count < 3:",
             "if count is not None or count < 3:",
@@ -72,8 +70,6 @@ def test_mutant_concerns_its_statement_and_function(tmp_path: pathlib.Path) -> N
     by_line = {one.lines.start: one for one in mutations.of_module(tmp_path, "pod.py")}
     assert by_line[17].lines == range(17, 18)
     assert by_line[17].function == range(11, 19)
-    # A default belongs to the whole function.
-    assert by_line[11].lines == by_line[11].function
 
 
 def test_larger_sample_begins_with_the_smaller_one(tmp_path: pathlib.Path) -> None:

@@ -20,7 +20,9 @@ import pytest
 
 from tests.mutants import recording
 
-_PYTEST = ("-m", "pytest", "-p", "no:cacheprovider", "-q", "-m", "not kernel", "--tb=short")
+_OPTIONS = ("-p", "no:cacheprovider", "-q", "-m", "not kernel", "--tb=short")
+# Without a wait for threads that a failed test leaves.
+_ENDING = "import os, sys, pytest; os._exit(pytest.main(sys.argv[1:]))"
 # loopback as tests of sockets need it, and writes only below $1.
 _ISOLATED = (
     "ip link set lo up && mount --bind $1 $1 && mount -o remount,bind,ro / && cd $1/tree"
@@ -118,7 +120,7 @@ class Copy:
         content = _COVERAGE.format(directory=self._directory, context=recording.CONTEXT)
         settings.write_text(content)
         report = self._directory / "record.json"
-        command = ("-m", "coverage", "run", f"--rcfile={settings}", *_PYTEST)
+        command = ("-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", *_OPTIONS)
         plugin = ("-p", "tests.mutants.recording")
         ended = self._run(
             [*command, *plugin, *tests], _RECORDING_SECONDS, {recording.RECORD: str(report)}
@@ -151,7 +153,7 @@ class Copy:
         named.write_text("\n".join(tests))
         options = ("-x", f"--timeout={limit:.0f}", *left_out, f"@{named}")
         try:
-            ended = self._run([*_PYTEST, *options], limit, {})
+            ended = self._run(["-c", _ENDING, *_OPTIONS, *options], limit, {})
         except subprocess.TimeoutExpired:
             return False
         return ended.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)

@@ -203,3 +203,19 @@ async def test_local_address_serves_names_to_this_machine(
     request = make_mocked_request("GET", "/metrics", headers={"Host": host}).clone(remote=remote)
     rejected = await endpoints.reject_remote(request)
     assert (rejected is None) is is_served
+
+
+async def test_silent_clients_of_one_address_leave_room_for_others(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far below the limit of all."""
+    monkeypatch.setattr(remote_metrics, "_MAX_OF_ADDRESS", 2)
+    monkeypatch.setattr(remote_metrics, "_HANDSHAKE_SECONDS", 1000.0)
+    monkeypatch.setattr(remote_metrics, "_CONNECTION_SECONDS", 1000.0)
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        third = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        third.setblocking(False)
+        async with asyncio.timeout(30):
+            assert await asyncio.get_running_loop().sock_recv(third, 1) == b""

@@ -46,7 +46,7 @@ class StubAgent:
         self._answers = answers
         self._seconds = seconds
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._runner: web.AppRunner | None = None
 
     def __enter__(self) -> Self:

@@ -1,11 +1,13 @@
 """Leader election: one leader, followed when it ends, and never two writers. Fake time."""
 
 import asyncio
+import contextlib
 import datetime
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import structlog.testing
 from aiohttp import web
 
 from agent.controller.leader_client import LeaderClient, NotLeaderError
@@ -215,3 +217,39 @@ async def test_write_that_is_on_its_way_ends_with_the_lease(
             assert loop.time() - started <= TIMING.renew_seconds + 0.1
         finally:
             await client.aclose()
+
+
+async def test_candidate_that_another_one_precedes_has_no_problem(
+    leases: Leases, api: ApiClient
+) -> None:
+    candidates = [Terms(candidate(api, name)) for name in "abcde"]
+    with structlog.testing.capture_logs() as lines:
+        async with contextlib.AsyncExitStack() as stack:
+            for one in candidates:
+                await stack.enter_async_context(running(one))
+            await asyncio.sleep(60)
+    assert [line for line in lines if line["log_level"] != "info"] == []
+    assert {one.lease.problem for one in candidates} == {""}
+
+
+@pytest.mark.parametrize(
+    ("is_silent", "problem"),
+    [(False, "InternalError"), (True, "the API server does not respond in time")],
+)
+async def test_lease_that_cannot_be_written_has_a_problem_until_it_can(
+    leases: Leases, server: ApiServer, api: ApiClient, *, is_silent: bool, problem: str
+) -> None:
+    async def fail(_: web.Request) -> web.StreamResponse | None:
+        if is_silent:
+            await asyncio.sleep(1000)
+        return error_response(500, "InternalError")
+
+    async with running(Terms(candidate(api, "a"))) as only:
+        await only.started.wait()
+        server.faults.insert(0, fail)
+        await asyncio.sleep(30)
+        assert problem in only.lease.problem
+        server.faults.remove(fail)
+        await asyncio.sleep(30)
+        assert only.lease.problem == ""
+        assert only.is_leading

@@ -244,3 +244,14 @@ async def test_number_of_a_deleted_interface_is_blocked_again(
     assert 22 not in nftables.sets["not_pods"]
     await node.release_unclaimed(22)
     assert 22 not in nftables.sets["not_pods"]
+
+
+async def test_changed_default_is_followed_while_running(node: Node, nftables: Nftables) -> None:
+    later = Node(Mode.AUDIT)
+    task = asyncio.create_task(later.controller.run())
+    await asyncio.sleep(0)
+    assert nftables.families == set()
+    later.modes.set_node({labels.MODE_LABEL: "enforce"})
+    await polling.until("the tables", lambda: nftables.families == {"inet", "bridge"})
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
