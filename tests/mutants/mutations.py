@@ -165,7 +165,7 @@ def _is_noise(leaf: Node, operator: Operator) -> bool:
 
     That is what runs at import (declarations, defaults, type aliases and constants: a constant's
     exact value is a choice), annotations, decorators, asserts (they document), log lines, `repr`,
-    and time limits.
+    numbers that a name or attribute begins with, and time limits.
     """
     is_in_function = False
     inner = leaf
@@ -181,6 +181,9 @@ def _is_noise(leaf: Node, operator: Operator) -> bool:
         if node.type == "lambdef":
             is_in_function = True
         if node.type == "simple_stmt" and _text(node).startswith(_LOGS):
+            return True
+        is_initial = node.type in ("expr_stmt", "annassign") and inner is leaf
+        if is_initial and isinstance(operator, NumberReplacer):
             return True
         if node.type == "argument":
             keyword = _text(node.children[0])

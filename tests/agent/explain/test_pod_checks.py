@@ -163,7 +163,7 @@ def gate_of(mode: str, gates: tuple[GateFacts, ...], **changes: Any) -> Check:
     return checks(found)["gate"]
 
 
-def test_gate_is_as_the_mode_wants_it() -> None:
+def test_gate_is_compared_with_the_mode() -> None:
     enforcing = GateFacts(7, "veth7", Mode.ENFORCE, frozenset())
     detached = dataclasses.replace(enforcing, is_attached=False)
     assert gate_of("enforce", (enforcing,)).state == "ok"
