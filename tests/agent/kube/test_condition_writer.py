@@ -484,6 +484,28 @@ async def test_rejection_of_one_pod_delays_no_other(server: ApiServer, api: ApiC
         assert len([one for one in server.patches() if "/a/" in one.path]) < 20
 
 
+async def test_pod_whose_write_succeeded_is_retried_soon_after_its_next_rejection(
+    server: ApiServer, api: ApiClient
+) -> None:
+    async def forbid(request: web.Request) -> web.StreamResponse | None:
+        is_patch = request.method == "PATCH"
+        return apiserver.error_response(403, "Forbidden") if is_patch else None
+
+    server.put(gated("a"))
+    server.faults.append(forbid)
+    async with Agent(api).running() as agent:
+        agent.know("a")
+        await asyncio.sleep(3600)
+        server.faults.remove(forbid)
+        await asyncio.sleep(600)
+        assert conditions(server, "a")
+        server.faults.append(forbid)
+        before = len(server.patches())
+        agent.know("a", status=FALSE, reason="GateFailed")
+        await asyncio.sleep(30)
+        assert len(server.patches()) - before >= 2
+
+
 async def test_requests_without_a_response_are_retried(server: ApiServer, api: ApiClient) -> None:
     async def hang(request: web.Request) -> web.StreamResponse | None:
         if request.method == "PATCH" and len(server.patches()) == 1:
