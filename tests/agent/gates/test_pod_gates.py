@@ -1,0 +1,90 @@
+"""The status of one pod's gates, with the real store and reconciler on a node in memory."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from agent.gates import pod_gates
+from agent.pods.conditions import FALSE, TRUE
+from agent.pods.pod import Pod
+from bpf.verdicts import Mode
+from probes.netns import NetnsError
+from tests.agent.app.node import Node
+
+pytestmark = pytest.mark.looptime
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Node:
+    return Node(monkeypatch)
+
+
+async def settled(node: Node) -> None:
+    """A pass over all pods."""
+    async with node.running():
+        await asyncio.sleep(1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason"),
+    [(Mode.AUDIT, "Audit"), (Mode.ENFORCE, "Enforced"), (Mode.STRICT, "Enforced")],
+)
+async def test_gated_pod_has_the_reason_of_its_mode_and_its_interface(
+    node: Node, mode: Mode, reason: str
+) -> None:
+    node.add("web", 7, mode=mode)
+    await settled(node)
+    assert node.status("web") == (TRUE, reason)
+    assert "veth7" in node.message("web")
+
+
+async def test_pod_in_mode_off_has_no_gate(node: Node) -> None:
+    node.add("web", 7, mode=Mode.OFF)
+    await settled(node)
+    assert node.status("web") == (TRUE, "Off")
+    assert node.gates.gates == {}
+
+
+async def test_pod_whose_namespace_is_gone_is_not_isolated(node: Node) -> None:
+    node.add("web", 7)
+    del node.networks["/run/netns/web"]
+    await settled(node)
+    assert node.status("web") == (FALSE, "NetnsNotFound")
+    assert node.message("web") == "/run/netns/web does not exist."
+
+
+async def test_path_that_is_no_namespace_is_named(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Invalid:
+        @staticmethod
+        def open(path: str) -> None:
+            raise NetnsError(f"{path} is no network namespace.")
+
+    monkeypatch.setattr(pod_gates, "Netns", Invalid)
+    node.add("web", 7)
+    await settled(node)
+    assert node.status("web") == (FALSE, "NetnsInvalid")
+    assert node.message("web") == "/run/netns/web is no network namespace."
+
+
+async def test_pod_without_an_interface_waits_for_one(node: Node) -> None:
+    path = node.add_netns("web", ifindex=7, has_veth=False)
+    node.store.set_pod(
+        Pod(uid="web", namespace="demo", name="web", mode=Mode.ENFORCE, netns_path=path)
+    )
+    await settled(node)
+    assert node.status("web") == (FALSE, "NoInterface")
+
+
+async def test_pod_with_an_interface_that_cannot_be_gated_is_not_supported(node: Node) -> None:
+    node.add("web", 7)
+    network = node.networks["/run/netns/web"]
+    problems = ("eth1 is a macvlan", "eth2 is a device of the host")
+    node.networks["/run/netns/web"] = dataclasses.replace(network, unsupported=problems)
+    await settled(node)
+    assert node.status("web") == (TRUE, "NotSupported")
+    assert node.message("web") == "eth1 is a macvlan; eth2 is a device of the host."
+    # What can be gated is.
+    assert set(node.gates.gates) == {7}
