@@ -23,6 +23,8 @@ from tests.mutants import recording
 _OPTIONS = ("-p", "no:cacheprovider", "-q", "-m", "not kernel", "--tb=short")
 # Without a wait for threads that a failed test leaves.
 _ENDING = "import os, sys, pytest; os._exit(pytest.main(sys.argv[1:]))"
+# It ends with this process, and all that it started with it.
+_TIED = ("setpriv", "--pdeathsig", "KILL")
 # loopback as tests of sockets need it, and writes only below $1.
 _ISOLATED = (
     "ip link set lo up && mount --bind $1 $1 && mount -o remount,bind,ro / && cd $1/tree"
@@ -172,7 +174,7 @@ class Copy:
             "TMPDIR": str(self._directory / "tmp"),
         }
         return subprocess.run(
-            ["unshare", *namespaces, *isolated, sys.executable, *arguments],
+            [*_TIED, "unshare", *namespaces, *isolated, sys.executable, *arguments],
             capture_output=True,
             text=True,
             check=False,

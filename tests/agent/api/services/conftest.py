@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import pathlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
@@ -81,9 +81,12 @@ async def channel(served: Served) -> AsyncIterator[grpc.aio.Channel]:
 
 
 @pytest.fixture
-def client(served: Served) -> ServicesClient:
+def client(served: Served) -> Iterator[ServicesClient]:
     """In a thread of its own, as in a process of its own: `asyncio.to_thread(client.next)`."""
-    return ServicesClient(served.target, error_delay_seconds=0.02)
+    made = ServicesClient(served.target, error_delay_seconds=0.02)
+    yield made
+    # The loop's end waits for that thread, also after a test that failed.
+    made.cancel()
 
 
 async def request(
