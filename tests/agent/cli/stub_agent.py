@@ -102,10 +102,15 @@ class GrpcStub:
     def __init__(self, run_directory: pathlib.Path) -> None:
         self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
         pods = grpc.unary_stream_rpc_method_handler(_pods, response_serializer=_encoded)
+        pod = grpc.unary_unary_rpc_method_handler(
+            _pod,
+            request_deserializer=podinfo_pb2.GetPodConditionsRequest.FromString,
+            response_serializer=_encoded,
+        )
         services = grpc.unary_stream_rpc_method_handler(_services, response_serializer=_encoded)
         package, _, method = services_client.METHOD.rpartition("/")
         handlers = {
-            podinfo_client.SERVICE: {"ListPodConditions": pods},
+            podinfo_client.SERVICE: {"ListPodConditions": pods, "GetPodConditions": pod},
             package[1:]: {method: services},
         }
         for name, methods in handlers.items():
@@ -133,6 +138,14 @@ def _pods(_: bytes, __: object) -> Iterator[Message]:
     yield podinfo_pb2.ListPodConditionsResponse(
         instance_id=state.instance_id, rev=state.rev, pods=state.pods
     )
+
+
+def _pod(request: podinfo_pb2.GetPodConditionsRequest, context: grpc.ServicerContext) -> Message:
+    for pod in reports.PODS.pods:
+        if pod.pod_uid == request.pod_uid:
+            return podinfo_pb2.GetPodConditionsResponse(pod=pod)
+    context.abort(grpc.StatusCode.NOT_FOUND, "no such pod")
+    raise AssertionError("abort raises")
 
 
 def _services(_: bytes, __: object) -> Iterator[Message]:

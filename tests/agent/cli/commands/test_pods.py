@@ -40,3 +40,12 @@ def test_agent_that_does_not_run_is_named(tmp_path: pathlib.Path) -> None:
     result = podgate(tmp_path)
     assert result.exit_code == 3
     assert "does not exist; is 'podgate run' running?" in result.output
+
+
+def test_pod_is_found_by_its_uid(served: pathlib.Path) -> None:
+    (pod, *_) = json.loads(podgate(served, "-o", "json").stdout)["pods"]
+    found = podgate(served, "--uid", pod["podUid"], "-o", "json")
+    assert json.loads(found.stdout)["pods"] == [pod]
+    unknown = podgate(served, "--uid", "unknown")
+    assert unknown.exit_code == 1
+    assert "no such pod" in unknown.output
