@@ -163,7 +163,7 @@ class Copy:
     def _run(
         self, arguments: list[str], seconds: float, variables: dict[str, str]
     ) -> subprocess.CompletedProcess[str]:
-        """Run Python in the copy. seconds: of processor time, and ten times that of real time,
+        """Run pytest in the copy. seconds: of processor time, and ten times that of real time,
         which others on the machine stretch. Raises `subprocess.TimeoutExpired`."""
         namespaces = ("--fork", "--kill-child", "--pid", "--mount-proc", "--net", "--mount")
         isolated = ("sh", "-c", _ISOLATED, "sh", str(self._directory), f"{seconds:.0f}")
@@ -173,8 +173,10 @@ class Copy:
             "PYTHONPATH": str(self.tree),
             "TMPDIR": str(self._directory / "tmp"),
         }
+        # The paths of unix sockets are short.
+        base = f"--basetemp={self._directory}/t"
         return subprocess.run(
-            [*_TIED, "unshare", *namespaces, *isolated, sys.executable, *arguments],
+            [*_TIED, "unshare", *namespaces, *isolated, sys.executable, *arguments, base],
             capture_output=True,
             text=True,
             check=False,
