@@ -136,6 +136,16 @@ async def test_after_a_reboot_there_is_no_file_before_labels_are_read(
 
 
 @pytest.mark.looptime
+@pytest.mark.parametrize("ceiling", [Mode.ENFORCE, Mode.STRICT])
+async def test_labels_that_may_enforce_are_waited_for(
+    tmp_path: pathlib.Path, ceiling: Mode
+) -> None:
+    async with running(tmp_path, PodModes(Mode.AUDIT, ceiling, is_complete=False)):
+        await asyncio.sleep(30)
+        assert not (tmp_path / "cni.json").exists()
+
+
+@pytest.mark.looptime
 async def test_labels_that_are_never_read_hold_new_pods_for_a_minute(
     tmp_path: pathlib.Path,
 ) -> None:

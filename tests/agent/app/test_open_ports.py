@@ -6,8 +6,10 @@ import dataclasses
 from collections.abc import AsyncIterator
 
 import pytest
+import structlog.testing
 
 from agent.app.open_ports import REASON, OpenPorts
+from agent.logs import Event
 from agent.pods.conditions import Conditions
 from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
@@ -130,3 +132,18 @@ async def test_conditions_follow_the_kubelet(node: Node) -> None:
         node.ports.hint()
         await asyncio.sleep(1)
         assert changes.take() == ["web"]
+
+
+async def test_open_ports_are_logged_when_they_open_and_close(node: Node) -> None:
+    node.add("web")
+    with structlog.testing.capture_logs() as lines:
+        async with node.running():
+            await asyncio.sleep(3600)
+            node.kubelet.has_cgroup = True
+            node.store.in_force.mark("web")
+            await asyncio.sleep(3600)
+    assert [line["event"] for line in lines] == [
+        Event.DECLARED_PORTS_OPEN,
+        Event.DECLARED_PORTS_CLOSED,
+    ]
+    assert len(node.events) > 1

@@ -10,7 +10,8 @@ import pytest
 from agent import labels
 from agent.default_deny import table as default_deny_table
 from agent.default_deny.controller import DefaultDenyController
-from agent.linux import nft
+from agent.kubelet.search import KubeletCgroup
+from agent.linux import nft, rtnetlink
 from agent.linux.pod_network import HostInterface
 from agent.linux.rtnetlink import Link
 from agent.pods.conditions import TRUE, Conditions
@@ -255,3 +256,52 @@ async def test_changed_default_is_followed_while_running(node: Node, nftables: N
     await polling.until("the tables", lambda: nftables.families == {"inet", "bridge"})
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+KUBELET = KubeletCgroup("/kubelet.slice", 7, False, 42)
+
+
+@contextlib.asynccontextmanager
+async def kept(
+    node: Node, monkeypatch: pytest.MonkeyPatch, cgroups: pathlib.Path, *veths: int
+) -> AsyncIterator[None]:
+    """The controller runs, on a host with these interfaces of pods."""
+
+    async def read() -> list[Link]:
+        return [Link(ifindex, f"veth{ifindex}", kind="veth") for ifindex in veths]
+
+    monkeypatch.setattr(rtnetlink, "read", read)
+    (cgroups / "kubelet.slice").mkdir()
+    task = asyncio.create_task(node.controller.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_unclaimed_interface_is_released_while_running(
+    node: Node, nftables: Nftables, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.controller.open(gated=[])
+    async with kept(node, monkeypatch, tmp_path, 22):
+        node.controller.set_kubelet(KUBELET, has_cgroup=True)
+        await polling.until("the kubelet", lambda: "kubelet.slice" in nftables.kubelet)
+        assert 22 not in nftables.sets["not_pods"]
+        node.now = 11.0
+        node.controller.set_kubelet(KUBELET, has_cgroup=True)
+        await polling.until("its release", lambda: 22 in nftables.sets["not_pods"])
+
+
+async def test_new_table_admits_the_kubelet(
+    node: Node, nftables: Nftables, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.controller.open(gated=[])
+    async with kept(node, monkeypatch, tmp_path):
+        node.controller.set_kubelet(KUBELET, has_cgroup=True)
+        await polling.until("the kubelet", lambda: "kubelet.slice" in nftables.kubelet)
+        node.modes.set_node({labels.MAX_MODE_LABEL: "audit"})
+        await polling.until("no tables", lambda: not nftables.families)
+        nftables.kubelet = ""
+        node.modes.set_node({})
+        await polling.until("the kubelet again", lambda: "kubelet.slice" in nftables.kubelet)

@@ -1,6 +1,7 @@
 """Findings about the container runtime, by a real client and a stand-in server."""
 
 import pathlib
+import socket
 from collections.abc import AsyncIterator
 
 import grpc
@@ -69,3 +70,18 @@ async def test_error_of_the_runtime_is_one_sentence(
     finding = await runtime.check(path)
     assert finding.severity is Severity.PROBLEM
     assert f"{path} {text}" in finding.text
+
+
+async def test_socket_that_nothing_serves_is_named_with_the_kernels_reason(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "runtime.sock"
+    with socket.socket(socket.AF_UNIX) as unserved:
+        unserved.bind(str(path))
+        finding = await runtime.check(path)
+    assert finding.severity is Severity.PROBLEM
+    assert f"no container runtime responds at {path} (" in finding.text
+    assert "Connection refused" in finding.text
+    path.unlink()
+    path.touch()
+    assert f"{path} is not a socket" in (await runtime.check(path)).text

@@ -165,6 +165,18 @@ async def test_last_values_survive_a_restart(tmp_path: pathlib.Path) -> None:
     assert "gone" not in state.read_text()
 
 
+async def test_removed_label_of_the_previous_agents_life_is_forgotten(
+    tmp_path: pathlib.Path,
+) -> None:
+    state = tmp_path / "modes.json"
+    async with running(state) as modes:
+        modes.of_pod("u1", "shop", labels("enforce"))
+    async with running(state) as modes:
+        assert modes.of_pod("u1", "shop", {}).mode is Mode.AUDIT
+        # Its last value was none.
+        assert modes.of_pod("u1", "shop", labels("enfroce")).mode is Mode.AUDIT
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"labels": {"a": 9}}', '{"labels": 1}'])
 async def test_a_broken_file_is_none(tmp_path: pathlib.Path, content: str) -> None:
     state = tmp_path / "modes.json"

@@ -8,7 +8,7 @@ import yaml
 
 from agent.admin.observations import ObservedFlows, ObservedPod
 from agent.drops.source_processes import GONE, NO_SOCKET
-from agent.policy import api_types, replay, suggestions
+from agent.policy import api_types, replay, suggested_yaml, suggestions
 from agent.policy.suggestions import Suggestion
 from bpf import abi
 from tests.agent.policy.observing import DAY, IN_POD, OTHER, WEB, flows
@@ -195,3 +195,19 @@ def test_more_than_a_policy_holds_becomes_several() -> None:
     assert all(len(policy.rules) <= abi.GATE_RULES for policy in read)
     assert sum(len(policy.rules) for policy in read) == 50 + 2
     assert sum(len(one.flows) for one in found) == 51
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (59.0, "59 s"),
+        (60.0, "1 min"),
+        (90.0, "1.5 min"),
+        (3599.0, "60 min"),
+        (3600.0, "1 h"),
+        (93600.0, "26 h"),
+    ],
+)
+def test_duration_has_the_unit_that_makes_it_readable(seconds: float, text: str) -> None:
+    assert suggested_yaml.duration(seconds) == text

@@ -79,3 +79,13 @@ async def test_successes_that_do_not_suffice_yet_are_counted_out(bench: Bench) -
     assert bench.scheduler.passing("a")[2] == (
         'Container "app": readiness probe succeeded 2 of 3 times.'
     )
+
+
+async def test_only_probe_is_not_one_of_several(bench: Bench) -> None:
+    bench.scheduler.set_pod(pod(readiness=probe(1)))
+    await asyncio.sleep(1)
+    assert bench.scheduler.passing("a") == (
+        True,
+        "ProbesPassing",
+        "The only startup or readiness probe passes.",
+    )
