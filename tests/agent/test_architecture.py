@@ -8,7 +8,8 @@ from tests.tracing.journeys import journeys
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("docs/guides/*.md"), *ROOT.glob("*.md")])
-# Of Python, pip, pytest, image builders, kube-proxy, kubelet, Cilium, example clients, kubectl podgate.
+# Of Python, pip, pytest, image builders, kube-proxy, kubelet, Cilium, example clients, kubectl
+# podgate.
 OTHER_OPTIONS = {
     *("--system-site-packages", "--cluster-cidr", "--root-dir"),
     *("--require-hashes", "--build-arg", "--twice"),
