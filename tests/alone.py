@@ -11,6 +11,9 @@ import time
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
+INTERRUPTIBLE = ("env", "--default-signal=INT")
+"""Before a command that SIGINT is to end: what a shell starts in the background ignores it."""
+
 # To clean up after SIGINT: a fixture's agents and a container runtime end in seconds.
 _INTERRUPTED_SECONDS = 60
 
@@ -41,7 +44,7 @@ def run(
     """
     with tempfile.TemporaryDirectory(prefix="podgate-alone-") as made:
         result, output = pathlib.Path(made, "result.xml"), pathlib.Path(made, "output")
-        command = [sys.executable, "-m", "pytest", *arguments, test, "-n0"]
+        command = [*INTERRUPTIBLE, sys.executable, "-m", "pytest", *arguments, test, "-n0"]
         command += ["-q", "--no-header", "--color=no", "-rsxP"]
         # A cache of its own, since it is no run whose failures `--lf` repeats.
         command += [f"--junitxml={result}", "-o", f"cache_dir={made}/cache"]

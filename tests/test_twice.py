@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests import twice
+from tests import alone, twice
 from tests.polling import PATIENCE_SECONDS, wait_until
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -66,7 +66,7 @@ def _start(
     # Quicker: only the plugins that pytest.ini names.
     environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "CI": ci}
     return subprocess.Popen(
-        [sys.executable, "-m", "pytest", *arguments],
+        [*alone.INTERRUPTIBLE, sys.executable, "-m", "pytest", *arguments],
         cwd=directory,
         env=environment,
         stdout=subprocess.PIPE,
