@@ -29,8 +29,8 @@ EDITS = (
     Edit(
         "the page shows a failed relay as an open pod",
         "agent/page/problems.py",
-        'Problem(Severity.DEGRADED, f"{report.relay.problem_text}.")',
-        'Problem(Severity.OPEN, f"{report.relay.problem_text}.")',
+        "Severity.DEGRADED if report.relay.has_fallback else Severity.OPEN",
+        "Severity.OPEN",
     ),
     Edit(
         "status shows failing probes of strict without fallback in yellow",

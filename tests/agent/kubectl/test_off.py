@@ -1,10 +1,8 @@
 """`kubectl podgate off` and `on`: the label, and a verdict for each node."""
 
-import time
-
 import pytest
 
-from agent.kubectl import main, off
+from agent.kubectl import main
 from tests.agent.kubectl.standin import KubectlStandin
 
 pytestmark = pytest.mark.usefixtures("off_without_waiting")
@@ -54,14 +52,9 @@ def test_node_that_needs_time_is_awaited(
     nodes: KubectlStandin, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes.respond("exec", "agent-b", output=BUSY)
-    sleep = time.sleep
-
-    def wait(seconds: float) -> None:
-        if seconds == off._POLL_SECONDS:
-            nodes.respond("exec", "agent-b", output=DONE)
-        sleep(min(seconds, 0.01))
-
-    monkeypatch.setattr(time, "sleep", wait)
+    monkeypatch.setattr(
+        "agent.kubectl.off.time.sleep", lambda _: nodes.respond("exec", "agent-b", output=DONE)
+    )
     assert main.main(["--kubectl", nodes.command, "--timeout", "60", "off"]) == 0
     assert lines(capsys)[1:] == ["a off", "b off"]
     assert len(nodes.calls("exec", "agent-b")) == 2
