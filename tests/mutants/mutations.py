@@ -2,6 +2,7 @@
 
 import pathlib
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -157,6 +158,8 @@ def sample(mutants: list[Mutant], size: int | None, seed: int) -> list[Mutant]:
 
 _LOGS = ("log.", "_log.", "self._log.")
 # Whether zip() compares lengths, and how a thread ends, has no effect that a test could observe.
+_BOUNDARIES = ("_Lt_LtE", "_LtE_Lt", "_Gt_GtE", "_GtE_Gt")
+_TIMES = re.compile(r"_SECONDS|_seconds|\b_?now\b|\btime\(\)|deadline|_(until|at|ns|due)\b")
 _QUIET_KEYWORDS = frozenset({"strict", "daemon"})
 
 
@@ -165,8 +168,10 @@ def _is_noise(leaf: Node, operator: Operator) -> bool:
 
     That is what runs at import (declarations, defaults, type aliases and constants: a constant's
     exact value is a choice), annotations, decorators, asserts (they document), log lines, `repr`,
-    numbers that a name or attribute begins with, and time limits.
+    numbers that a name or attribute begins with, time limits, and the very moment of one.
     """
+    if type(operator).__name__.endswith(_BOUNDARIES) and _TIMES.search(_text(leaf.parent)):
+        return True
     is_in_function = False
     inner = leaf
     while node := inner.parent:

@@ -19,6 +19,8 @@ class Pod:
         log.info(Event.SETTLED, count=count + 1)
         self.close()
         self.first = 0
+        if now > self.until_ns:
+            return self.first
         if count is None or count < 3:
             return wait(2, timeout=5)
         if not self.pods:
@@ -49,6 +51,8 @@ def test_mutants_are_made_of_statements_with_behaviour(tmp_path: pathlib.Path) -
     assert sorted(changes(tmp_path)) == sorted(
         [
             "pass",
+            "if now <= self.until_ns:",
+            "if not now > self.until_ns:",
             "if not count is None or count < 3:",
             "if count is not None or count < 3:",
             "if count is None and count < 3:",
@@ -69,8 +73,8 @@ def test_mutants_are_made_of_statements_with_behaviour(tmp_path: pathlib.Path) -
 def test_mutant_concerns_its_statement_and_function(tmp_path: pathlib.Path) -> None:
     (tmp_path / "pod.py").write_text(SOURCE)
     by_line = {one.lines.start: one for one in mutations.of_module(tmp_path, "pod.py")}
-    assert by_line[18].lines == range(18, 19)
-    assert by_line[18].function == range(11, 20)
+    assert by_line[20].lines == range(20, 21)
+    assert by_line[20].function == range(11, 22)
 
 
 def test_larger_sample_begins_with_the_smaller_one(tmp_path: pathlib.Path) -> None:
