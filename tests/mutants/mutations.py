@@ -168,7 +168,7 @@ def _is_noise(leaf: Node, operator: Operator) -> bool:
 
     That is what runs at import (declarations, defaults, type aliases and constants: a constant's
     exact value is a choice), annotations, decorators, asserts (they document), log lines, `repr`,
-    numbers that a name or attribute begins with, time limits, and the very moment of one.
+    numbers that a name or attribute begins with, digits of rounding, time limits, and the very moment of one.
     """
     if type(operator).__name__.endswith(_BOUNDARIES) and _TIMES.search(_text(leaf.parent)):
         return True
@@ -187,8 +187,9 @@ def _is_noise(leaf: Node, operator: Operator) -> bool:
             is_in_function = True
         if node.type == "simple_stmt" and _text(node).startswith(_LOGS):
             return True
+        is_rounding = node.type == "atom_expr" and _text(node).startswith("round(")
         is_initial = node.type in ("expr_stmt", "annassign") and inner is leaf
-        if is_initial and isinstance(operator, NumberReplacer):
+        if isinstance(operator, NumberReplacer) and (is_initial or is_rounding):
             return True
         if node.type == "argument":
             keyword = _text(node.children[0])

@@ -25,6 +25,7 @@ class Pod:
             return wait(2, timeout=5)
         if not self.pods:
             return 1
+        self.share = round(count, 3)
         return [*zip(self.pods, self.gates, strict=True)] in self.found
 
     def __repr__(self) -> str:
@@ -74,7 +75,7 @@ def test_mutant_concerns_its_statement_and_function(tmp_path: pathlib.Path) -> N
     (tmp_path / "pod.py").write_text(SOURCE)
     by_line = {one.lines.start: one for one in mutations.of_module(tmp_path, "pod.py")}
     assert by_line[20].lines == range(20, 21)
-    assert by_line[20].function == range(11, 22)
+    assert by_line[20].function == range(11, 23)
 
 
 def test_larger_sample_begins_with_the_smaller_one(tmp_path: pathlib.Path) -> None:

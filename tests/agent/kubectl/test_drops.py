@@ -157,11 +157,12 @@ def test_streams_of_all_nodes_are_one_and_leave_no_process(
     kubectl.serve_nodes("a", "b")
     pids = tmp_path / "pids"
     command = tmp_path / "streaming"
-    monkeypatch.setattr(drop_stream, "_END_SECONDS", 0.1)
+    monkeypatch.setattr(drop_stream, "_END_SECONDS", 1.0)
+    ended = tmp_path / "ended"
     # One ends with its input, as kubectl does, and one hangs.
-    for node, then in (("a", "cat > /dev/null"), ("b", "sleep 1000")):
+    for node, then in (("a", f"cat > /dev/null\ntouch {ended}"), ("b", "exec sleep 1000")):
         path = tmp_path / f"of-{node}"
-        text = stream({"pod": node}, then=f"echo $$ >> {pids}\nexec {then}")
+        text = stream({"pod": node}, then=f"echo $$ >> {pids}\n{then}")
         path.write_text(text, encoding="utf-8")
         path.chmod(0o755)
     command.write_text(
@@ -184,6 +185,7 @@ def test_streams_of_all_nodes_are_one_and_leave_no_process(
     assert isinstance(started, list)
     directories = [pathlib.Path("/proc", process) for process in started]
     polling.wait_until("their end", lambda: not any(one.exists() for one in directories))
+    assert ended.exists()
 
 
 def test_stream_that_ends_is_started_again_in_the_agent_of_that_time(

@@ -109,3 +109,16 @@ def test_finding_of_an_unknown_severity_is_shown(
     nodes.respond("exec", "doctor", output=[finding("later", "fatal", "Something new.")])
     assert run(nodes, "doctor") == 0
     assert capsys.readouterr().out == "warning later on a, b: Something new.\n"
+
+
+@pytest.mark.parametrize("option", ["--from", "--to", "--port"])
+def test_flow_needs_a_source_a_pod_and_a_port(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    arguments = [*FLOW]
+    start = arguments.index(option)
+    del arguments[start : start + 2]
+    with pytest.raises(SystemExit) as ended:
+        run(nodes, *arguments)
+    assert ended.value.code == 2
+    assert f"required: {option}" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import socket
 from typing import Any
 
 import click.testing
@@ -49,3 +50,13 @@ def test_pod_is_found_by_its_uid(served: pathlib.Path) -> None:
     unknown = podgate(served, "--uid", "unknown")
     assert unknown.exit_code == 1
     assert "no such pod" in unknown.output
+
+
+def test_socket_that_nothing_serves_is_named(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "podinfo" / "podinfo.sock"
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as unserved:
+        unserved.bind(str(path))
+    result = podgate(tmp_path)
+    assert result.exit_code == 3
+    assert f"no agent responds at {path}" in result.output
