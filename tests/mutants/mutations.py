@@ -168,7 +168,8 @@ def _is_noise(leaf: Node, operator: Operator) -> bool:
 
     That is what runs at import (declarations, defaults, type aliases and constants: a constant's
     exact value is a choice), annotations, decorators, asserts (they document), log lines, `repr`,
-    numbers that a name or attribute begins with, digits of rounding, time limits, and the very moment of one.
+    numbers that a name or attribute begins with, digits of rounding, time limits, and the very
+    moment of one.
     """
     if type(operator).__name__.endswith(_BOUNDARIES) and _TIMES.search(_text(leaf.parent)):
         return True
