@@ -357,6 +357,8 @@ def test_transport_errors_are_failures(broken: ConnectionFailure, text: str) -> 
         (0.5, "500ms"),
         (0.0015, "1.5ms"),
         (0.00005, "50µs"),
+        (0.000999, "999µs"),
+        (0.001, "1ms"),
         (60, "1m0s"),
         (3661.25, "1h1m1.25s"),
         (0, "0s"),
