@@ -318,8 +318,6 @@ class RelaySupervisor:
                 await self._kill(relay)
 
     async def _abandon(self, serving: ActiveRelay, problem: str) -> None:
-        if self._now() - serving.since >= _HEALTHY_SECONDS:
-            self._backoff.reset()
         self._back_off(problem)
         self.pods.publish()
         await self._kill(serving.relay)
