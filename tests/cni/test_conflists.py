@@ -67,6 +67,12 @@ def test_plugin_is_removed_from_any_position(at: int) -> None:
     assert json.loads(conflist.without_entry(json.dumps(document, indent=1))) == json.loads(CALICO)
 
 
+def test_plugin_is_removed_before_a_single_other_one() -> None:
+    document = {"cniVersion": "1.0.0", "name": "pods", "plugins": [ENTRY, {"type": "ptp"}]}
+    found = json.loads(conflist.without_entry(json.dumps(document)))
+    assert found["plugins"] == [{"type": "ptp"}]
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

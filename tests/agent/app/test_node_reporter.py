@@ -5,11 +5,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import structlog.testing
 from aiohttp import web
 
 from agent.app.node_reporter import PERIOD_SECONDS, SPREAD_SECONDS, NodeReporter
 from agent.kube.client import APPLY, ApiClient
 from agent.kube.node_report import PATH, FailedPolicy, NodePolicies, NodeStatus
+from agent.logs import Event
 from tests.agent.kube.apiserver import ApiServer, error_response
 from tests.agent.kube.conftest import api, kubeconfig, listening, server
 
@@ -116,8 +118,10 @@ async def test_report_that_is_rejected_is_written_later(
     server.faults.append(fail)
     node = Node()
     async with running(api, node):
-        await asyncio.sleep(3600)
+        with structlog.testing.capture_logs() as lines:
+            await asyncio.sleep(3600)
         assert 1 < len(server.patches()) <= most
+        assert [line["event"] for line in lines] == [Event.NODE_REPORT_NOT_WRITTEN]
         is_failing = False
         await asyncio.sleep(600)
         count = len(server.patches())

@@ -22,6 +22,7 @@ POD = Pod(uid="web", namespace="demo", name="web")
 NETNS = Netns("/run/netns/web", 4, 1001)
 OWN = "198.18.0.1"
 BRIDGE = 50
+VETH = 7
 
 
 class Routes:
@@ -29,16 +30,23 @@ class Routes:
 
     def __init__(self) -> None:
         self.solicited: list[IPAddress] = []
+        self.ports: dict[str, int] = {}
+        """The bridge's neighbours, by their address."""
 
     async def route_to(self, address: IPAddress) -> NodeRoute:
         if str(address) == OWN:
             return NodeRoute(RouteKind.OWN)
         if str(address).startswith("198.18.2."):
             return NodeRoute(RouteKind.SENT, BRIDGE)
+        if str(address).startswith("198.18.3."):
+            return NodeRoute(RouteKind.SENT, VETH)
+        if str(address).startswith("198.18.4."):
+            return NodeRoute(RouteKind.SENT, 60)
         return NodeRoute(RouteKind.NONE)
 
     async def bridge_port_of(self, address: IPAddress, bridge: int) -> int | None:
-        return None
+        assert bridge == BRIDGE
+        return self.ports.get(str(address))
 
     async def solicit(self, address: IPAddress, ifindex: int) -> None:
         self.solicited.append(address)
@@ -54,7 +62,7 @@ class Claimant:
 
     async def check(self, *addresses: str) -> AddressClaims:
         network = PodNetwork(
-            (HostInterface(7, "veth7", BRIDGE),),
+            (HostInterface(VETH, "veth7", BRIDGE),),
             tuple(map(ipaddress.ip_address, addresses)),
             (),
             nsid=1,
@@ -69,6 +77,46 @@ class Claimant:
 
     async def is_reported(self, *addresses: str) -> bool:
         return self.authority.is_due(POD.uid, await self.settled(*addresses))
+
+
+def why(claims: AddressClaims) -> dict[str, str]:
+    return {str(address): text for address, text in claims.unconfirmed.items()}
+
+
+async def test_address_is_the_pods_if_the_node_sends_it_there() -> None:
+    claimant = Claimant()
+    claimant.routes.ports = {"198.18.2.1": VETH, "198.18.2.2": 8}
+    claims = await claimant.settled(
+        *("198.18.3.1", "198.18.2.1", "198.18.2.2", "198.18.2.3", "198.18.4.1", OWN, "192.0.2.1")
+    )
+    assert claims.texts == ("198.18.3.1", "198.18.2.1")
+    assert why(claims) == {
+        "198.18.2.2": "behind another port of the node's bridge",
+        "198.18.2.3": "not found by the node on its bridge",
+        "198.18.4.1": "routed by the node through another interface",
+        OWN: "an address of the node",
+        "192.0.2.1": "without a route on the node",
+    }
+    assert not claims.is_settling
+
+
+async def test_confirmed_address_stays_until_it_is_anothers() -> None:
+    claimant = Claimant()
+    claimant.routes.ports = {"198.18.2.1": VETH}
+    assert (await claimant.settled("198.18.2.1")).texts == ("198.18.2.1",)
+    del claimant.routes.ports["198.18.2.1"]
+    assert (await claimant.check("198.18.2.1")).texts == ("198.18.2.1",)
+    claimant.routes.ports["198.18.2.1"] = 8
+    claims = await claimant.check("198.18.2.1")
+    assert claims.texts == ()
+    assert why(claims) == {"198.18.2.1": "behind another port of the node's bridge"}
+
+
+async def test_new_address_may_still_be_confirmed() -> None:
+    claimant = Claimant()
+    claims = await claimant.check("192.0.2.1")
+    assert claims.is_settling
+    assert claims.problem == ""
 
 
 async def test_the_same_problem_is_reported_once() -> None:

@@ -252,3 +252,26 @@ async def test_requests_read_no_credentials_of_the_users_home(
             await request_pods(api)
     assert all("Basic" not in one.headers.get("Authorization", "") for one in server.received)
     assert server.received
+
+
+@pytest.mark.parametrize(
+    ("code", "is_transient"),
+    [
+        (0, True),
+        (400, False),
+        (401, True),
+        (403, False),
+        (404, False),
+        (409, False),
+        (410, False),
+        (422, False),
+        (429, True),
+        (499, False),
+        (500, True),
+        (503, True),
+        (599, True),
+    ],
+)
+def test_error_that_is_not_about_the_request_is_transient(code: int, *, is_transient: bool) -> None:
+    """Also 401: a token may have expired, and is read again."""
+    assert ApiError("x", code=code).is_transient is is_transient

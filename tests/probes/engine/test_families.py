@@ -204,6 +204,14 @@ def test_pods_failure_counts_for_more_than_the_probers() -> None:
     assert joint.together(both) == outcome(ProbeResult.FAILURE, V6)
 
 
+def test_failures_of_both_families_are_one_with_both_addresses() -> None:
+    both = [outcome(ProbeResult.FAILURE, V4), outcome(ProbeResult.FAILURE, V6)]
+    found = joint.together(both)
+    assert (found.address, found.other_address) == (V4, V6)
+    assert found.message == f"{both[0].message}; {both[1].message}"
+    assert joint.together([both[0], outcome(ProbeResult.SUCCESS, V6)]).other_address is None
+
+
 def test_cancelled_run_reports_nothing() -> None:
     reported: list[ProbeOutcome] = []
     run = joint.JointRun(2, reported.append)
