@@ -32,7 +32,7 @@ class Chain:
     is_removed: bool = False
     is_readable: bool = True
     moves: int = 0
-    now: float = 0.0
+    now: float = 1000.0
 
     @property
     def gates(self) -> "Chain":
@@ -89,14 +89,14 @@ async def test_a_fourth_move_within_a_minute_is_reported(
         "Another program runs before the gate on pgweb, and packets it accepts pass no "
         "gate; attach it after the gate."
     }
-    chain.now = 61
+    chain.now += 61
     await chain_order.ensure_first(INTERFACE)
     assert chain.moves == 4
 
 
 async def test_moves_long_ago_do_not_count(chain: Chain, chain_order: ChainOrder) -> None:
     for minute in range(1, 10):
-        chain.now = 61.0 * minute
+        chain.now = 1000.0 + 61 * minute
         chain.is_gate_first = False
         assert await chain_order.ensure_first(INTERFACE) == ""
     assert chain.moves == 9

@@ -146,6 +146,18 @@ async def test_bad_kubeconfig_is_one_sentence(tmp_path: pathlib.Path, content: s
         await ApiClient.open(str(tmp_path / "kubeconfig"))
 
 
+async def test_kubeconfig_of_the_environment_is_used(
+    server: ApiServer, kubeconfig: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", kubeconfig)
+    api = await ApiClient.open()
+    try:
+        await request_pods(api)
+    finally:
+        await api.aclose()
+    assert tokens(server) == ["secret"]
+
+
 async def test_outside_a_pod_without_kubeconfig(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
         monkeypatch.delenv(name, raising=False)

@@ -101,7 +101,15 @@ def test_strict_opens_with_the_relay_gone_unless_it_has_no_fallback() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(-1, "0 s"), (40.4, "40 s"), (245, "4 min 5 s"), (83520, "23 h 12 min")],
+    [
+        (-1, "0 s"),
+        (40.4, "40 s"),
+        (60, "1 min 0 s"),
+        (245, "4 min 5 s"),
+        (3599, "59 min 59 s"),
+        (3600, "1 h 0 min"),
+        (83520, "23 h 12 min"),
+    ],
 )
 def test_time_in_words(seconds: float, words: str) -> None:
     assert in_words(seconds) == words
