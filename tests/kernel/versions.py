@@ -40,7 +40,7 @@ def other_version(
     (made,) = (
         path
         for path in installation.programs.iterdir()
-        if path.name != known and not path.name.endswith("-unfinished")
+        if path.name != known and not path.name.endswith(("-unfinished", pins.MOVING))
     )
     programs = {name: syscalls.open_pin(str(made / name)) for name in abi.PROGRAMS}
     shutil.rmtree(made)
