@@ -1,6 +1,5 @@
 """What a deleted pod leaves in the store: nothing but its gates to detach."""
 
-
 from agent.labels import ISOLATION_READY
 from agent.pods.conditions import TRUE, Conditions
 from agent.pods.pod import Pod
