@@ -6,9 +6,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+import structlog.testing
 
+from agent.gates import off_switch
 from agent.gates.off_switch import OffSwitch
 from agent.linux.pod_network import HostInterface
+from agent.logs import Event
 from agent.pods.changes import Changes
 from agent.pods.conditions import Conditions
 from agent.pods.modes import NodeModes
@@ -29,11 +32,15 @@ class _Worker:
         self.gates = self
         self.is_attached = True
         self.calls: list[object] = []
+        self.failure: Exception | None = None
+        """What opening the gates raises."""
 
     async def run(self, function: Callable[..., None], *args: object) -> None:
         function(*args)
 
     def open(self, ifindexes: list[int]) -> None:
+        if self.failure:
+            raise self.failure
         self.calls.append(ifindexes)
 
     async def attach(self) -> None:
@@ -101,3 +108,25 @@ async def test_gates_close_again_also_of_pods_whose_mode_has_not_changed(
     modes.set(ON)
     await polling.until("marked", lambda: not store.to_reconcile.is_empty)
     assert worker.calls[-1] == "attach"
+
+
+async def test_gates_that_cannot_be_opened_are_retried_and_logged_once_for_each_reason(
+    running: tuple[_Worker, _Modes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(off_switch, "_RETRY_SECONDS", 0.01)
+    worker, modes = running
+    with structlog.testing.capture_logs() as lines:
+
+        def errors() -> list[str]:
+            return [line["error"] for line in lines if line["event"] is Event.HOOKS_NOT_DETACHED]
+
+        worker.failure = OSError("busy")
+        modes.set(OFF)
+        await polling.until("the first", lambda: errors() == ["busy"])
+        await asyncio.sleep(0.1)
+        worker.failure = TimeoutError()
+        await polling.until("another", lambda: len(errors()) == 2)
+        await asyncio.sleep(0.1)
+        worker.failure = None
+        await polling.until("off", lambda: worker.calls == [[7], "detach"])
+    assert errors() == ["busy", "the kernel did not respond in time"]

@@ -111,7 +111,8 @@ def test_a_subtree_needs_the_node_s_own_view_of_cgroups() -> None:
 
 
 def test_the_kernel_s_packets_are_not_a_process_s() -> None:
-    assert admit(policy("a", 1, sender={"kernel": {}}), own=()).rules[0].source is SourceKind.KERNEL
+    (kernel,) = admit(policy("a", 1, sender={"kernel": {}}), own=()).rules
+    assert (kernel.source, kernel.cgroup, kernel.level) == (SourceKind.KERNEL, 0, 0)
     assert admit(policy("a", 1), own=()).rules[0].source is SourceKind.ANY
 
 

@@ -137,3 +137,26 @@ async def test_each_change_is_passed_on(cluster: Cluster, server: ApiServer) -> 
     server.delete("web")
     assert await changed.next() == ["uid-web"]
     assert cluster.netns_path() == NETNS.path
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_awaited"),
+    [({}, True), ({"hostNetwork": True}, False)],
+)
+async def test_sandbox_is_awaited_for_a_pod_with_a_network_of_its_own(
+    server: ApiServer,
+    api: ApiClient,
+    tmp_path: pathlib.Path,
+    changes: dict[str, Any],
+    *,
+    is_awaited: bool,
+) -> None:
+    made = web()
+    made["spec"] |= changes
+    server.put({"metadata": {"name": NODE, "uid": "n"}}, path=NODES)
+    server.put(made)
+    async with Cluster(api, tmp_path).running() as running:
+        await polling.until("the pod", lambda: running.store.get("uid-web"))
+        assert running.source._awaits_sandbox() is is_awaited
+        running.set_sandboxes(SANDBOX)
+        assert not running.source._awaits_sandbox()

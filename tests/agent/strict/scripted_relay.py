@@ -48,6 +48,11 @@ class ScriptedRelay:
             task.cancel()
         self._writer.close()
 
+    def end_channel(self) -> None:
+        """Send nothing more, and read on."""
+        self.is_hung = True
+        self._writer.write_eof()
+
     async def kill(self) -> None:
         self.is_killed = True
         self.channel.close()

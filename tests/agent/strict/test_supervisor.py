@@ -480,3 +480,11 @@ async def test_relays_answers_are_counted(node: Node, web: PodState) -> None:
     await asyncio.sleep(1)
     counted = [(pod.name, outcome, count) for pod, _, outcome, count in node.stats.answers.items()]
     assert counted == [("web", "healthy", 3)]
+
+
+@with_a_relay
+async def test_relay_that_closes_its_channel_has_exited(node: Node, web: PodState) -> None:
+    """Without a reset, as when it had read everything."""
+    node.launcher.newest.end_channel()
+    await asyncio.sleep(0.2)
+    assert node.supervisor.pods.problem_for(web) == "the relay failed: it exited."

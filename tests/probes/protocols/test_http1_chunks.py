@@ -2,6 +2,7 @@
 
 import pytest
 
+from probes.protocols import http1_chunks
 from probes.protocols.http1_chunks import ChunkReader
 
 BODY = b"3\r\nabc\r\n5\r\nhello\r\n0\r\n\r\n"
@@ -23,3 +24,19 @@ def test_body_in_pieces_is_complete_after_its_last_chunk(size: int) -> None:
         found += reader.feed(buffer, 100)
     assert found == b"abchello"
     assert reader.complete
+
+
+@pytest.mark.parametrize(
+    ("number", "wrapped"),
+    [
+        (0, 0),
+        (2**63 - 1, 2**63 - 1),
+        (2**63, -(2**63)),
+        (2**63 + 5, -(2**63) + 5),
+        (2**64 - 1, -1),
+        (-(2**63), -(2**63)),
+        (-(2**63) - 1, 2**63 - 1),
+    ],
+)
+def test_sizes_of_exabytes_wrap_around_as_in_go(number: int, wrapped: int) -> None:
+    assert http1_chunks._int64(number) == wrapped
