@@ -189,7 +189,8 @@ def _is_noise(leaf: Node, operator: Operator) -> bool:
         if node.type == "simple_stmt" and _text(node).startswith(_LOGS):
             return True
         is_rounding = node.type == "atom_expr" and _text(node).startswith("round(")
-        is_initial = node.type in ("expr_stmt", "annassign") and inner is leaf
+        is_whole = inner is leaf or inner.type == "testlist_star_expr"
+        is_initial = node.type in ("expr_stmt", "annassign") and is_whole
         if isinstance(operator, NumberReplacer) and (is_initial or is_rounding):
             return True
         if node.type == "argument":
