@@ -137,7 +137,7 @@ def _mutants(
                         found.append(mutant)
                     else:
                         left_out[path] += 1
-        chosen += mutations.sample(found, size, seed)
+        chosen += mutations.sample(_ROOT, found, size, seed)
         _print(
             f"{group}: {len(found)} mutants; left to kernel tests, since no unit test runs their "
             f"function: {left_out.total()} in {len(left_out)} modules"

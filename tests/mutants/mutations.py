@@ -1,5 +1,6 @@
 """The mutants of a module: cosmic-ray's operators, two more, and what is not worth a mutant."""
 
+import itertools
 import pathlib
 import random
 import re
@@ -149,11 +150,23 @@ def of_module(root: pathlib.Path, path: str) -> Iterator[Mutant]:
                 occurrence += 1
 
 
-def sample(mutants: list[Mutant], size: int | None, seed: int) -> list[Mutant]:
-    """`size` of them, or all, in an order of the seed; a larger sample begins with the same."""
-    chosen = list(mutants)
-    random.Random(seed).shuffle(chosen)
-    return chosen[:size]
+def sample(root: pathlib.Path, mutants: list[Mutant], size: int | None, seed: int) -> list[Mutant]:
+    """`size` of them, or all, in an order of the seed; a larger sample begins with the same.
+
+    Without those that do not compile: any test detects them.
+    """
+    shuffled = list(mutants)
+    random.Random(seed).shuffle(shuffled)
+    valid = (mutant for mutant in shuffled if _compiles(mutant, (root / mutant.path).read_text()))
+    return list(itertools.islice(valid, size))
+
+
+def _compiles(mutant: Mutant, source: str) -> bool:
+    try:
+        compile(mutant.apply(source), mutant.path, "exec")
+    except (SyntaxError, AttributeError):  # cosmic-ray fails at dotted names of exceptions
+        return False
+    return True
 
 
 _LOGS = ("log.", "_log.", "self._log.")

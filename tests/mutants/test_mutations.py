@@ -1,5 +1,6 @@
 """Mutants change behaviour, and what has none gets no mutant."""
 
+import functools
 import pathlib
 
 from tests.mutants import handmade, modules, mutations
@@ -80,9 +81,22 @@ def test_mutant_concerns_its_statement_and_function(tmp_path: pathlib.Path) -> N
 
 def test_larger_sample_begins_with_the_smaller_one(tmp_path: pathlib.Path) -> None:
     (tmp_path / "pod.py").write_text(SOURCE)
+    sample = functools.partial(
+        mutations.sample, tmp_path, list(mutations.of_module(tmp_path, "pod.py"))
+    )
+    assert sample(9, 1)[:4] == sample(4, 1)
+    assert sample(9, 1) != sample(9, 2)
+
+
+def test_mutant_that_does_not_compile_is_left_out(tmp_path: pathlib.Path) -> None:
+    source = "def f():\n    if a := g():\n        return 1\n"
+    (tmp_path / "pod.py").write_text(source)
     mutants = list(mutations.of_module(tmp_path, "pod.py"))
-    assert mutations.sample(mutants, 9, 1)[:4] == mutations.sample(mutants, 4, 1)
-    assert mutations.sample(mutants, 9, 1) != mutations.sample(mutants, 9, 2)
+    found = mutations.sample(tmp_path, mutants, None, 1)
+    assert sorted(one.apply(source).splitlines()[2].strip() for one in found) == [
+        "return 0",
+        "return 2",
+    ]
 
 
 def test_handmade_mutants_fit_their_modules() -> None:
