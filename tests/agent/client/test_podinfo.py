@@ -155,6 +155,13 @@ def test_impossible_error_delay_is_a_usage_error(
     assert error.endswith(f"--error-delay: {delay} is not a number of seconds from 0 to 3600")
 
 
+def test_impossible_position_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        podinfo.run(print, ["--target", "unix:/nowhere", "--rev=-1"])
+    assert caught.value.code == 2
+    assert "-1" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_impossible_position_is_rejected_at_once() -> None:
     with pytest.raises(ValueError, match="-1"):
         PodInfoClient("unix:/nowhere", rev=-1)

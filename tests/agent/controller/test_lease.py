@@ -253,3 +253,15 @@ async def test_lease_that_cannot_be_written_has_a_problem_until_it_can(
         await asyncio.sleep(30)
         assert only.lease.problem == ""
         assert only.is_leading
+
+
+async def test_process_without_a_lease_writes_nothing(
+    leases: Leases, server: ApiServer, kubeconfig: str
+) -> None:
+    client = await LeaderClient.open(kubeconfig)
+    try:
+        with pytest.raises(NotLeaderError):
+            await client.request("PATCH", "/api/v1/things/one", body={})
+    finally:
+        await client.aclose()
+    assert not server.of("/api/v1/things/one", method="PATCH")

@@ -305,3 +305,18 @@ async def test_new_table_admits_the_kubelet(
         nftables.kubelet = ""
         node.modes.set_node({})
         await polling.until("the kubelet again", lambda: "kubelet.slice" in nftables.kubelet)
+
+
+async def test_kubelet_that_ended_stays_admitted_until_another_is_found(
+    node: Node, nftables: Nftables, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    await node.controller.open(gated=[])
+    async with kept(node, monkeypatch, tmp_path, 22):
+        node.controller.set_kubelet(KUBELET, has_cgroup=True)
+        await polling.until("the kubelet", lambda: "kubelet.slice" in nftables.kubelet)
+        node.controller.set_kubelet(None, has_cgroup=True)
+        node.now = 11.0
+        await polling.until("a pass", lambda: 22 in nftables.sets["not_pods"])
+        assert "kubelet.slice" in nftables.kubelet
+        node.controller.set_kubelet(None, has_cgroup=False)
+        await polling.until("none", lambda: "kubelet.slice" not in nftables.kubelet)

@@ -357,3 +357,15 @@ async def test_what_the_kubelet_has_dropped_is_gone(furnished: ApiServer, api: A
         published.source.set_pod(KUBELET, decoded(pod("a"), "12"))
         published.source.remove_pod(KUBELET, "uid-a")
         assert published.published == ["+a", "-a"]
+
+
+async def test_of_nodes_and_namespaces_only_the_metadata_is_read(
+    furnished: ApiServer, api: ApiClient
+) -> None:
+    """They may be large, and an agent runs on each node."""
+    async with Published(api).running():
+        pass
+    for path in (NAMESPACES, NODES):
+        accepted = {one.headers["Accept"].split(",")[0] for one in furnished.of(path)}
+        assert accepted
+        assert all("as=PartialObjectMetadata" in one for one in accepted)

@@ -278,8 +278,16 @@ async def test_too_old_version_of_a_list_means_the_newest(
     server.faults.append(gone)
     async with Seen(api).running() as seen:
         assert seen.names == {"a"}
+        await asyncio.sleep(10)
+        server.faults.remove(gone)
+        server.oldest_version = server.version + 1
+        server.silently(lambda: server.put(pod("b")))
+        server.stream().end()
+        await asyncio.sleep(60)
+        assert seen.names == {"a", "b"}
     lists = [one.query["resourceVersion"] for one in server.of() if not one.is_watch]
-    assert lists == ["0", ""]
+    # Once that worked, the server's cache is enough again.
+    assert lists == ["0", "", "101"]
 
 
 async def test_too_old_version_of_a_streamed_list_means_the_newest(

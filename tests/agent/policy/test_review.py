@@ -174,3 +174,11 @@ def test_longest_time_counts_and_gaps_are_left_out() -> None:
     short = node(name="a", unobserved_seconds=20 * 3600.0)
     assert review(short).observed == datetime.timedelta(hours=4)
     assert review(short, node(name="b")).observed == datetime.timedelta(hours=24)
+
+
+def test_source_with_too_many_ports_to_list_is_admitted_by_all_ports_alone() -> None:
+    seen = node(flows(A, port=0, has_many_ports=True))
+    of_all = document("p", unit("a.service"))
+    del of_all["spec"]["ports"]
+    assert not review(seen).dropped([api_types.read(of_all, source="file")])
+    assert review(seen).dropped([policy("p", unit("a.service"), 80)])

@@ -160,3 +160,16 @@ async def test_sandbox_is_awaited_for_a_pod_with_a_network_of_its_own(
         assert running.source._awaits_sandbox() is is_awaited
         running.set_sandboxes(SANDBOX)
         assert not running.source._awaits_sandbox()
+
+
+async def test_ceiling_of_the_node_is_followed(cluster: Cluster) -> None:
+    def mode() -> Mode | None:
+        state = cluster.store.get("uid-web")
+        return state.pod.mode if state else None
+
+    cluster.set_sandboxes(SANDBOX)
+    await polling.until("its mode", lambda: mode() is Mode.AUDIT)
+    cluster.modes.set_off(is_off=True)
+    await polling.until("the ceiling", lambda: mode() is Mode.OFF)
+    cluster.modes.set_off(is_off=False)
+    await polling.until("the mode before", lambda: mode() is Mode.AUDIT)

@@ -195,6 +195,10 @@ WRONG: list[tuple[object, str]] = [
         " (default/x): endpoints[].addresses has 'fd00:18::1'; write an address of IPv4",
     ),
     (
+        {**endpoint_slice(name="x"), "endpoints": [{"addresses": []}]},
+        " (default/x): an endpoint has no address; add one",
+    ),
+    (
         {**endpoint_slice(name="x"), "addressType": "ipv4"},
         " (default/x): addressType is 'ipv4'; write IPv4 or IPv6",
     ),
