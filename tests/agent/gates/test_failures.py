@@ -24,7 +24,7 @@ def caused(number: int) -> AttachError:
         (errno.EBUSY, False, False),
     ],
 )
-def test_missing_interface_is_told_from_other_errors_also_as_a_cause(
+def test_missing_interface_differs_from_other_errors_also_as_a_cause(
     number: int, *, is_gone: bool, is_vanished: bool
 ) -> None:
     for error in (OSError(number, "x"), caused(number)):

@@ -10,6 +10,7 @@ from agent import labels
 from agent.logs import Event
 from agent.pods.conditions import FALSE, TRUE, Condition, Conditions, level_of
 from agent.pods.pod import Pod, Problem
+from probes.spec.specs import parse_pod
 
 POD = Pod(uid="u", namespace="shop", name="web")
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -111,3 +112,13 @@ def test_a_problem_is_a_warning_and_waiting_is_not(
 ) -> None:
     assert level_of(before, now, POD) == level
     assert level_of(before, now, msgspec.structs.replace(POD, is_deleting=True)) == "info"
+
+
+@pytest.mark.parametrize(
+    ("kind", "level"), [(labels.PROBES_PASSING, "warning"), (labels.ISOLATION_READY, "info")]
+)
+def test_invalid_probe_concerns_the_condition_of_probes_alone(kind: str, level: str) -> None:
+    spec = parse_pod({"spec": {"containers": [{"name": "app", "readinessProbe": {}}]}})
+    assert spec.errors
+    now = Condition(kind, TRUE, "Enforced", "", START)
+    assert level_of(None, now, msgspec.structs.replace(POD, spec=spec)) == level

@@ -345,3 +345,15 @@ def test_hook_without_a_port_has_the_schemes(scheme: str, port: int) -> None:
     parsed = specs.parse_pod(pod({"lifecycle": {"preStop": {"httpGet": {"scheme": scheme}}}}))
     assert parsed.errors == ()
     assert parsed.declared.ports == {port}
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["a", "a"], "spec.containers[1].name is used twice"),
+        (["a", ""], "spec.containers[1].name is missing"),
+    ],
+)
+def test_containers_need_names_of_their_own(names: list[str], problem: str) -> None:
+    spec = specs.parse_pod({"spec": {"containers": [{"name": name} for name in names]}})
+    assert [error.message for error in spec.errors] == [f"{problem}."]
