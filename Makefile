@@ -146,7 +146,7 @@ format: setup
 
 # docs/reference/ and the definition of HostAccessPolicies from the code, deploy/manifests from the chart; a test fails if one is not current.
 docs: setup
-	$(PYTHON) -m agent.cli.reference
+	$(PYTHON) -m agent.operate.cli.reference
 	$(PYTHON) -m tests.attacks
 	$(PYTHON) -m tests.docs.api_reference
 	$(PYTHON) -m tests.chart
@@ -154,7 +154,7 @@ docs: setup
 # The pictures of docs/, from real runs: what `make demo` shows in a terminal, the status page, and the
 # dashboards by a Prometheus that scrapes an agent.
 pictures: setup .venv/.page
-	$(PYTHON) -m agent.demo.recording docs/demo.svg
+	$(PYTHON) -m agent.operate.demo.recording docs/demo.svg
 	$(PYTHON) -m tests.page.pictures docs
 	$(PYTHON) -m tests.dashboards.pictures docs
 

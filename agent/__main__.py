@@ -1,5 +1,5 @@
 """`python -m agent` is `podgate`."""
 
-from agent.cli.main import main
+from agent.operate.cli.main import main
 
 main(prog_name="podgate")

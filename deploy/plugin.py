@@ -15,15 +15,16 @@ SOURCE = pathlib.Path(__file__).resolve().parents[1]
 def pack(target: pathlib.Path) -> None:
     with tempfile.TemporaryDirectory() as made:
         root = pathlib.Path(made)
-        (root / "agent").mkdir()
-        shutil.copy(SOURCE / "agent/__init__.py", root / "agent")
+        for package in ("agent", "agent/operate"):
+            (root / package).mkdir()
+            shutil.copy(SOURCE / package / "__init__.py", root / package)
         shutil.copytree(
-            SOURCE / "agent/kubectl",
-            root / "agent/kubectl",
+            SOURCE / "agent/operate/kubectl",
+            root / "agent/operate/kubectl",
             ignore=shutil.ignore_patterns("__pycache__"),
         )
         (root / "__main__.py").write_text(
-            "import sys\n\nfrom agent.kubectl.main import main\n\nsys.exit(main())\n",
+            "import sys\n\nfrom agent.operate.kubectl.main import main\n\nsys.exit(main())\n",
             encoding="ascii",
         )
         target.parent.mkdir(parents=True, exist_ok=True)

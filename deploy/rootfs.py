@@ -51,7 +51,7 @@ OPENED = ("libgcc_s.so.1",)
 # Debian's usual links; programs and libraries use both paths.
 LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
 LAUNCHER = f"""#!/usr/bin/{PYTHON}
-from agent.cli.main import main
+from agent.operate.cli.main import main
 
 main(prog_name="podgate")
 """

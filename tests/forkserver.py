@@ -162,9 +162,9 @@ if __name__ == "__main__":
     from kubernetes.aio import client, config  # noqa: F401  # of agents with a kubeconfig
 
     from agent.app import http_server, pod_services, preflight, startup  # noqa: F401
-    from agent.cli.commands import run  # noqa: F401
-    from agent.cli.main import main
     from agent.linux import malloc, scheduling  # noqa: F401
+    from agent.operate.cli.commands import run  # noqa: F401
+    from agent.operate.cli.main import main
 
     gc.collect()
     gc.freeze()

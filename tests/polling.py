@@ -21,7 +21,7 @@ __all__ = ["TimedOutError", "request_until", "until", "wait_until"]
 
 # A new interpreter that imports the agent is what nearly every kernel test waits for. It takes so
 # many seconds where a minute is patience enough.
-_STEP = "from agent.cli.commands import run"
+_STEP = "from agent.operate.cli.commands import run"
 _STEP_SECONDS = 0.4
 
 

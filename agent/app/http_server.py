@@ -14,7 +14,7 @@ from agent.admin.endpoints import Observable
 from agent.admin.observations import Observations
 from agent.admin.report import AgentReport, DropEvents, Drops, RulesReport
 from agent.app.listeners import Listeners
-from agent.page.server import StatusPage
+from agent.operate.page.server import StatusPage
 
 
 class AgentApi(Observable, Protocol):

@@ -24,7 +24,7 @@ from agent.kube import self_signed
 from agent.kube.client import ApiClient
 from agent.kube.token_reviews import Access, TokenReviews
 from agent.logs import Event
-from agent.page.server import StatusPage
+from agent.operate.page.server import StatusPage
 
 log = structlog.get_logger(__name__)
 

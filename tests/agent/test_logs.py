@@ -10,8 +10,8 @@ import pytest
 import structlog
 
 from agent import logs
-from agent.cli import log_reference
 from agent.logs import Event, LogFormat, LogLevel
+from agent.operate.cli import log_reference
 from tests import voice
 
 

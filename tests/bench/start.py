@@ -125,7 +125,7 @@ def _agent() -> None:
         agent = agent_process.AgentProcess()
         for number, name in enumerate(("web", "rpc", "shop", "cart"), start=1):
             pod = network.add_pod(name, number, bridged=number > 2)
-            command = [sys.executable, "-m", "agent.demo.servers", "http", "8080"]
+            command = [sys.executable, "-m", "agent.operate.demo.servers", "http", "8080"]
             servers.append(labs.popen_in(pod.netns, command))
             agent.write_manifest(pod, mode="enforce", container=_HTTP)
         try:

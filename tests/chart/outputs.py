@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import yaml
 
 from agent import VERSION
-from agent.monitoring import alerts, dashboards
+from agent.operate.monitoring import alerts, dashboards
 from tests.chart import rendering
 from tests.chart.rendering import CHART, Json
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from agent import VERSION
-from agent.cli import main as cli
 from agent.controller import admission
+from agent.operate.cli import main as cli
 from bpf.verdicts import Mode
 from tests.chart import examples, kubernetes, outputs, rendering, schemas
 from tests.chart.rendering import CHART, Json

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.kubectl import main
+from agent.operate.kubectl import main
 from tests.cluster.one_node import OneNode
 from tests.cluster.workloads import Workloads
 

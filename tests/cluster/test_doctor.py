@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.doctor import cluster
-from agent.doctor.finding import Finding, Severity
 from agent.kube.client import ApiClient
+from agent.operate.doctor import cluster
+from agent.operate.doctor.finding import Finding, Severity
 from tests import polling
-from tests.agent.doctor import answers
+from tests.agent.operate.doctor import answers
 from tests.cluster import api_only, conftest, deployment
 from tests.cluster.api_only import ApiOnly
 from tests.image import manifests

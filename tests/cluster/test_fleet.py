@@ -109,7 +109,7 @@ def test_drops_are_followed_and_nothing_of_it_stays_on_the_node(
     users, pod = web
     output = tmp_path / "lines"
     # Of a shell's background job, SIGINT is ignored by all that it starts.
-    command = ["env", "--default-signal=INT", sys.executable, "-m", "agent.kubectl.main"]
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "agent.operate.kubectl.main"]
     command += [*plugin.options, "drops", "--follow"]
     with output.open("wb") as file:
         following = subprocess.Popen(
@@ -137,7 +137,7 @@ def following_in_agents() -> list[int]:
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (process / "cmdline").read_bytes().split(b"\0")
-            is_of_kubectl = b"exec" in words or b"agent.kubectl.main" in words
+            is_of_kubectl = b"exec" in words or b"agent.operate.kubectl.main" in words
             if {b"drops", b"--follow"} <= set(words) and not is_of_kubectl:
                 found.append(int(process.name))
     return found

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from agent.kubectl import main
 from agent.lab import leftovers
+from agent.operate.kubectl import main
 from agent.relay import interfaces as relay_interfaces
 from bpf import pins
 from tests import polling

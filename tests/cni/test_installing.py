@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from agent.cli.main import main
 from agent.cni import installer
 from agent.cni.installer import CniError, CniInstaller
+from agent.operate.cli.main import main
 from tests.polling import until
 
 CONFLIST = '{"cniVersion": "1.0.0", "name": "pods",\n "plugins": [{"type": "ptp"}]}\n'

@@ -3,7 +3,7 @@
 import html
 from collections.abc import Iterator, Sequence
 
-from agent.monitoring.dashboards import Dashboard, Panel
+from agent.operate.monitoring.dashboards import Dashboard, Panel
 from tests.dashboards.prometheus import Series
 
 _WIDTH, _HEIGHT = 560, 230

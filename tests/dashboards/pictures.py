@@ -10,11 +10,11 @@ import tempfile
 import time
 import urllib.parse
 
-from agent.demo.node import DemoNode
-from agent.demo.pods import PORT
 from agent.lab import attempts
 from agent.lab import lab as labs
-from agent.monitoring.dashboards import DASHBOARDS, Dashboard
+from agent.operate.demo.node import DemoNode
+from agent.operate.demo.pods import PORT
+from agent.operate.monitoring.dashboards import DASHBOARDS, Dashboard
 from tests.dashboards import drawing, prometheus
 from tests.dashboards.prometheus import Series
 from tests.page import node as page_node

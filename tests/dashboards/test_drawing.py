@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from agent.monitoring.dashboards import ISOLATION
+from agent.operate.monitoring.dashboards import ISOLATION
 from tests.dashboards import drawing
 from tests.dashboards.prometheus import Series
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from agent.cli import main as cli
-from agent.kubectl import main as plugin
+from agent.operate.cli import main as cli
+from agent.operate.kubectl import main as plugin
 from tests.docs.blocks import ROOT
 
 _TARGET = re.compile(r"^([a-z][\w-]*):", re.MULTILINE)

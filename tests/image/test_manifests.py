@@ -10,7 +10,6 @@ import yaml
 
 from agent import labels
 from agent.app.node_reporter import NodeReporter
-from agent.cli import main as cli
 from agent.controller import admission
 from agent.kube.api_pods import ApiPods
 from agent.kube.client import ApiClient
@@ -18,6 +17,7 @@ from agent.kube.condition_writer import ConditionWriter
 from agent.kube.events import EventRecorder
 from agent.kube.node_report import NodeStatus
 from agent.kube.token_reviews import Access, TokenReviews
+from agent.operate.cli import main as cli
 from agent.pods.conditions import TRUE, Conditions
 from agent.pods.events import PodEvents
 from agent.pods.pod import Pod

@@ -1,9 +1,9 @@
 """Sources of flows, as `podgate explain` finds them, for tests of its verdicts."""
 
-from agent.explain import facts
-from agent.explain.facts import Cgroup, Source
 from agent.linux.cgroups import ancestors, cgroup2_mount
 from agent.linux.procfs import Procfs
+from agent.operate.explain import facts
+from agent.operate.explain.facts import Cgroup, Source
 
 
 def source_in(path: str) -> Source:

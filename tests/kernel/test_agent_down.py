@@ -18,10 +18,10 @@ from agent.drops import history
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
 from agent.linux.cgroups import cgroup2_mount
-from agent.pinned import bpftool, drops, programs, rules, status
-from agent.pinned.exposures import ALL, DECLARED_PORTS
-from agent.pinned.installation import PinsUnreadableError
-from agent.pinned.report import PinnedStatus
+from agent.operate.pinned import bpftool, drops, programs, rules, status
+from agent.operate.pinned.exposures import ALL, DECLARED_PORTS
+from agent.operate.pinned.installation import PinsUnreadableError
+from agent.operate.pinned.report import PinnedStatus
 from bpf import abi, loader, pins, syscalls
 from bpf.attachment import Attachment
 from bpf.node_config import NodeConfig

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from agent.cli.main import main
 from agent.lab import attempts
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
+from agent.operate.cli.main import main
 from tests import polling
-from tests.agent.cli.test_schemas import check
+from tests.agent.operate.cli.test_schemas import check
 
 pytestmark = pytest.mark.kernel
 

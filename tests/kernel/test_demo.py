@@ -136,7 +136,7 @@ def runs_stage(pid: int) -> bool:
         arguments = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return b"agent.demo.stage" in arguments
+    return b"agent.operate.demo.stage" in arguments
 
 
 def gates_held_by(pids: set[int]) -> set[int]:
@@ -185,7 +185,7 @@ def test_stopped_demo_leaves_nothing(
 def test_mounts_are_held_by_a_process_that_outlives_the_stage(
     demo: "subprocess.Popen[str]",
 ) -> None:
-    """A process of its PID namespace must not be the last: see agent/demo/supervisor.py."""
+    """A process of its PID namespace must not be the last: see agent/operate/demo/supervisor.py."""
     inner = max(filter(runs_stage, descendants(demo.pid)))
     outer = max(pid for pid in descendants(demo.pid) if inner in descendants(pid))
     pid_namespaces = {os.readlink(f"/proc/{pid}/ns/pid") for pid in (inner, outer)}

@@ -11,13 +11,13 @@ import sys
 
 import pytest
 
-from agent.doctor import agent as agent_checks
-from agent.doctor import checks, packet_sockets, programs
-from agent.doctor.finding import Finding, Severity
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
 from agent.linux.nft import NftMissingError
 from agent.linux.procfs import Procfs
+from agent.operate.doctor import agent as agent_checks
+from agent.operate.doctor import checks, packet_sockets, programs
+from agent.operate.doctor.finding import Finding, Severity
 from bpf import abi, artefacts, loader, neighbours, pins, syscalls
 from bpf.attachment import Attachment
 from bpf.attachments import Direction
@@ -93,7 +93,7 @@ async def test_missing_nft_is_a_warning(
 async def test_missing_bpftool_is_a_warning(
     fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.pinned.bpftool.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("agent.operate.pinned.bpftool.shutil.which", lambda *_, **__: None)
     finding = (await examine(fresh_pins.bpffs, tmp_path))["bpftool"]
     assert finding.severity is Severity.WARNING
     assert finding.text.startswith("bpftool is not installed")

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.explain import evaluation, facts, model, reading, replies
-from agent.explain.evaluation import Evaluation
-from agent.explain.facts import Flow, Source
 from agent.lab import lab as labs
-from agent.pinned import installation as pinned_installation
+from agent.operate.explain import evaluation, facts, model, reading, replies
+from agent.operate.explain.evaluation import Evaluation
+from agent.operate.explain.facts import Flow, Source
+from agent.operate.pinned import installation as pinned_installation
 from bpf import abi, loader, pins
 from bpf.gates import GateConfig, Gates
 from bpf.node_config import NodeConfig

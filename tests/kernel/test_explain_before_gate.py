@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.explain import evaluation, model, reading
-from agent.explain.evaluation import Evaluation
-from agent.explain.facts import Flow, Source
 from agent.lab import lab as labs
-from agent.pinned import installation as pinned_installation
+from agent.operate.explain import evaluation, model, reading
+from agent.operate.explain.evaluation import Evaluation
+from agent.operate.explain.facts import Flow, Source
+from agent.operate.pinned import installation as pinned_installation
 from bpf import loader, pins
 from bpf.gates import GateConfig, Gates
 from bpf.node_config import NodeConfig

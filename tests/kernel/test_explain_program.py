@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.explain import confirmation, evaluation, model
-from agent.explain.facts import HOST, Cgroup, Facts, Flow, GateFacts, NodeFacts, Source
+from agent.operate.explain import confirmation, evaluation, model
+from agent.operate.explain.facts import HOST, Cgroup, Facts, Flow, GateFacts, NodeFacts, Source
 from bpf import artefacts, compiling, features, loader, pins
 from bpf.artefacts import Artefact
 from bpf.counters import Counters

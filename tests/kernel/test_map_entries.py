@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from agent.gates.worker import netns_cookie
-from agent.pinned import bpftool
-from agent.pinned import maps as pinned_maps
+from agent.operate.pinned import bpftool
+from agent.operate.pinned import maps as pinned_maps
 from bpf import abi, artefacts, listeners, loader, map_values, maps, pins, syscalls
 from bpf.pinning import Origin
 

@@ -58,7 +58,7 @@ def operator(operator: AgentProcess) -> AgentProcess:
 def pods(lab: labs.Lab) -> Iterator[list[labs.LabPod]]:
     """One that redirects to another port, one with a bare port, one that speaks gRPC."""
     web, bare, rpc = (lab.add_pod(name, n) for n, name in enumerate(("web", "bare", "rpc"), 1))
-    demo = [sys.executable, "-m", "agent.demo.servers"]
+    demo = [sys.executable, "-m", "agent.operate.demo.servers"]
     commands = (
         (web, [sys.executable, "-c", REDIRECT, str(HTTP), str(ELSEWHERE)], HTTP),
         (web, [*demo, "http", str(ELSEWHERE)], ELSEWHERE),

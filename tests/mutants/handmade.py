@@ -28,19 +28,19 @@ class Edit:
 EDITS = (
     Edit(
         "the page shows a failed relay as an open pod",
-        "agent/page/problems.py",
+        "agent/operate/page/problems.py",
         "Severity.DEGRADED if report.relay.has_fallback else Severity.OPEN",
         "Severity.OPEN",
     ),
     Edit(
         "status shows failing probes of strict without fallback in yellow",
-        "agent/cli/views/status.py",
+        "agent/operate/cli/views/status.py",
         "Signal.CAUTION if report.relay.has_fallback else Signal.DANGER",
         "Signal.CAUTION",
     ),
     Edit(
         "kubectl podgate omits a problem of raw sockets",
-        "agent/kubectl/node_status.py",
+        "agent/operate/kubectl/node_status.py",
         'found.append(f"Raw sockets: {problem}")',
         "pass",
     ),
@@ -90,14 +90,14 @@ EDITS = (
     ),
     Edit(
         "status shows a bypassed gate in yellow",
-        "agent/cli/views/status.py",
+        "agent/operate/cli/views/status.py",
         "signal = Signal.DANGER if condition.reason in _OPEN else Signal.CAUTION\n"
         "                kind",
         "signal = Signal.CAUTION\n                kind",
     ),
     Edit(
         "doctor trusts the report of an agent of another version",
-        "agent/doctor/agent.py",
+        "agent/operate/doctor/agent.py",
         "if report.version != VERSION:",
         "if False:",
     ),

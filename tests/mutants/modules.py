@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Iterator
 import grimp
 
 PRESENTATION = (
-    "agent/cli/",
-    "agent/doctor/",
-    "agent/kubectl/",
-    "agent/monitoring/",
-    "agent/page/",
+    "agent/operate/cli/",
+    "agent/operate/doctor/",
+    "agent/operate/kubectl/",
+    "agent/operate/monitoring/",
+    "agent/operate/page/",
     "agent/listing.py",
 )
 """What people read; all other modules of the product are logic."""
@@ -20,13 +20,18 @@ GOALS = {"logic": 95, "presentation": 90}
 
 _PACKAGES = ("agent", "bpf", "probes")
 # What no node runs: tools of tests, of `make demo` and of `make docs`.
-_LEFT_OUT = ("agent/demo/", "agent/lab/", "agent/cli/log_reference.py", "agent/cli/reference.py")
+_LEFT_OUT = (
+    "agent/operate/demo/",
+    "agent/lab/",
+    "agent/operate/cli/log_reference.py",
+    "agent/operate/cli/reference.py",
+)
 # Suites that need a kernel with BPF, a container runtime, a cluster or a browser.
 _ENVIRONMENTS = ("cluster", "image", "kernel", "node", "page", "proxy", "runtime")
 
 
 def group(path: str) -> str:
-    """Of a module's path, such as "agent/cli/output.py"."""
+    """Of a module's path, such as "agent/operate/cli/output.py"."""
     return "presentation" if path.startswith(PRESENTATION) else "logic"
 
 

@@ -109,5 +109,9 @@ def test_handmade_mutants_fit_their_modules() -> None:
 
 def test_tests_of_a_package_are_near_its_modules() -> None:
     assert modules.is_near("tests/bpf/test_rules.py::test_a", "bpf/gates.py")
-    assert modules.is_near("tests/agent/cli/views/test_status.py", "agent/cli/output.py")
-    assert not modules.is_near("tests/agent/cli/test_output.py", "agent/cli/views/status.py")
+    assert modules.is_near(
+        "tests/agent/operate/cli/views/test_status.py", "agent/operate/cli/output.py"
+    )
+    assert not modules.is_near(
+        "tests/agent/operate/cli/test_output.py", "agent/operate/cli/views/status.py"
+    )

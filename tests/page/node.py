@@ -6,11 +6,11 @@ import pathlib
 from collections.abc import Iterator
 
 from agent.admin.report import AgentReport
-from agent.demo.node import DemoNode
-from agent.demo.pods import FAILURE_FILE, PORT, has_status
 from agent.lab import agent_process, attempts
 from agent.lab import cgroups as lab_cgroups
 from agent.lab.lab import Lab
+from agent.operate.demo.node import DemoNode
+from agent.operate.demo.pods import FAILURE_FILE, PORT, has_status
 from agent.pods.conditions import FALSE
 
 # Bars of each chart.

@@ -14,7 +14,7 @@ PAGE = _ROOT / "docs" / "architecture.md"
 
 # Where processes and tasks begin, for whatever they do.
 _ENTRANCES = {
-    *("agent/__main__.py", "agent/cli/main.py", "agent/relay/__main__.py"),
+    *("agent/__main__.py", "agent/operate/cli/main.py", "agent/relay/__main__.py"),
     "agent/tasks.py",
 }
 

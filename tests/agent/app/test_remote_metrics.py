@@ -18,11 +18,11 @@ from agent.app import remote_metrics
 from agent.app.remote_metrics import RemoteMetrics
 from agent.kube import self_signed
 from agent.kube.client import ApiClient
-from agent.page.server import StatusPage
+from agent.operate.page.server import StatusPage
 from tests import polling
 from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.test_token_reviews import Cluster
-from tests.agent.page.reports import Reporter
+from tests.agent.operate.page.reports import Reporter
 
 METRICS = b'podgate_pod_condition{namespace="shop",pod="web"} 1.0\n'
 BEARER = {"Authorization": "Bearer good"}

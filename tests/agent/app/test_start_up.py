@@ -6,19 +6,32 @@ import sys
 import pytest
 
 # Everything that `podgate run` imports before it runs its event loop.
-RUN = ("agent.cli.main", "agent.cli.commands.run", "agent.app.program_loading", "agent.app.startup")
+RUN = (
+    "agent.operate.cli.main",
+    "agent.operate.cli.commands.run",
+    "agent.app.program_loading",
+    "agent.app.startup",
+)
 BEFORE_GATES = (*RUN, "agent.sources.cluster")
 # Everything that it imports once the first gates are attached.
 AFTER_GATES = ("agent.app.pod_services", "agent.app.http_server")
 
 LATER = (
     *("aiohttp", "cryptography", "h2", "hpack", "pyroute2"),
-    *("agent.api.podinfo", "agent.api.services", "agent.client", "agent.page"),
+    *("agent.api.podinfo", "agent.api.services", "agent.client", "agent.operate.page"),
     *("agent.drops", "agent.probing", "probes.engine", "probes.protocols"),
     *("agent.strict.launcher", "agent.strict.supervisor", "agent.strict.targets"),
     *("agent.app.reports", "agent.app.exporter", "agent.app.cluster_outputs"),
 )
-NEVER = ("rich", "pygments", "kubernetes", "bcc", "agent.demo", "agent.doctor", "agent.kubectl")
+NEVER = (
+    "rich",
+    "pygments",
+    "kubernetes",
+    "bcc",
+    "agent.operate.demo",
+    "agent.operate.doctor",
+    "agent.operate.kubectl",
+)
 
 
 def imported(*modules: str) -> set[str]:
@@ -55,7 +68,7 @@ def test_agent_imports_only_the_source_that_it_has(before_gates: set[str]) -> No
 
 
 def test_only_the_command_that_runs_is_imported(before_gates: set[str]) -> None:
-    commands = {name for name in before_gates if name.startswith("agent.cli.commands.")}
+    commands = {name for name in before_gates if name.startswith("agent.operate.cli.commands.")}
     assert {name.rpartition(".")[2] for name in commands} == {
         *("run", "cni", "options", "service_options")
     }

@@ -16,9 +16,9 @@ from click.testing import CliRunner, Result
 
 from agent.api.services.api_objects import SERVICES, SLICES
 from agent.api.tls import TlsFiles
-from agent.cli.main import main
 from agent.client.services import METHOD
 from agent.client.v1alpha1 import endpoints_pb2 as pb
+from agent.operate.cli.main import main
 from tests import polling
 from tests.agent.api.certificates import Authority
 from tests.agent.api.services.making import endpoint_json, service_json, slice_json, targets

@@ -1,0 +1,143 @@
+"""Which network plugin the node has, by facts, and what is known about gates beside it."""
+
+import asyncio
+import dataclasses
+import json
+import pathlib
+from collections.abc import Collection, Iterator
+
+from agent.linux import rtnetlink
+from agent.linux.rtnetlink import Link
+from agent.operate.doctor.finding import Finding, ok, warning
+
+# Of the host: this process may be in a container that shares the host's pids.
+_CONFIGURATION = pathlib.Path("/proc/1/root/etc/cni/net.d")
+# libcni reads these, in the order of their names.
+_SUFFIXES = (".conf", ".conflist", ".json")
+_MAX_BYTES = 1 << 20
+# docs/guides/networks.md
+_PATH_TEST = (
+    "Enforce only where PATH TEST in 'podgate status' is confirmed (docs/guides/networks.md)."
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Facts:
+    """links: of the host's namespace; pinned: names below the BPF file system, two levels;
+    plugins: types in the first CNI configuration."""
+
+    links: Collection[Link] = ()
+    pinned: Collection[str] = ()
+    plugins: tuple[str, ...] = ()
+
+    def has_link(self, *prefixes: str) -> bool:
+        return any(link.name.startswith(prefixes) for link in self.links)
+
+    def has_kind(self, kind: str) -> bool:
+        return any(link.kind == kind for link in self.links)
+
+    def has_pin(self, *prefixes: str) -> bool:
+        return any(name.startswith(prefixes) for name in self.pinned)
+
+
+async def check(bpffs: pathlib.Path, configuration: pathlib.Path = _CONFIGURATION) -> list[Finding]:
+    links = await rtnetlink.read()
+    pinned = await asyncio.to_thread(pinned_names, bpffs)
+    configured = await asyncio.to_thread(plugins, configuration)
+    return list(findings(Facts(links, pinned, configured)))
+
+
+def findings(facts: Facts) -> Iterator[Finding]:
+    """The plugin, or each problem that is documented for it."""
+    problems = list(_problems(facts))
+    name = _name(facts)
+    if not problems:
+        text = f"Network plugin: {name}." if name else "No network plugin is recognised."
+        yield ok("cni", text)
+    yield from problems
+
+
+def _name(facts: Facts) -> str:
+    """By interfaces, which exist also where no configuration file can be read."""
+    for prefix, name in (
+        ("cilium_", "Cilium"),
+        ("cali", "Calico"),
+        ("antrea-gw", "Antrea"),
+        ("ovn-k8s-mp", "OVN-Kubernetes"),
+        ("ovn0", "Kube-OVN"),
+        ("flannel.", "flannel"),
+        ("weave", "Weave"),
+    ):
+        if facts.has_link(prefix):
+            return name
+    return ", ".join(facts.plugins)
+
+
+def _problems(facts: Facts) -> Iterator[Finding]:
+    # Cilium pins in a directory of its own, and maps in tc/globals (pkg/bpf, CiliumPath and
+    # TCGlobalsPath).
+    if facts.has_link("cilium_host", "cilium_net") or facts.has_pin("cilium"):
+        yield warning(
+            "cni",
+            "Cilium routes by BPF: bpf_redirect_peer puts packets into a pod's namespace without "
+            "its gate. Traffic of the host does not usually take that way; it was not tried.",
+            _PATH_TEST,
+        )
+    # Calico's felix: dataplane/linux/dataplanedefs has the pair, bpf/bpfdefs where maps are pinned.
+    elif facts.has_link("bpfin.cali", "bpfout.cali") or facts.has_pin("cali_"):
+        yield warning(
+            "cni",
+            "Calico routes by BPF, and the node by a veth pair of its own: bpf_redirect_peer puts "
+            "packets into a pod's namespace without its gate. It was not tried.",
+            _PATH_TEST,
+        )
+    if facts.has_kind("openvswitch"):
+        name = f" ({found})" if (found := _name(facts)) else ""
+        yield warning(
+            "cni",
+            f"An Open vSwitch datapath is on this node{name}: it sends packets again without their "
+            "socket, so packets without one pass if they lack the host's stamp, which flows that "
+            "set a queue remove.",
+            _PATH_TEST,
+        )
+    if facts.has_kind("netkit"):
+        yield warning(
+            "cni",
+            "Pods are connected by netkit devices, which have no gate: their condition has reason "
+            "NotSupported.",
+            "Configure the network plugin to use veth pairs.",
+        )
+
+
+def pinned_names(bpffs: pathlib.Path) -> frozenset[str]:
+    """Of the file system's root, and of tc/globals, where iproute2 and libbpf users pin maps."""
+    found: set[str] = set()
+    for directory in (bpffs, bpffs / "tc" / "globals"):
+        try:
+            found.update(entry.name for entry in directory.iterdir())
+        except OSError:
+            continue
+    return frozenset(found)
+
+
+def plugins(directory: pathlib.Path) -> tuple[str, ...]:
+    """The types in the configuration that a runtime uses: the first file, by name.
+
+    Empty without one that can be read.
+    """
+    try:
+        paths = sorted(path for path in directory.iterdir() if path.suffix in _SUFFIXES)
+    except OSError:
+        return ()
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                content = json.loads(file.read(_MAX_BYTES))
+        except (OSError, ValueError):
+            continue
+        if isinstance(content, dict):
+            listed = content.get("plugins")
+            entries = listed if isinstance(listed, list) else [content]
+            types = [one.get("type") for one in entries if isinstance(one, dict)]
+            return tuple(kind for kind in types if isinstance(kind, str))
+    return ()

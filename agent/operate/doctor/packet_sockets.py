@@ -1,0 +1,43 @@
+"""Check of packet sockets that are older than podgate: they were made before its hooks."""
+
+import os
+import pathlib
+import time
+
+from agent.linux.procfs import Procfs
+from agent.listing import listed
+from agent.operate.doctor.finding import Finding, ok, warning
+from bpf import pins
+
+
+def check(bpffs: pathlib.Path, procfs: Procfs | None = None) -> Finding:
+    """By the start of the processes that have them: a socket has no time of its own."""
+    try:
+        installed = pins.Pins(bpffs).root.stat().st_ctime
+    except OSError:
+        return ok(
+            "older-sockets", "podgate is not installed; packet sockets will be older than it."
+        )
+    return of_processes_before(time.time() - installed, procfs or Procfs())
+
+
+def of_processes_before(age_seconds: float, procfs: Procfs) -> Finding:
+    """age_seconds: since podgate was installed."""
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    ticks = os.sysconf("SC_CLK_TCK")
+    packet_sockets = procfs.packet_sockets()
+    holders = []
+    for pid in sorted(procfs.pids()) if packet_sockets else ():
+        started = procfs.started(pid)
+        if started is None or now - started / ticks <= age_seconds:
+            continue
+        if packet_sockets & procfs.sockets(pid):
+            holders.append(f"{procfs.name(pid)} ({pid})")
+    if not holders:
+        return ok("older-sockets", "No packet socket is of a process older than podgate.")
+    return warning(
+        "older-sockets",
+        f"{listed(holders)} may have packet sockets from before podgate was installed: with "
+        "PACKET_QDISC_BYPASS or AF_XDP these send past gates.",
+        "Restart these processes if you do not trust them.",
+    )

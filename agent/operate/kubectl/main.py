@@ -1,0 +1,80 @@
+"""The plugin's command line. A command is a module with `register`, listed in `_COMMANDS`.
+
+`register` adds a parser with `set_defaults(run=...)`; `run` gets the arguments and the cluster,
+returns the exit status, and may raise `KubectlError`.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from agent import VERSION
+from agent.operate.kubectl import (
+    doctor,
+    drops,
+    enforce,
+    explain,
+    off,
+    status,
+    suggest,
+    uninstall,
+    why_not_ready,
+)
+from agent.operate.kubectl.cluster import Cluster, KubectlError
+from agent.operate.kubectl.exit_status import INTERRUPTED, NO
+
+_COMMANDS = (status, drops, explain, why_not_ready, doctor, suggest, enforce, off, uninstall)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="kubectl podgate", description="Operate podgate in a whole cluster."
+    )
+    made.add_argument("--version", action="version", version=f"kubectl-podgate {VERSION}")
+    made.add_argument("--kubectl", default="kubectl", help="The kubectl command.")
+    made.add_argument("--kubeconfig", help="As for kubectl.")
+    made.add_argument("--context", help="As for kubectl.")
+    made.add_argument(
+        "--podgate-namespace", default="podgate", help="Namespace of podgate (default: podgate)."
+    )
+    made.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="Time for each request and for each node (default: 10).",
+    )
+    commands = made.add_subparsers(required=True, metavar="COMMAND")
+    for command in _COMMANDS:
+        command.register(commands)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status."""
+    parsed = parser().parse_args(arguments)
+    kubectl = [parsed.kubectl]
+    if parsed.kubeconfig:
+        kubectl.append(f"--kubeconfig={parsed.kubeconfig}")
+    if parsed.context:
+        kubectl.append(f"--context={parsed.context}")
+    cluster = Cluster(kubectl, namespace=parsed.podgate_namespace, timeout_seconds=parsed.timeout)
+    run: Callable[[argparse.Namespace, Cluster], int] = parsed.run
+    try:
+        return run(parsed, cluster)
+    except KubectlError as error:
+        sys.stderr.write(f"kubectl podgate: {error}\n")
+        return NO
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError("1 to 3600 seconds")
+    return seconds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

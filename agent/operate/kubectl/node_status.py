@@ -1,0 +1,185 @@
+"""What one node's agent reports by `podgate status`, as the plugin compares it.
+
+An agent of another version may lack a field or add some: what is missing counts as unknown.
+"""
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from agent import VERSION
+from agent.operate.kubectl import printing
+from agent.operate.kubectl.cluster import Cluster, NodeAnswer, Object
+
+ISOLATION_READY = "podgate.io/isolation-ready"
+# By the condition's reason, in ascending order of what is closed.
+_MODES = {"Off": "off", "Audit": "audit", "Enforced": "enforce", "Strict": "strict"}
+MODES = tuple(_MODES.values())
+_UNKNOWN = "unknown"
+# Pods that are part of the node.
+_NEVER_GATED = "HostNetwork"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PodInForce:
+    """A pod of a node. desired: its mode; in_force: the mode that its gates have, "none" without;
+    reason, message: of its condition."""
+
+    node: str
+    namespace: str
+    name: str
+    desired: str
+    in_force: str
+    reason: str
+    message: str
+
+    @property
+    def is_as_desired(self) -> bool:
+        return self.desired == self.in_force
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One node. problem: why its agent did not answer, or empty; then nothing else is known.
+
+    kubelet: path of its cgroup, empty if it is not identified; problems: one sentence each;
+    desired, in_force: pods by mode, without those of the host network.
+    """
+
+    node: str
+    problem: str = ""
+    version: str = ""
+    is_ready: bool = False
+    kubelet: str = ""
+    default_mode: str = ""
+    max_mode: str = ""
+    problems: tuple[str, ...] = ()
+    desired: dict[str, int] = dataclasses.field(default_factory=dict)
+    in_force: dict[str, int] = dataclasses.field(default_factory=dict)
+    pods: tuple[PodInForce, ...] = ()
+
+
+def query(cluster: Cluster, nodes: Iterable[str] | None = None) -> list[NodeAnswer]:
+    """Reports of agents, of all nodes or some. Without an agent `podgate status` reads the gates
+    from the kernel and prints another report, which is a problem here."""
+    answers = cluster.query_nodes("podgate", "status", "--output=json", nodes=nodes)
+    return [
+        dataclasses.replace(answer, output="", problem=problem)
+        if (problem := _without_agent(answer.output))
+        else answer
+        for answer in answers
+    ]
+
+
+def read(answer: NodeAnswer) -> NodeStatus:
+    """From the output of `podgate status --output=json`, or the reason why there is none."""
+    if answer.problem:
+        return NodeStatus(answer.node, answer.problem)
+    report = decode(answer.output)
+    if report is None or not isinstance(report.get("pods", []), list):
+        return NodeStatus(answer.node, "its agent's answer is not readable; is it another version?")
+    pods = tuple(
+        found for pod in report.get("pods", ()) if (found := _pod(answer.node, pod)) is not None
+    )
+    return NodeStatus(
+        answer.node,
+        version=_text(report, "version") or _UNKNOWN,
+        is_ready=answer.is_ready,
+        kubelet=_text(report, "kubelet"),
+        default_mode=_text(report, "defaultMode") or _UNKNOWN,
+        max_mode=_text(report, "maxMode") or _UNKNOWN,
+        problems=tuple(_problems(report)),
+        desired=_by_mode(pod.desired for pod in pods),
+        in_force=_by_mode(pod.in_force for pod in pods),
+        pods=pods,
+    )
+
+
+def decode(text: str) -> Object | None:
+    """An agent's answer; None if it is no JSON object."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def version_notes(nodes: list[NodeStatus]) -> list[str]:
+    """One sentence if agents have another version than the plugin."""
+    others = sorted({one.version for one in nodes if one.version not in ("", VERSION)})
+    if not others:
+        return []
+    names = [one.node for one in nodes if one.version in others]
+    return [
+        f"This plugin is version {VERSION}, agents on {printing.listed(names)} are "
+        f"{', '.join(others)}: what only one of them has is not shown."
+    ]
+
+
+def _without_agent(output: str) -> str:
+    """What is in force without the agent, and until when; empty for an agent's own report."""
+    report = decode(output)
+    if report is None or "gates" not in report or "pods" in report:
+        return ""
+    exposures = [_text(one, "text") for one in report.get("exposures") or ()]
+    reason = _text(report, "agent").rstrip(".") or "no agent responds"
+    sentences = [f"{reason}; {len(report['gates'])} gates are in force.", *exposures]
+    return " ".join(sentences).removesuffix(".")
+
+
+def _pod(node: str, pod: Any) -> PodInForce | None:
+    if not isinstance(pod, dict):
+        return None
+    conditions = [one for one in pod.get("conditions", ()) if one.get("type") == ISOLATION_READY]
+    condition = conditions[0] if conditions else {}
+    reason = _text(condition, "reason")
+    if reason == _NEVER_GATED:
+        return None
+    is_in_place = condition.get("status") == "True"
+    return PodInForce(
+        node,
+        _text(pod, "namespace"),
+        _text(pod, "name"),
+        _text(pod, "mode"),
+        _MODES.get(reason, "none") if is_in_place else "none",
+        reason or "Pending",
+        _text(condition, "message") or "The agent has not published its condition yet.",
+    )
+
+
+def _problems(report: Object) -> list[str]:
+    found = [*_object(report, "podSource").get("problems", ())]
+    if not report.get("isSynced", True):
+        found.append("Initial pod sync not finished.")
+    if not report.get("kubelet"):
+        problem = _text(report, "openPorts") or _text(report, "kubeletProblem")
+        found.append(f"Kubelet not identified: {problem}" if problem else "Kubelet not identified.")
+    if problem := _text(report, "kubeletUnfollowed"):
+        found.append(f"Kernel does not follow the kubelet's restarts: {problem}")
+    found += [
+        f"{hook.get('name')} does not work: {hook['problem']}"
+        for hook in report.get("hooks", ())
+        if hook.get("problem")
+    ]
+    if problem := _text(_object(report, "relay"), "problem"):
+        found.append(f"Relay of strict: {problem}")
+    if problem := _text(_object(report, "rawSockets"), "problem"):
+        found.append(f"Raw sockets: {problem}")
+    return found
+
+
+def _by_mode(modes: Any) -> dict[str, int]:
+    counts = Counter(modes)
+    return {mode: counts[mode] for mode in MODES if counts[mode]}
+
+
+def _text(thing: Object, key: str) -> str:
+    value = thing.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _object(thing: Object, key: str) -> Object:
+    value = thing.get(key)
+    return value if isinstance(value, dict) else {}

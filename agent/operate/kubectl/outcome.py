@@ -1,0 +1,53 @@
+"""The outcome of a step: whether the pods of a namespace are in its mode, by their agents."""
+
+import dataclasses
+
+from agent.operate.kubectl import node_status, printing
+from agent.operate.kubectl.cluster import Cluster
+from agent.operate.kubectl.node_status import MODES, PodInForce
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """problems: pods whose gates lack their own mode; notes: pods whose own label or whose node's
+    ceiling is a mode below the namespace's; one sentence each. silent: nodes that did not respond,
+    with the problem. pods: how many are in the mode or above it."""
+
+    problems: list[str]
+    notes: list[str]
+    silent: dict[str, str]
+    pods: int
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.problems and not self.silent
+
+
+def read(cluster: Cluster, namespace: str, mode: str) -> Outcome:
+    """What the agents of all nodes report now. Raises `KubectlError`."""
+    nodes = [node_status.read(answer) for answer in node_status.query(cluster)]
+    pods = [pod for node in nodes for pod in node.pods if pod.namespace == namespace]
+    problems = [_unsettled(pod) for pod in pods if not pod.is_as_desired]
+    below = [pod.name for pod in pods if pod.is_as_desired and _is_below(pod, mode)]
+    notes = (
+        [
+            f"{len(below)} pods stay below {mode} by their own label or their node's ceiling: "
+            f"{printing.listed(below)}."
+        ]
+        if below
+        else []
+    )
+    in_mode = sum(pod.is_as_desired and not _is_below(pod, mode) for pod in pods)
+    silent = {node.node: node.problem for node in nodes if node.problem}
+    return Outcome(problems, notes, silent, in_mode)
+
+
+def _unsettled(pod: PodInForce) -> str:
+    return printing.clean(
+        f"{pod.namespace}/{pod.name} on {pod.node} is not in {pod.desired}, its gates are in "
+        f"{pod.in_force} ({pod.reason}): {pod.message}"
+    )
+
+
+def _is_below(pod: PodInForce, mode: str) -> bool:
+    return pod.in_force not in MODES or MODES.index(pod.in_force) < MODES.index(mode)

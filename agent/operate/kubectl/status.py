@@ -1,0 +1,96 @@
+"""`kubectl podgate status`: one line for each node, and the pods that are not as desired."""
+
+import argparse
+import dataclasses
+
+from agent.operate.kubectl import node_status, output, printing
+from agent.operate.kubectl.cluster import Cluster
+from agent.operate.kubectl.exit_status import of_nodes
+from agent.operate.kubectl.node_status import MODES, NodeStatus, PodInForce
+from agent.operate.kubectl.printing import Cell
+
+_COLOURS = {"off": printing.YELLOW, "audit": printing.YELLOW, "none": printing.RED}
+
+
+def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "status",
+        help="Show the agent of each node, and the pods that are not as desired.",
+        description="Show the agent of each node: its version, whether it is ready and has "
+        "identified the kubelet, pods by mode (in force/desired), and problems; then the pods "
+        "whose mode is not in force. Exit status 1 if a node does not answer, 3 if none does.",
+    )
+    output.add_option(parser)
+    parser.add_argument("--node", action="append", metavar="NAME", help="This node only.")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    """1 if a node's agent did not respond."""
+    answers = node_status.query(cluster, arguments.node)
+    nodes = [node_status.read(answer) for answer in answers]
+    pods = [pod for node in nodes for pod in node.pods if not pod.is_as_desired]
+    for note in node_status.version_notes(nodes):
+        printing.progress(note)
+    if arguments.output in (output.JSON, output.YAML):
+        output.write(_document(nodes, pods), arguments.output)
+    else:
+        _show(nodes, pods, is_wide=arguments.output == output.WIDE)
+    return of_nodes([node.problem for node in nodes])
+
+
+def _show(nodes: list[NodeStatus], pods: list[PodInForce], *, is_wide: bool) -> None:
+    head = ("NODE", "VERSION", "READY", "KUBELET", "PROBLEMS")
+    further = ("DEFAULT", "MAX", "KUBELET CGROUP") if is_wide else ()
+    printing.table([(*head, *further, "PODS"), *(_row(node, is_wide=is_wide) for node in nodes)])
+    for node in nodes:
+        for problem in filter(None, (node.problem, *node.problems)):
+            printing.line(printing.clean(f"{node.node}: {problem}"))
+    if pods:
+        printing.line()
+        printing.table([("POD", "NODE", "DESIRED", "IN FORCE", "REASON"), *map(_pod_row, pods)])
+        if is_wide:
+            for pod in pods:
+                printing.line(printing.clean(f"{pod.namespace}/{pod.name}: {pod.message}"))
+
+
+def _row(node: NodeStatus, *, is_wide: bool) -> tuple[str | Cell, ...]:
+    if node.problem:
+        unknown = ("-",) * (6 if is_wide else 3)
+        count = Cell("1", printing.RED)
+        return (node.node, *unknown[:3], count, *unknown[3:], Cell("no answer", printing.RED))
+    further = (node.default_mode, node.max_mode, node.kubelet or "-") if is_wide else ()
+    return (
+        node.node,
+        node.version,
+        "yes" if node.is_ready else Cell("no", printing.YELLOW),
+        "yes" if node.kubelet else Cell("no", printing.YELLOW),
+        Cell(str(len(node.problems)), printing.YELLOW if node.problems else 0),
+        *further,
+        _modes(node),
+    )
+
+
+def _modes(node: NodeStatus) -> Cell:
+    """As "3/3 enforce, 1/2 strict": in force/desired."""
+    words = [
+        f"{node.in_force.get(mode, 0)}/{node.desired.get(mode, 0)} {mode}"
+        for mode in MODES
+        if mode in node.in_force or mode in node.desired
+    ]
+    return Cell(", ".join(words) or "none", 0 if node.in_force == node.desired else printing.YELLOW)
+
+
+def _pod_row(pod: PodInForce) -> tuple[str | Cell, ...]:
+    in_force = Cell(pod.in_force, _COLOURS.get(pod.in_force, 0))
+    return (f"{pod.namespace}/{pod.name}", pod.node, pod.desired, in_force, pod.reason)
+
+
+def _document(nodes: list[NodeStatus], pods: list[PodInForce]) -> dict[str, object]:
+    documents = [output.camel(dataclasses.asdict(node)) for node in nodes]
+    for document in documents:
+        del document["pods"]
+    return {
+        "nodes": documents,
+        "podsNotAsDesired": [output.camel(dataclasses.asdict(pod)) for pod in pods],
+    }

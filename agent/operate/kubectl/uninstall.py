@@ -1,0 +1,252 @@
+"""`kubectl podgate uninstall`: off, then every node, then the API's objects, the CRD last."""
+
+import argparse
+import json
+import pathlib
+import time
+from collections.abc import Iterable
+
+from agent.operate.kubectl import cleaning, conditions, off, printing
+from agent.operate.kubectl.cluster import Cluster, KubectlError, Object
+
+_NAME = "app.kubernetes.io/name"
+_OWN = "podgate"
+_POLICIES = "hostaccesspolicies.policy.podgate.io"
+
+# Before all else: what would give new pods a readiness gate, and what restores that.
+_ADMISSION = (
+    "mutatingadmissionpolicybindings",
+    "mutatingadmissionpolicies",
+    "mutatingwebhookconfigurations",
+    "validatingadmissionpolicybindings",
+    "validatingadmissionpolicies",
+    "validatingwebhookconfigurations",
+)
+_NAMESPACED = (
+    "deployments.apps",
+    "daemonsets.apps",
+    "poddisruptionbudgets.policy",
+    "resourcequotas",
+    "podmonitors.monitoring.coreos.com",
+    "prometheusrules.monitoring.coreos.com",
+    "services",
+    "configmaps",
+    "secrets",
+    "rolebindings.rbac.authorization.k8s.io",
+    "roles.rbac.authorization.k8s.io",
+    "serviceaccounts",
+    "leases.coordination.k8s.io",
+)
+_CLUSTER = (
+    "clusterrolebindings.rbac.authorization.k8s.io",
+    "clusterroles.rbac.authorization.k8s.io",
+)
+_CRDS = "customresourcedefinitions.apiextensions.k8s.io"
+
+_POLL_SECONDS = 1.0
+_DELETE_SECONDS = 120.0
+_PLAN = """\
+This removes podgate from the cluster:
+  1. Injection and guards, and the controller.
+  2. All gates open (podgate.io/max-mode=off).
+  3. On each node: podgate-cni's entry and binary, pins, interfaces, tables, saved state.
+  4. Conditions of pods with readiness gates of podgate stay True, with reason Removed.
+  5. Namespace {namespace}, rights, and last the CustomResourceDefinition with all
+     HostAccessPolicies, which are saved to {policies} before.
+Run it with --yes."""
+
+
+def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "Remove podgate from the whole cluster."
+    parser = commands.add_parser("uninstall", help=text, description=text)
+    parser.add_argument("--yes", action="store_true", help="Do it; without, print what it does.")
+    parser.add_argument(
+        "--node-timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="Time for all nodes to become clean (default: 300).",
+    )
+    parser.add_argument(
+        "--leave-nodes",
+        action="store_true",
+        help="Continue although nodes are not clean; each of them needs work by hand.",
+    )
+    parser.add_argument(
+        "--leave-gated-templates",
+        action="store_true",
+        help="Continue although pod templates have readiness gates of podgate; new pods of these "
+        "never become Ready.",
+    )
+    parser.add_argument("--cni-conf-dir", default="/etc/cni/net.d", help="On the nodes.")
+    parser.add_argument("--cni-bin-dir", default="/opt/cni/bin", help="On the nodes.")
+    parser.add_argument(
+        "--keep-cni-binary",
+        action="store_true",
+        help="Keep podgate-cni's binary: CRI-O needs it to delete running pods.",
+    )
+    parser.add_argument(
+        "--policies-file",
+        type=pathlib.Path,
+        default=pathlib.Path("hostaccesspolicies.json"),
+        metavar="FILE",
+        help="Where HostAccessPolicies are saved (default: hostaccesspolicies.json).",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
+    """1 if something is left. Safe to repeat: it continues where it stopped."""
+    if not arguments.yes:
+        printing.line(_PLAN.format(namespace=cluster.namespace, policies=arguments.policies_file))
+        return 1
+    if not _check_templates(arguments, cluster):
+        return 1
+    # The controller first, which restores its own.
+    _delete_own(cluster, ("deployments.apps",), cluster.namespace)
+    _delete_own(cluster, _ADMISSION)
+    if _has_daemonset(cluster) and not _clean_nodes(arguments, cluster):
+        return 1
+    problems = _settle(cluster)
+    _delete_own(cluster, _NAMESPACED, cluster.namespace)
+    # Pods that started meanwhile; no agent is left that could write.
+    problems = _settle(cluster) or problems
+    # What a controller wrote that was still ending.
+    _delete_own(cluster, _ADMISSION)
+    _delete_own(cluster, _CLUSTER)
+    _delete_namespace(cluster, is_forced=arguments.leave_nodes)
+    _save_policies(cluster, arguments.policies_file)
+    _delete_own(cluster, (_CRDS,))
+    if problems:
+        printing.line(f"Conditions that could not be written: {conditions.describe(problems)}")
+        return 1
+    printing.line("podgate is removed.")
+    return 0
+
+
+def _check_templates(arguments: argparse.Namespace, cluster: Cluster) -> bool:
+    found = conditions.gated_templates(cluster)
+    if not found:
+        return True
+    printing.line("Workloads with readiness gates of podgate in their pod templates:")
+    for name in found:
+        printing.line(f"  {name}")
+    if arguments.leave_gated_templates:
+        return True
+    printing.line(
+        "Their new pods would never become Ready. Remove spec.template.spec.readinessGates there, "
+        "then repeat; or use --leave-gated-templates. Nothing was changed."
+    )
+    return False
+
+
+def _clean_nodes(arguments: argparse.Namespace, cluster: Cluster) -> bool:
+    """Whether the removal may continue."""
+    if not cleaning.is_started(cluster):
+        printing.progress("Opening all gates ...")
+        off.label(cluster, None, off.OFF)
+        late = off.wait(cluster, cluster.nodes(), lambda state: state.is_off)
+        for node, problem in sorted(late.items()):
+            if problem:
+                printing.progress(f"{node}: {problem}; continuing, its cleanup detaches all")
+    printing.progress("Cleaning the nodes ...")
+    cleaning.start(
+        cluster,
+        conf_directory=arguments.cni_conf_dir,
+        bin_directory=arguments.cni_bin_dir,
+        options=["--keep-cni-binary"] if arguments.keep_cni_binary else [],
+    )
+    found = _wait_until_clean(cluster, arguments.node_timeout)
+    printing.table([("NODE", "STATE"), *((one.node, one.problem or "clean") for one in found)])
+    left = [one.node for one in found if one.problem]
+    if not left:
+        return True
+    if arguments.leave_nodes:
+        printing.line(
+            f"Left as they are: {', '.join(left)}. On each run the lines of docs/off.md, 'Without "
+            "agent or Python', and remove podgate-cni from /etc/cni/net.d: with strictStart no pod "
+            "starts there otherwise."
+        )
+        return True
+    printing.line(
+        f"{len(left)} of {len(found)} nodes are not clean. podgate is off, and the DaemonSet "
+        "cleans each node when it returns. Repeat the command, or use --leave-nodes."
+    )
+    return False
+
+
+def _wait_until_clean(cluster: Cluster, seconds: float) -> list[cleaning.Verdict]:
+    deadline = time.monotonic() + seconds
+    while True:
+        # Pods that start without an agent would wait for their conditions.
+        _settle(cluster)
+        found = cleaning.verdicts(cluster)
+        if not any(one.problem for one in found) or time.monotonic() >= deadline:
+            return found
+        time.sleep(_POLL_SECONDS)
+
+
+def _settle(cluster: Cluster) -> list[str]:
+    return conditions.settle(cluster)[1]
+
+
+def _has_daemonset(cluster: Cluster) -> bool:
+    names = cluster.items("daemonsets", f"--namespace={cluster.namespace}")
+    return any(one["metadata"]["name"] == cluster.daemonset for one in names)
+
+
+def _delete_own(cluster: Cluster, kinds: Iterable[str], namespace: str = "") -> None:
+    """Delete podgate's objects of these kinds, by their label."""
+    place = [f"--namespace={namespace}"] if namespace else []
+    for kind in kinds:
+        names = [
+            one["metadata"]["name"]
+            for one in _items(cluster, kind, *place)
+            if one["metadata"].get("labels", {}).get(_NAME, "").startswith(_OWN)
+        ]
+        if names:
+            _delete(cluster, kind, *names, *place)
+
+
+def _items(cluster: Cluster, kind: str, *arguments: str) -> list[Object]:
+    """All objects of a kind; none of a kind that the server does not have."""
+    try:
+        return cluster.items(kind, *arguments)
+    except KubectlError as error:
+        if "doesn't have a resource type" in str(error):
+            return []
+        raise
+
+
+def _delete_namespace(cluster: Cluster, *, is_forced: bool) -> None:
+    """Only one that podgate's manifests made. is_forced: without waiting for kubelets that do not
+    respond to end its pods."""
+    found = cluster.items("namespaces", "-l", f"{_NAME}={_OWN}")
+    if cluster.namespace in [one["metadata"]["name"] for one in found]:
+        if is_forced:
+            place = f"--namespace={cluster.namespace}"
+            _delete(cluster, "pods", "--all", place, "--force", "--grace-period=0")
+        _delete(cluster, "namespace", cluster.namespace)
+
+
+def _delete(cluster: Cluster, kind: str, *arguments: str) -> None:
+    """Wait until the objects are gone."""
+    printing.progress(f"Deleting {kind} {' '.join(one for one in arguments if one[0] != '-')}")
+    options = ("--ignore-not-found", "--wait", f"--timeout={_DELETE_SECONDS:.0f}s")
+    cluster.run("delete", kind, *arguments, *options, timeout_seconds=_DELETE_SECONDS)
+
+
+def _save_policies(cluster: Cluster, file: pathlib.Path) -> None:
+    """Raises `KubectlError` if they cannot be saved: then they are not deleted."""
+    found = _items(cluster, _POLICIES)
+    if not found:
+        return
+    content = {"apiVersion": "v1", "kind": "List", "items": found}
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            json.dump(content, stream, indent=2)
+    except OSError as error:
+        raise KubectlError(
+            f"{file} cannot be written ({error.strerror}); name another with --policies-file"
+        ) from error
+    printing.line(f"{len(found)} HostAccessPolicies saved to {file}.")

@@ -1,0 +1,150 @@
+"""The node's gates, and what of podgate is attached, from the pins."""
+
+import contextlib
+import datetime
+import os
+import pathlib
+import struct
+import time
+from collections.abc import Iterator
+
+from agent.admin.report import HookStatus
+from agent.linux.cgroups import cgroup2_mount
+from agent.operate.pinned import installation as pinned_installation
+from agent.operate.pinned.exposures import Facts, exposures
+from agent.operate.pinned.gate_attachments import GateAttachments
+from agent.operate.pinned.names import Names
+from agent.operate.pinned.report import PinnedGateStatus, PinnedRelayStatus, PinnedStatus
+from agent.relay.interfaces import is_relay_interface
+from bpf import abi, errors, hooks, loader, pins
+from bpf.counters import Counters, Counts, labelled
+from bpf.gate_config import GateConfig
+from bpf.gate_reader import GateReader
+from bpf.node_config import NodeConfig
+from bpf.rules import SourceKind
+
+_KEY = bytes(4)
+_TIME = struct.Struct("=Q")
+
+
+def read(
+    installation: pins.Pins, run_directory: pathlib.Path, *, agent: str = "", now_ns: int = 0
+) -> PinnedStatus:
+    """agent: why it did not answer; now_ns: CLOCK_MONOTONIC, 0 for the current time.
+
+    Blocks for milliseconds. Raises `PinsUnreadableError`.
+    """
+    with pinned_installation.opened(installation) as loaded:
+        return _Reader(installation, loaded, Names(run_directory), now_ns).read(agent)
+
+
+class _Reader:
+    def __init__(
+        self, installation: pins.Pins, loaded: loader.Loaded, names: Names, now_ns: int
+    ) -> None:
+        self._installation = installation
+        self._loaded = loaded
+        self._names = names
+        self._now_ns = now_ns or time.monotonic_ns()
+        self._counters = Counters(loaded)
+        self._config = NodeConfig(loaded).read()
+        value = loaded.map(abi.KUBELET_REMADE).get(_KEY) or bytes(abi.KUBELET_REMADE.value_size)
+        remade = abi.CKubeletRemade.from_buffer_copy(value)
+        unit = self._config.kubelet_unit
+        self._kubelet = remade.cgroup if remade.unit == unit != 0 else 0
+        self._kubelet = self._kubelet or self._config.kubelet_cgroup
+
+    def read(self, agent: str) -> PinnedStatus:
+        config = self._config
+        relay = self._relay()
+        facts = Facts(
+            heartbeat_age=self._age(config.heartbeat_ns),
+            stale_after=config.stale_after_ns / 1e9,
+            dead_man=config.dead_man_ns / 1e9,
+            is_identified=self._kubelet != 0,
+            is_followed=config.kubelet_unit != 0,
+            knows_pods=config.pods_cgroup != 0,
+            is_relay_up=relay.is_up,
+        )
+        reader = GateReader(self._loaded)
+        gates = {
+            ifindex: gate
+            for ifindex in sorted(reader.interfaces())
+            if (gate := reader.get(ifindex)) and self._is_pods(ifindex)
+        }
+        return PinnedStatus(
+            agent=agent,
+            schema=abi.SCHEMA,
+            heartbeat_age_seconds=facts.heartbeat_age,
+            stale_after_seconds=facts.stale_after,
+            dead_man_seconds=facts.dead_man,
+            exposures=exposures(facts, list(gates.values()), datetime.datetime.now(datetime.UTC)),
+            kubelet=self._names.cgroup(self._kubelet) if self._kubelet else None,
+            is_kubelet_followed=facts.is_followed,
+            hooks=list(self._hooks()),
+            relay=relay,
+            node_drops=_reasons(self._counters.of_host()),
+            gates=list(self._gates(gates, reader)),
+        )
+
+    def _is_pods(self, ifindex: int) -> bool:
+        """Not the relay's, nor of an interface that was deleted while no agent ran."""
+        name = self._names.interface(ifindex)
+        return bool(name) and not is_relay_interface(name)
+
+    def _gates(
+        self, gates: dict[int, GateConfig], reader: GateReader
+    ) -> Iterator[PinnedGateStatus]:
+        with contextlib.closing(GateAttachments(self._installation)) as attached:
+            for ifindex, gate in gates.items():
+                pod = self._names.pod(ifindex)
+                own = [rule for rule in gate.rules if rule.source is not SourceKind.KUBELET]
+                yield PinnedGateStatus(
+                    interface=self._names.interface(ifindex),
+                    ifindex=ifindex,
+                    namespace=pod.namespace,
+                    pod=pod.name,
+                    mode=gate.mode.label,
+                    addresses=[str(address) for address in gate.addresses],
+                    attachment=attached.of(ifindex),
+                    declared_ports=len(own) < len(gate.rules),
+                    rules=len(own),
+                    is_in_grace_period=(reader.grace_until_ns(ifindex) or 0) > self._now_ns,
+                    packets=labelled(self._counters.of_gate(ifindex)),
+                )
+
+    def _hooks(self) -> Iterator[HookStatus]:
+        root = cgroup2_mount()
+        if root is None:
+            return
+        cgroup_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for hook in abi.HOOKS:
+                yield HookStatus(name=hook.name, problem=self._hook_problem(hook, cgroup_fd))
+        finally:
+            os.close(cgroup_fd)
+
+    def _hook_problem(self, hook: abi.HookSpec, cgroup_fd: int) -> str | None:
+        try:
+            with pins.opened(self._installation.links / hook.name) as link_fd:
+                if hooks.is_linked(link_fd, cgroup_fd, hook):
+                    return None
+                return "its link is not to the root cgroup"
+        except errors.BpfError:
+            return "it has no link"
+
+    def _relay(self) -> PinnedRelayStatus:
+        (beat,) = _TIME.unpack(self._loaded.map(abi.RELAY_BEAT).get(_KEY) or bytes(8))
+        age = self._age(beat)
+        return PinnedRelayStatus(
+            is_up=age is not None and age * 1e9 < abi.RELAY_BEAT_LIMIT_NS,
+            beat_age_seconds=age,
+            ports=sum(1 for _ in self._loaded.map(abi.RELAY_TARGETS).items()),
+        )
+
+    def _age(self, at_ns: int) -> float | None:
+        return max(0.0, (self._now_ns - at_ns) / 1e9) if at_ns else None
+
+
+def _reasons(counts: Counts) -> dict[str, int]:
+    return {reason.label: count for (_, reason), count in counts.items()}

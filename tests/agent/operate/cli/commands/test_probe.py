@@ -1,0 +1,100 @@
+"""`podgate probe`: each step of one probe, and one sentence for each error."""
+
+import json
+import pathlib
+
+import click.testing
+import pytest
+
+from agent.operate.cli import main as cli
+from tests.probes.conftest import Sandbox, sandbox_netns
+
+
+def podgate(*arguments: str) -> click.testing.Result:
+    return click.testing.CliRunner().invoke(cli.main, ["probe", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tcp", "80"], "either --netns PATH or --pod NAME"),
+        (["--netns", "/x", "--pod", "y", "tcp", "80"], "either --netns PATH or --pod NAME"),
+        (["--netns", "/x", "tcp", "65536"], "not in the range"),
+        (["--netns", "/x", "udp", "80"], "'udp' is not one of"),
+        (["--netns", "/x", "http", "80", "--header", "A B: c"], "is not 'Name: value'"),
+        (["--netns", "/x", "http", "80", "--timeout", "0"], "not in the range"),
+        (["--netns", "/x", "http", "80", "--timeout", "nan"], "nan is not a time"),
+        (["--netns", "/x", "http", "80", "--tls", "--h2c"], "leave out --tls"),
+        (["--netns", "/x", "tcp", "80", "--hook"], "--hook requires http"),
+        (["--netns", "/x", "http"], "only a hook has a default: 80, with --tls 443"),
+    ],
+)
+def test_usage_error_names_the_option(arguments: list[str], words: str) -> None:
+    result = podgate(*arguments)
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_missing_namespace_is_one_sentence(tmp_path: pathlib.Path) -> None:
+    result = podgate("--netns", str(tmp_path / "none"), "tcp", "80")
+    assert result.exit_code == 1
+    assert result.output.startswith("podgate: ")
+    assert result.output.count("\n") == 1
+
+
+def test_without_an_agent_a_pod_cannot_be_found(tmp_path: pathlib.Path) -> None:
+    result = podgate("--pod", "web", "tcp", "80", "--run-directory", str(tmp_path))
+    assert result.exit_code == 3
+    assert "no agent responds" in result.output
+
+
+@pytest.fixture
+def pod() -> object:
+    with sandbox_netns() as made:
+        yield made
+
+
+@pytest.mark.kernel
+def test_tcp_steps_are_shown(pod: Sandbox) -> None:
+    with pod.listen() as sock:
+        port = str(sock.getsockname()[1])
+        result = podgate("--netns", pod.path, "tcp", port, "--ip-family", "IPv4")
+    assert result.exit_code == 0, result.output
+    dialled, connected, end = result.output.splitlines()
+    assert dialled.endswith(f"198.18.0.1  dials tcp 198.18.0.1:{port}")
+    assert connected.endswith("198.18.0.1  connected")
+    assert end.endswith("success over IPv4")
+
+
+@pytest.mark.kernel
+def test_connection_refused_by_both_families_is_a_failure(pod: Sandbox) -> None:
+    result = podgate("--netns", pod.path, "http", "9", "--output", "json")
+    assert result.exit_code == 1
+    document = json.loads(result.output)
+    assert document["result"] == "failure"
+    assert "connection refused" in document["message"]
+    texts = [step["text"] for step in document["steps"]]
+    assert texts[0].startswith("dials tcp ")
+    assert {step["address"] for step in document["steps"]} == {"198.18.0.1", "fd00:18::1"}
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("options", "port"), [((), 80), (("--tls",), 443)])
+def test_hook_has_a_default_port(pod: Sandbox, options: tuple[str, ...], port: int) -> None:
+    result = podgate("--netns", pod.path, "http", "--hook", *options)
+    assert f"dials tcp 198.18.0.1:{port}" in result.output
+
+
+@pytest.mark.kernel
+def test_timeout_names_the_step_that_did_not_finish(pod: Sandbox) -> None:
+    # The kernel accepts the connection; no program responds.
+    with pod.listen() as sock:
+        port = str(sock.getsockname()[1])
+        result = podgate(
+            *("--netns", pod.path, "http", port, "--path", "/x?y", "--timeout", "0.05"),
+            *("--ip-family", "IPv4", "--hook", "--header", "X-A: 1"),
+        )
+    assert result.exit_code == 1
+    assert "sends " in result.output
+    assert "GET /x?y HTTP/1.1\\r\\n" in result.output
+    assert "stops waiting for the answer: the time is over" in result.output

@@ -1,0 +1,181 @@
+"""Findings about the cluster, by recorded answers; tests/cluster/test_doctor.py has a real one."""
+
+import copy
+import datetime
+import pathlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from agent.kube import connection
+from agent.kube.client import ApiClient
+from agent.operate.doctor import cluster
+from agent.operate.doctor.cluster import RIGHTS
+from agent.operate.doctor.finding import Finding, Severity
+from agent.policy import definition
+from tests.agent.kube.apiserver import ApiServer
+from tests.agent.kube.conftest import opened, write_kubeconfig
+from tests.agent.operate.doctor import answers
+from tests.image import manifests
+
+Json = dict[str, Any]
+
+
+class Answering:
+    """An API server's answers to the doctor's requests."""
+
+    def __init__(self) -> None:
+        self.denied: set[tuple[str, str, str]] = set()
+        """Group, resource with subresource, verb."""
+        self.definitions: dict[str, Json] = {
+            "hostaccesspolicies.policy.podgate.io": copy.deepcopy(definition.definition()),
+            "nodereports.podgate.io": manifests.of_kind(
+                "CustomResourceDefinition", "nodereports.podgate.io"
+            ),
+        }
+        self.date: str | None = None
+
+    async def answer(self, request: web.Request) -> web.Response:
+        headers = {"Date": self.date} if self.date is not None else {}
+        if request.path == answers.REVIEWS:
+            attributes = (await request.json())["spec"]["resourceAttributes"]
+            resource = "/".join(filter(None, (attributes["resource"], attributes["subresource"])))
+            right = (attributes["group"], resource, attributes["verb"])
+            answer = answers.review(attributes, is_allowed=right not in self.denied)
+            return web.json_response(answer, status=201)
+        if name := request.query.get("fieldSelector", "").removeprefix("metadata.name="):
+            found = self.definitions.get(name)
+            return web.json_response({"items": [found] if found else []})
+        assert request.path == "/version"
+        return web.json_response({"gitVersion": "v1.36.2"}, headers=headers)
+
+
+@pytest.fixture
+def answering() -> Answering:
+    return Answering()
+
+
+@pytest.fixture
+async def api(
+    answering: Answering, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[ApiClient]:
+    path = tmp_path / "api.sock"
+    monkeypatch.setattr(connection, "connector", lambda tls: aiohttp.UnixConnector(str(path)))
+    server = ApiServer()
+    server.faults.append(answering.answer)
+    async with server.running(path), opened(write_kubeconfig(tmp_path / "kubeconfig")) as made:
+        yield made
+
+
+async def found(api: ApiClient, check: str) -> list[Finding]:
+    return [finding for finding in await cluster.check(api) if finding.check == check]
+
+
+async def test_all_in_order(api: ApiClient) -> None:
+    findings = await cluster.check(api)
+    assert [one.check for one in findings] == ["api-server", "rights", "definitions", "clock"]
+    assert {one.severity for one in findings} == {Severity.OK}
+
+
+@pytest.mark.parametrize("right", RIGHTS, ids=lambda right: right.resource)
+async def test_each_right_that_is_missing_is_named(
+    api: ApiClient, answering: Answering, right: cluster.Right
+) -> None:
+    answering.denied = {(right.group, right.resource, right.verbs[-1])}
+    (finding,) = await found(api, "rights")
+    assert finding.severity is (Severity.PROBLEM if right.is_needed else Severity.WARNING)
+    assert finding.text.startswith(f"The account may not {right.verbs[-1]} {right.resource}")
+    assert finding.text.endswith(f": {right.effect}.")
+    assert "apply" in finding.remedy
+
+
+def test_rights_are_those_that_the_manifests_grant() -> None:
+    granted = {
+        (group, resource, verb)
+        for rule in manifests.of_kind("ClusterRole")["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert {(one.group, one.resource, verb) for one in RIGHTS for verb in one.verbs} == granted
+
+
+def _without_a_field(definition: Json) -> None:
+    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    del schema["properties"]["spec"]["properties"]["nodeSelector"]
+
+
+def _of_another_version(definition: Json) -> None:
+    definition["spec"]["versions"][0]["name"] = "v1"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "severity", "text"),
+    [
+        (
+            "hostaccesspolicies.policy.podgate.io",
+            _without_a_field,
+            Severity.WARNING,
+            "The definition of HostAccessPolicies is of another version of podgate",
+        ),
+        (
+            "hostaccesspolicies.policy.podgate.io",
+            _of_another_version,
+            Severity.PROBLEM,
+            "HostAccessPolicies are defined in version v1, not in v1alpha1.",
+        ),
+        (
+            "nodereports.podgate.io",
+            None,
+            Severity.PROBLEM,
+            "NodeReports are not defined in this cluster.",
+        ),
+    ],
+)
+async def test_definition_that_does_not_fit_is_found(
+    api: ApiClient,
+    answering: Answering,
+    name: str,
+    change: Callable[[Json], None] | None,
+    severity: Severity,
+    text: str,
+) -> None:
+    if change is None:
+        del answering.definitions[name]
+    else:
+        change(answering.definitions[name])
+    (finding,) = await found(api, "definitions")
+    assert finding.severity is severity
+    assert finding.text.startswith(text)
+
+
+async def test_clock_is_compared_with_the_api_servers(api: ApiClient, answering: Answering) -> None:
+    long_ago = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
+    answering.date = f"{long_ago:%a, %d %b %Y %H:%M:%S} GMT"
+    (finding,) = await found(api, "clock")
+    assert finding.severity is Severity.WARNING
+    assert "s ahead of the API server's" in finding.text
+    answering.date = "none"
+    (finding,) = await found(api, "clock")
+    assert "sends no time" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("ahead", "severity"),
+    [(9.0, Severity.OK), (-9.0, Severity.OK), (11.0, Severity.WARNING), (-11.0, Severity.WARNING)],
+)
+def test_some_seconds_of_a_clock_are_none(ahead: float, severity: Severity) -> None:
+    assert cluster.clock(ahead).severity is severity
+
+
+async def test_api_server_that_does_not_answer_is_one_problem(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = str(tmp_path / "missing.sock")
+    monkeypatch.setattr(connection, "connector", lambda tls: aiohttp.UnixConnector(missing))
+    async with opened(write_kubeconfig(tmp_path / "kubeconfig")) as client:
+        (finding,) = await cluster.check(client)
+    assert (finding.check, finding.severity) == ("api-server", Severity.PROBLEM)

@@ -1,0 +1,74 @@
+"""Which network plugin is recognised, by facts, and what is reported about it."""
+
+import json
+import pathlib
+
+import pytest
+
+from agent.linux.rtnetlink import Link
+from agent.operate.doctor import cni
+from agent.operate.doctor.cni import Facts
+from agent.operate.doctor.finding import Severity
+
+
+def facts(*names: str, kind: str | None = "veth", **others: tuple[str, ...]) -> Facts:
+    links = [Link(index, name, kind=kind) for index, name in enumerate(names, 1)]
+    return Facts(links, **others)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (facts("cilium_host"), "Cilium routes by BPF"),
+        (facts(pinned=("cilium",)), "Cilium routes by BPF"),
+        (facts("bpfin.cali", "cali0123"), "Calico routes by BPF"),
+        (facts("cali0123", pinned=("cali_v4_ct2",)), "Calico routes by BPF"),
+        (facts("ovs-system", kind="openvswitch"), "An Open vSwitch datapath is on this node:"),
+        (facts("antrea-gw0", kind="openvswitch"), "is on this node (Antrea):"),
+        (facts("nk1", kind="netkit"), "netkit devices, which have no gate"),
+    ],
+)
+def test_plugin_that_may_bypass_gates_is_a_warning(found: Facts, expected: str) -> None:
+    (finding,) = cni.findings(found)
+    assert finding.severity is Severity.WARNING
+    assert expected in finding.text
+    assert finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (facts("cali0123", "eth0"), "Network plugin: Calico."),
+        (facts("flannel.1", "cni0"), "Network plugin: flannel."),
+        (facts("eth0", plugins=("ptp", "portmap")), "Network plugin: ptp, portmap."),
+        (facts("eth0"), "No network plugin is recognised."),
+    ],
+)
+def test_other_plugin_is_named(found: Facts, expected: str) -> None:
+    (finding,) = cni.findings(found)
+    assert (finding.severity, finding.text) == (Severity.OK, expected)
+
+
+def test_two_causes_are_two_findings() -> None:
+    links = [Link(1, "cilium_host", kind="veth"), Link(2, "nk1", kind="netkit")]
+    assert len(list(cni.findings(Facts(links)))) == 2
+
+
+def test_first_configuration_that_can_be_read_counts(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "00-broken.conflist").write_text("{", encoding="ascii")
+    (tmp_path / "05-readme.txt").write_text('{"type": "none"}', encoding="ascii")
+    listed = {"plugins": [{"type": "flannel"}, {"type": "portmap"}, 7]}
+    (tmp_path / "10-flannel.conflist").write_text(json.dumps(listed), encoding="ascii")
+    (tmp_path / "20-bridge.conf").write_text('{"type": "bridge"}', encoding="ascii")
+    assert cni.plugins(tmp_path) == ("flannel", "portmap")
+    (tmp_path / "10-flannel.conflist").unlink()
+    assert cni.plugins(tmp_path) == ("bridge",)
+    assert cni.plugins(tmp_path / "missing") == ()
+
+
+def test_pins_of_others_are_found_in_their_usual_places(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "tc" / "globals").mkdir(parents=True)
+    (tmp_path / "tc" / "globals" / "cali_v4_ct2").touch()
+    (tmp_path / "cilium").mkdir()
+    assert cni.pinned_names(tmp_path) == {"tc", "cilium", "cali_v4_ct2"}
+    assert cni.pinned_names(tmp_path / "missing") == set()

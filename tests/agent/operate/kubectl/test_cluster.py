@@ -1,0 +1,150 @@
+"""Requests by the kubectl command, and commands in the agents' pods."""
+
+import pathlib
+import subprocess
+import threading
+from typing import Any
+
+import pytest
+
+from agent.operate.kubectl.cluster import Cluster, KubectlError
+from tests.agent.operate.kubectl.standin import KubectlStandin, agent_pod
+
+
+def test_each_node_is_queried_in_its_agents_pod(kubectl: KubectlStandin, cluster: Cluster) -> None:
+    kubectl.serve_nodes("b", "a")
+    kubectl.respond("exec", "agent-a", output="of a\n")
+    kubectl.respond("exec", "agent-b", output="of b\n")
+    answers = cluster.query_nodes("podgate", "status")
+    assert [(answer.node, answer.output) for answer in answers] == [
+        ("a", "of a\n"),
+        ("b", "of b\n"),
+    ]
+
+
+def test_node_without_an_agent_has_a_problem(kubectl: KubectlStandin, cluster: Cluster) -> None:
+    kubectl.serve_nodes("a", "b", without_agent=["b"])
+    kubectl.respond("exec", "agent-a", output="of a\n")
+    problems = {answer.node: answer.problem for answer in cluster.query_nodes("podgate", "status")}
+    assert problems == {"a": "", "b": "no agent runs on this node"}
+
+
+def test_failed_command_is_a_problem_of_its_node_only(
+    kubectl: KubectlStandin, cluster: Cluster
+) -> None:
+    kubectl.serve_nodes("a", "b")
+    kubectl.respond("exec", "agent-a", output="of a\n")
+    lines = "podgate: no agent responds\ncommand terminated with exit code 1\n"
+    kubectl.respond("exec", "agent-b", error=lines)
+    answers = {answer.node: answer for answer in cluster.query_nodes("podgate", "status")}
+    assert answers["a"].output == "of a\n"
+    assert answers["b"].problem == "podgate: no agent responds"
+
+
+def test_content_is_the_commands_standard_input(kubectl: KubectlStandin, cluster: Cluster) -> None:
+    kubectl.serve_nodes("a")
+    kubectl.respond("exec", output="")
+    cluster.query_nodes("podgate", "suggest", content="a policy")
+    assert [content for _, content in kubectl.calls("exec", "--stdin")] == ["a policy"]
+
+
+def test_youngest_agent_of_a_roll_out_is_queried(kubectl: KubectlStandin, cluster: Cluster) -> None:
+    kubectl.serve_nodes("a")
+    younger = agent_pod("a")
+    younger["metadata"] |= {"name": "younger", "creationTimestamp": "2026-11-22T11:00:00Z"}
+    kubectl.respond("get", "pods", output={"items": [younger, agent_pod("a")]})
+    assert [agent.name for agent in cluster.agents()] == ["younger"]
+
+
+def test_pods_of_others_and_ended_ones_are_no_agents(
+    kubectl: KubectlStandin, cluster: Cluster
+) -> None:
+    controller, ended = agent_pod("a"), agent_pod("a")
+    controller["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "name": "podgate"}]
+    ended["status"]["phase"] = "Failed"
+    kubectl.respond("get", "pods", output={"items": [controller, ended]})
+    assert cluster.agents() == []
+
+
+def test_missing_kubectl_is_one_sentence(tmp_path: pathlib.Path) -> None:
+    missing = str(tmp_path / "kubectl")
+    with pytest.raises(KubectlError, match=r"is not installed; install it, or name it with --kube"):
+        Cluster([missing]).items("pods")
+
+
+def test_request_that_hangs_ends(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = tmp_path / "kubectl"
+    hanging.write_text("#!/bin/sh\nexec sleep 1000\n", encoding="ascii")
+    hanging.chmod(0o755)
+    monkeypatch.setattr("agent.operate.kubectl.cluster._MARGIN_SECONDS", 0.0)
+    with pytest.raises(KubectlError, match="no response within"):
+        Cluster([str(hanging)], timeout_seconds=0.1).items("pods")
+
+
+def test_output_of_a_command_that_answers_with_no_is_an_answer(
+    kubectl: KubectlStandin, cluster: Cluster
+) -> None:
+    kubectl.serve_nodes("a", "b")
+    ended = "command terminated with exit code 1\n"
+    kubectl.respond("exec", "agent-a", output="no\n", error=ended)
+    kubectl.respond("exec", "agent-b", error=f"podgate: it failed\n{ended}")
+    a, b = cluster.query_nodes("podgate", "explain", answers_with=(0, 1))
+    assert (a.output, a.problem, a.exit_status) == ("no\n", "", 1)
+    assert (b.output, b.problem, b.exit_status) == ("", "podgate: it failed", 1)
+
+
+def test_agent_that_does_not_run_is_named_by_its_containers_state(
+    kubectl: KubectlStandin, cluster: Cluster
+) -> None:
+    kubectl.serve_nodes("a")
+    crashing = agent_pod("a")
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting"}}
+    crashing["status"]["containerStatuses"] = [
+        {"name": "agent", "restartCount": 3, "state": waiting}
+    ]
+    kubectl.respond("get", "pods", output={"items": [crashing]})
+    kubectl.respond(
+        "exec", error='error: unable to upgrade connection: container not found ("a")\n'
+    )
+    (answer,) = cluster.query_nodes("podgate", "status")
+    assert answer.problem == "its agent does not run: CrashLoopBackOff after 3 restarts"
+
+
+def test_command_of_a_later_version_is_one_sentence(
+    kubectl: KubectlStandin, cluster: Cluster
+) -> None:
+    kubectl.serve_nodes("a")
+    usage = "Usage: podgate [OPTIONS] COMMAND [ARGS]...\n\nError: No such command 'explain'.\n"
+    error = f"{usage}command terminated with exit code 2\n"
+    kubectl.respond("exec", error=error, exit_status=2)
+    (answer,) = cluster.query_nodes("podgate", "explain")
+    assert answer.problem == "its agent is of a version without 'podgate explain'"
+
+
+def test_node_that_hangs_delays_no_other(
+    tmp_path: pathlib.Path, kubectl: KubectlStandin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubectl.serve_nodes("a", "b")
+    kubectl.respond("exec", "agent-b", output="of b\n")
+    selective = tmp_path / "selective"
+    script = (
+        f'#!/bin/sh\ncase "$*" in *agent-a*) exec sleep 1000;; esac\nexec {kubectl.command} "$@"\n'
+    )
+    selective.write_text(script, encoding="ascii")
+    selective.chmod(0o755)
+    run, is_answered = subprocess.run, threading.Event()
+
+    def run_in_turn(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        """The time limit of the node that hangs begins when the other has answered."""
+        if "agent-a" in command:
+            assert is_answered.wait(30)
+            options["timeout"] = 0.1
+        done: subprocess.CompletedProcess[str] = run(command, **options)
+        if "agent-b" in command:
+            is_answered.set()
+        return done
+
+    monkeypatch.setattr("agent.operate.kubectl.cluster.subprocess.run", run_in_turn)
+    hanging, answering = Cluster([str(selective)]).query_nodes("podgate", "status")
+    assert "no response within" in hanging.problem
+    assert answering.output == "of b\n"

@@ -1,0 +1,124 @@
+"""`kubectl podgate explain` and `doctor`: answers of the agents' own commands."""
+
+import json
+from typing import Any
+
+import pytest
+
+from agent.operate.kubectl import main
+from tests.agent.operate.kubectl.standin import KubectlStandin
+
+ENDED = "command terminated with exit code 1\n"
+FLOW = ("explain", "--from", "unit:backup.service", "--to", "shop/web", "--port", "8080")
+
+
+@pytest.fixture
+def nodes(kubectl: KubectlStandin) -> KubectlStandin:
+    """A pod shop/web on node b."""
+    kubectl.serve_nodes("a", "b")
+    pod = {"metadata": {"namespace": "shop", "name": "web"}, "spec": {"nodeName": "b"}}
+    kubectl.respond("get", "pod", "web", output=pod)
+    return kubectl
+
+
+def run(kubectl: KubectlStandin, *arguments: str) -> int:
+    return main.main(["--kubectl", kubectl.command, *arguments])
+
+
+def test_flow_is_explained_by_the_agent_of_the_pods_node(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes.respond("exec", "agent-b", "explain", output={"verdict": "pass"})
+    assert run(nodes, *FLOW, "-o", "json", "--protocol", "tcp") == 0
+    assert json.loads(capsys.readouterr().out) == {"verdict": "pass"}
+    ((arguments, _),) = nodes.calls("exec")
+    assert arguments[arguments.index("--") + 1 :] == [
+        *("podgate", "explain", "--output=json", "--from=unit:backup.service", "--to=shop/web"),
+        *("--port=8080", "--protocol=tcp"),
+    ]
+
+
+def test_dropped_flow_is_an_answer_with_exit_status_1(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes.respond("exec", "agent-b", "explain", output="dropped\n", error=ENDED)
+    assert run(nodes, *FLOW) == 1
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("dropped\n", "")
+
+
+def test_node_without_an_agent_has_its_own_exit_status(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes.serve_nodes("a", "b", without_agent=["b"])
+    assert run(nodes, *FLOW) == 3
+    assert capsys.readouterr().err == "kubectl podgate: b: no agent runs on this node\n"
+
+
+def test_pod_without_a_node_is_one_sentence(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pod = {"metadata": {"namespace": "shop", "name": "web"}, "spec": {}}
+    nodes.respond("get", "pod", "web", output=pod)
+    assert run(nodes, *FLOW) == 1
+    assert "pod shop/web has no node yet" in capsys.readouterr().err
+
+
+def test_two_namespaces_of_one_pod_are_rejected(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(nodes, *FLOW, "-n", "other") == 1
+    assert "shop/web is in namespace shop, and not in other" in capsys.readouterr().err
+
+
+def finding(check: str, severity: str, text: str, remedy: str = "") -> dict[str, Any]:
+    return {"check": check, "severity": severity, "text": text, "remedy": remedy}
+
+
+def test_finding_of_several_nodes_is_one_line_and_the_worst_is_first(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = finding("nftables", "ok", "nftables works.")
+    warning = finding("bpftool", "warning", "bpftool is missing.", "Install it.")
+    problem = finding("kubelet", "problem", "The kubelet is unknown.")
+    nodes.respond("exec", "agent-a", "doctor", output=[good, warning])
+    nodes.respond("exec", "agent-b", "doctor", output=[good, warning, problem], error=ENDED)
+    assert run(nodes, "doctor") == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "problem kubelet on b: The kubelet is unknown.",
+        "warning bpftool on a, b: bpftool is missing. Install it.",
+    ]
+    assert run(nodes, "doctor", "-o", "wide", "--node", "a") == 0
+    assert "ok nftables on a: nftables works.\n" in capsys.readouterr().out
+
+
+def test_node_that_cannot_be_checked_is_named(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes.respond("exec", "agent-a", "doctor", output=[finding("a", "ok", "Good.")])
+    nodes.respond("exec", "agent-b", "doctor", error=f"podgate: no permission\n{ENDED}")
+    assert run(nodes, "doctor", "-o", "json") == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["problems"] == {"b": "podgate: no permission"}
+    assert captured.err == "b: podgate: no permission\n"
+
+
+def test_finding_of_an_unknown_severity_is_shown(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes.respond("exec", "doctor", output=[finding("later", "fatal", "Something new.")])
+    assert run(nodes, "doctor") == 0
+    assert capsys.readouterr().out == "warning later on a, b: Something new.\n"
+
+
+@pytest.mark.parametrize("option", ["--from", "--to", "--port"])
+def test_flow_needs_a_source_a_pod_and_a_port(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    arguments = [*FLOW]
+    start = arguments.index(option)
+    del arguments[start : start + 2]
+    with pytest.raises(SystemExit) as ended:
+        run(nodes, *arguments)
+    assert ended.value.code == 2
+    assert f"required: {option}" in capsys.readouterr().err

@@ -1,0 +1,43 @@
+"""The plugin's command line, and the one file that it is packed into."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from agent import VERSION
+from agent.operate.kubectl import main
+from tests.agent.operate.kubectl.standin import KubectlStandin
+
+ROOT = pathlib.Path(__file__).parents[4]
+
+
+def test_error_of_kubectl_is_one_sentence(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.respond("get", error="The connection to the server was lost\n")
+    assert main.main(["--kubectl", kubectl.command, "status"]) == 1
+    assert capsys.readouterr().err == "kubectl podgate: The connection to the server was lost\n"
+
+
+def test_global_options_reach_kubectl(kubectl: KubectlStandin) -> None:
+    kubectl.serve_nodes()
+    options = ["--kubectl", kubectl.command, "--context", "shop", "--kubeconfig", "/file"]
+    assert main.main([*options, "status"]) == 0
+    calls = kubectl.calls()
+    assert calls == kubectl.calls("--context=shop", "--kubeconfig=/file")
+    assert calls
+
+
+def test_packed_file_runs_without_any_package(tmp_path: pathlib.Path) -> None:
+    target = tmp_path / "kubectl-podgate"
+    subprocess.run([sys.executable, ROOT / "deploy/plugin.py", target], check=True)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", target, "--version"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"kubectl-podgate {VERSION}\n"
+    assert target.stat().st_mode & 0o111

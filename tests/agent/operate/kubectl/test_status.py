@@ -1,0 +1,201 @@
+"""`kubectl podgate status`: nodes side by side, and the pods that are not as desired."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from agent import VERSION
+from agent.admin.report import HookStatus, PodSourceStatus, RawSocketStatus
+from agent.operate.kubectl import main
+from tests.agent.operate.cli.reports import PINNED
+from tests.agent.operate.kubectl.reporting import REPORT, encoded, pod, report
+from tests.agent.operate.kubectl.standin import KubectlStandin
+
+
+@pytest.fixture
+def nodes(kubectl: KubectlStandin) -> KubectlStandin:
+    """Two nodes that answer, and one without an agent."""
+    kubectl.serve_nodes("a", "b", "c", without_agent=["c"])
+    web = pod("web", "strict", "Enforced", message="Gated. Strict unavailable: no relay.")
+    host = pod("host", "enforce", "HostNetwork")
+    pods = (web, host, pod("db", "enforce", "Enforced"), pod("job", "audit", "Audit"))
+    kubectl.respond("exec", "agent-a", output=report(*pods))
+    unknown = report(kubelet=None, kubelet_problem="no process listens on port 10250.")
+    kubectl.respond("exec", "agent-b", output=unknown)
+    return kubectl
+
+
+def run(kubectl: KubectlStandin, *arguments: str) -> int:
+    return main.main(["--kubectl", kubectl.command, "status", *arguments])
+
+
+def test_each_node_has_a_line_with_modes_in_force_of_those_desired(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(nodes) == 1
+    text = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert lines == [
+        "NODE VERSION READY KUBELET PROBLEMS PODS",
+        f"a {VERSION} yes yes 0 1/1 audit, 2/1 enforce, 0/1 strict",
+        f"b {VERSION} yes no 1 none",
+        "c - - - 1 no answer",
+        "b: Kubelet not identified: no process listens on port 10250.",
+        "c: no agent runs on this node",
+        "",
+        "POD NODE DESIRED IN FORCE REASON",
+        "shop/web a strict enforce Enforced",
+    ]
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_wide_has_ceilings_and_the_reason_of_each_pod(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(nodes, "-o", "wide")
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert f"a {VERSION} yes yes 0 audit strict /system.slice/kubelet.service" in lines[1]
+    assert lines[-1] == "shop/web: Gated. Strict unavailable: no relay."
+
+
+def test_json_and_yaml_have_the_same_content(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(nodes, "-o", "json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert run(nodes, "-o", "yaml") == 1
+    assert yaml.safe_load(capsys.readouterr().out) == found
+    a, b, c = found["nodes"]
+    assert (a["desired"], a["inForce"]) == (
+        {"audit": 1, "enforce": 1, "strict": 1},
+        {"audit": 1, "enforce": 2},
+    )
+    assert (b["kubelet"], len(b["problems"])) == ("", 1)
+    assert c["problem"] == "no agent runs on this node"
+    (web,) = found["podsNotAsDesired"]
+    assert (web["node"], web["name"], web["desired"], web["inForce"]) == (
+        *("a", "web", "strict"),
+        "enforce",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"is_synced": False}, "Initial pod sync not finished."),
+        ({"kubelet": None}, "Kubelet not identified."),
+        ({"kubelet": None, "open_ports": "Ports are open."}, "not identified: Ports are open."),
+        ({"kubelet_unfollowed": "no BTF."}, "does not follow the kubelet's restarts: no BTF."),
+        (
+            {"hooks": [HookStatus(name="connect6", problem="EPERM")]},
+            "connect6 does not work: EPERM",
+        ),
+        (
+            {"relay": msgspec.structs.replace(REPORT.relay, problem="no netns")},
+            "Relay of strict: no netns",
+        ),
+        (
+            {"raw_sockets": RawSocketStatus(mode="deny-pods", problem="Not all.", sources=[])},
+            "Raw sockets: Not all.",
+        ),
+        (
+            {"pod_source": PodSourceStatus(pods_from="", problems=["The watch fails."])},
+            "The watch fails.",
+        ),
+    ],
+)
+def test_each_problem_of_an_agent_is_one_line(
+    kubectl: KubectlStandin,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    problem: str,
+) -> None:
+    kubectl.serve_nodes("a")
+    kubectl.respond("exec", "agent-a", output=report(**changes))
+    run(kubectl)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("a:")]
+    assert line.endswith(problem)
+
+
+def test_all_as_desired_is_success(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a")
+    kubectl.respond("exec", "agent-a", output=report(pod("db", "enforce", "Enforced")))
+    assert run(kubectl) == 0
+    captured = capsys.readouterr()
+    assert "1/1 enforce" in captured.out
+    assert "DESIRED" not in captured.out
+    assert captured.err == ""
+
+
+def test_gate_that_is_not_on_yet_is_not_in_force(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a")
+    failed = pod("db", "enforce", "GateFailed", status="False")
+    kubectl.respond("exec", "agent-a", output=report(failed, pod("new", "audit", "")))
+    run(kubectl)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[-2:] == [
+        "shop/db a enforce none GateFailed",
+        "shop/new a audit none Pending",
+    ]
+
+
+def test_no_answer_of_any_node_has_its_own_exit_status(kubectl: KubectlStandin) -> None:
+    kubectl.serve_nodes("a", "b", without_agent=["b"])
+    kubectl.respond("exec", "agent-a", error="podgate: no agent responds\n")
+    assert run(kubectl) == 3
+
+
+def test_agent_of_another_version_is_one_sentence_and_what_both_know(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a", "b")
+    kubectl.respond("exec", "agent-a", output=report())
+    kubectl.respond("exec", "agent-b", output={"version": "9.0.0", "pods": [], "later": [1]})
+    assert run(kubectl) == 0
+    captured = capsys.readouterr()
+    (note,) = captured.err.splitlines()
+    assert f"This plugin is version {VERSION}, agents on b are 9.0.0" in note
+    assert "b     9.0.0" in captured.out
+
+
+def test_answer_that_is_no_report_is_a_problem_of_its_node(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a", "b")
+    kubectl.respond("exec", "agent-a", output="podgate 0.0.1, pid 5\n")
+    kubectl.respond("exec", "agent-b", output=report())
+    assert run(kubectl) == 1
+    assert "a: its agent's answer is not readable" in capsys.readouterr().out
+
+
+def test_control_characters_of_a_pod_do_not_reach_the_terminal(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a")
+    bad = pod("db", "enforce", "GateFailed", status="False", message="\x1b[2Jgone\n")
+    kubectl.respond("exec", "agent-a", output=report(bad))
+    run(kubectl, "-o", "wide")
+    assert "shop/db: ?[2Jgone?" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("off_without_waiting")
+def test_dead_agent_is_named_with_what_its_gates_do(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a", "b")
+    kubectl.respond("exec", "agent-a", output=report())
+    kubectl.respond("exec", "agent-b", output=encoded(PINNED))
+    assert run(kubectl) == 1
+    output = capsys.readouterr().out
+    assert "b: no agent responds; 2 gates are in force. All gates open in 23 h 59 min" in output
+    assert "--dead-man-hours)\n" in output
+    kubectl.respond("label", output="")
+    assert main.main(["--kubectl", kubectl.command, "--timeout", "1", "off", "--node", "b"]) == 1
+    assert "b     no agent responds; 2 gates are in force." in capsys.readouterr().out

@@ -1,0 +1,355 @@
+"""The status page: problems first, no text becomes markup, and strangers read no name."""
+
+import datetime
+import itertools
+import re
+
+import pytest
+
+from agent.admin.report import (
+    GateStatus,
+    HookStatus,
+    PathStatus,
+    PodSourceStatus,
+    RawSocketStatus,
+    RelayedPortStatus,
+)
+from agent.labels import ISOLATION_READY, PROBES_PASSING
+from agent.operate.page import content, style
+from tests.agent.operate.page.html import Element, parse
+from tests.agent.operate.page.reports import (
+    NOW,
+    condition,
+    drops,
+    pod,
+    probe,
+    relay,
+    report,
+    source,
+)
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def full(*arguments: object, **fields: object) -> Element:
+    return parse(content.full_page(report(*arguments, **fields), drops(source()), now=NOW))  # type: ignore[arg-type]
+
+
+def section(page: Element, title: str) -> Element:
+    """The table after a heading."""
+    main = next(page.all("main"))
+    names = [child.text if child.name == "h2" else "" for child in main.children]
+    return main.children[names.index(title) + 1]
+
+
+def rows(page: Element, title: str) -> list[dict[str, str]]:
+    """Cells of a table by their column."""
+    body = next(section(page, title).all("tbody"))
+    return [
+        {cell.attributes["data-label"]: cell.text for cell in row.children} for row in body.children
+    ]
+
+
+def test_pod_has_its_mode_state_gates_and_drops() -> None:
+    (shown,) = rows(full(pod()), "Pods")
+    assert shown == {
+        "pod": "shop/web",
+        "mode": "enforce",
+        "isolation": "Enforced",
+        "probes": "ProbesPassing",
+        "gates": "veth1",
+        "path test": "confirmed",
+        "dropped": "4 node",
+        "would drop": "0",
+    }
+
+
+def test_drops_are_listed_by_source_with_their_age() -> None:
+    (shown,) = rows(full(pod()), "Drops by source")
+    assert (shown["process"], shown["source"]) == ("curl", "/system.slice/backup.service")
+    assert (shown["pod"], shown["to"], shown["packets"]) == ("shop/web", "tcp 8080", "12")
+    assert (shown["first"], shown["last"]) == ("2h ago", "5m ago")
+
+
+def test_probe_has_a_bar_for_each_of_its_newest_results() -> None:
+    page = full(pod(probes=[probe(recent_ms=[1.0, 4.0, None, 2.0])]))
+    chart = section(page, "Probes").with_class("spark")[0]
+    outlines = {path.attributes["class"]: path.attributes["d"] for path in chart.all("path")}
+    bars = {kind: re.findall(r"M(\d+) \d+h3v(\d+)", d) for kind, d in outlines.items()}
+    assert bars == {"passed": [("0", "5"), ("4", "20"), ("12", "10")], "failed": [("8", "20")]}
+    assert next(chart.all("title")).text == "4 probes, slowest 4.0 ms, 1 failed"
+
+
+def test_probe_without_results_has_no_chart() -> None:
+    assert not full(pod(probes=[probe(recent_ms=[])])).with_class("spark")
+
+
+def test_problem_of_the_node_is_shown_first_and_red_if_pods_are_open() -> None:
+    unwritten = PodSourceStatus(pods_from="the API server", problems=["It is silent."])
+    raw_sockets = RawSocketStatus(mode="audit", problem="no BPF LSM", sources=[])
+    expected: dict[str, tuple[str, dict[str, object]]] = {
+        "The kubelet is not identified.": (
+            "open",
+            {"open_ports": "The kubelet is not identified."},
+        ),
+        "podgate is off by the file": ("open", {"max_mode": "off", "max_mode_from": "the file"}),
+        "falling back to enforce: no netns": (
+            "part",
+            {"relay": relay(is_up=False, problem="no netns")},
+        ),
+        "(--strict-without-fallback): no netns": (
+            "open",
+            {"relay": relay(is_up=False, problem="no netns", has_fallback=False)},
+        ),
+        "The relay is full": ("part", {"relay": relay(is_bypassed=True)}),
+        "connect6 does not work": (
+            "part",
+            {"hooks": [HookStatus(name="connect6", problem="EPERM")]},
+        ),
+        "does not follow the kubelet's restarts: no BTF.": (
+            "part",
+            {"kubelet_unfollowed": "no BTF."},
+        ),
+        "two candidates": ("part", {"kubelet": None, "kubelet_problem": "two candidates"}),
+        "The initial pod sync is not finished.": ("part", {"is_synced": False}),
+        "no BPF LSM": ("part", {"raw_sockets": raw_sockets}),
+        "It is silent.": ("part", {"pod_source": unwritten}),
+    }
+    found = {}
+    for words, (_, fields) in expected.items():
+        page = full(pod(), **fields)
+        (item,) = section(page, "Problems").all("li")
+        is_first = next(page.all("h2")).text == "Problems"
+        found[words] = item.attributes["class"] if words in item.text and is_first else item.text
+    assert found == {words: kind for words, (kind, _) in expected.items()}
+
+
+def test_problem_of_a_pod_is_red_if_it_is_open() -> None:
+    path = PathStatus(address="198.18.1.1", result="bypassed")
+    pods = [
+        pod("a", paths=[path], conditions=[]),
+        pod("b", conditions=[condition(ISOLATION_READY, "False", "GateFailed", "no room")]),
+        pod("c", conditions=[condition(PROBES_PASSING, "False", "ProbeFailing", "503")]),
+        pod("d", mode_problems=["The label is no mode."]),
+        pod("e", existing_flows=1),
+    ]
+    items = section(full(*pods), "Problems").all("li")
+    assert [(item.attributes["class"], item.text[-6:]) for item in items] == [
+        ("open", "shop/a"),
+        ("open", "shop/b"),
+        ("part", "shop/c"),
+        ("part", "shop/d"),
+        ("part", "shop/e"),
+    ]
+
+
+def test_worst_problem_is_first() -> None:
+    bypassed = pod("web", paths=[PathStatus(address="198.18.1.1", result="bypassed")])
+    unready = pod("api", conditions=[condition(PROBES_PASSING, "False", "ProbeFailing", "503")])
+    items = list(section(full(unready, bypassed), "Problems").all("li"))
+    assert ["past its gate" in items[0].text, "503" in items[1].text] == [True, True]
+    assert items[0].attributes["class"] == "open"
+
+
+def test_problem_of_many_pods_is_one_item() -> None:
+    pods = [pod(f"web-{number}", mode_problems=["The label is no mode."]) for number in range(10)]
+    (item,) = section(full(*pods), "Problems").all("li")
+    assert "shop/web-0" in item.text
+    assert "and 2 more" in item.text
+
+
+def test_pods_with_problems_are_above_others() -> None:
+    broken = pod("zoo", conditions=[condition(ISOLATION_READY, "False", "GateFailed", "no room")])
+    assert [row["pod"] for row in rows(full(pod("a"), broken), "Pods")] == ["shop/zoo", "shop/a"]
+
+
+def test_page_without_problems_shows_that() -> None:
+    page = full(pod())
+    assert page.with_class("state")[0].text == "no problems"
+    assert "Problems" not in [heading.text for heading in page.all("h2")]
+
+
+def in_colour(page: Element, kind: str) -> set[str]:
+    """All words and numbers of the page in the colour of a state."""
+    return {each.text for each in page.all() if each.attributes.get("class", "").endswith(kind)}
+
+
+def test_open_states_are_red_and_what_is_not_as_desired_is_yellow() -> None:
+    modes = {"off": "Off", "audit": "Audit", "enforce": "Enforced", "strict": "Strict"}
+    paths = [PathStatus(address="198.18.1.1", result=each) for each in ("bypassed", "unreachable")]
+    pods = [
+        *(
+            pod(mode, mode=mode, conditions=[condition(ISOLATION_READY, "True", reason)])
+            for mode, reason in modes.items()
+        ),
+        pod("x", conditions=[condition(ISOLATION_READY, "False", "GateFailed")], paths=paths),
+        pod(
+            "y",
+            conditions=[condition(PROBES_PASSING, "False", "ProbeFailing")],
+            probes=[probe(result="failure")],
+        ),
+        pod("z", mode="later"),
+    ]
+    sources = drops(source(mode="other"))
+    page = parse(content.full_page(report(*pods, kubelet=None), sources, now=NOW))
+    colours = {kind: in_colour(page, kind) for kind in ("open", "part", "closed")}
+    assert {"off", "bypassed", "GateFailed", "3 problems"} <= colours["open"]
+    assert {
+        "audit",
+        "Audit",
+        "Off",
+        "unreachable",
+        "failure",
+        "ProbeFailing",
+        "later",
+        "other",
+    } <= (colours["part"])
+    assert {"enforce", "strict", "Enforced", "Strict", "confirmed", "success", "serving"} <= (
+        colours["closed"]
+    )
+    shared = [left & right for left, right in itertools.combinations(colours.values(), 2)]
+    # Numbers of tiles: as many pods are off as are in audit, or in strict.
+    assert shared == [{"1"}] * 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "tile", "kind"),
+    [
+        ({"kubelet": None}, "not identified kubelet", "part"),
+        ({}, "identified kubelet", "closed"),
+        ({}, "serving relay", "closed"),
+        ({"relay": relay(is_up=False)}, "not needed relay", ""),
+        ({"relay": relay(is_up=False, problem="none starts")}, "missing relay", "part"),
+        (
+            {"relay": relay(is_up=False, problem="none starts", has_fallback=False)},
+            "missing relay",
+            "open",
+        ),
+    ],
+)
+def test_tile_has_the_colour_of_its_state(fields: dict[str, object], tile: str, kind: str) -> None:
+    (shown,) = (each for each in full(pod(), **fields).with_class("tile") if each.text == tile)
+    assert shown.children[0].attributes["class"] == kind
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({}, "state closed"),
+        ({"is_synced": False}, "state part"),
+        ({"is_synced": False, "open_ports": "They are open."}, "state open"),
+    ],
+)
+def test_head_has_the_colour_of_the_worst_problem(fields: dict[str, object], kind: str) -> None:
+    (state,) = full(pod(), **fields).with_class("state")
+    assert state.attributes["class"] == kind
+
+
+def test_text_of_others_is_never_markup() -> None:
+    hostile = pod(
+        HOSTILE,
+        namespace='"><img src=x onerror=alert(1)>',
+        mode_problems=[HOSTILE],
+        conditions=[condition(ISOLATION_READY, "False", HOSTILE, HOSTILE)],
+        gates=[GateStatus(interface=HOSTILE, ifindex=1, packets={"drop": {HOSTILE: 1}})],
+        probes=[probe(container=HOSTILE, handler=HOSTILE, last_message=HOSTILE, result=HOSTILE)],
+    )
+    page = parse(
+        content.full_page(
+            report(hostile, kubelet=HOSTILE, version=HOSTILE),
+            drops(source(process=HOSTILE, cgroup="/'><svg/onload=alert(1)>", pod=HOSTILE)),
+            now=NOW,
+        )
+    )
+    names = {element.name for element in page.all()}
+    assert not names & {"script", "img", "iframe", "a", "form", "link"}
+    assert {a for e in page.all() for a in e.attributes} <= {
+        "charset", "class", "content", "d", "data-label", "height", "http-equiv", "lang", "name",
+        "role", "title", "viewbox", "width",
+    }  # fmt: skip
+    assert HOSTILE in page.text  # as text
+
+
+@pytest.mark.parametrize("text", ["a\u202eb", "a\x1b[31mb", "a\x00b", "a\udc80b", "a\u2066b"])
+def test_characters_that_hide_text_are_replaced(text: str) -> None:
+    page = parse(content.full_page(report(), drops(source(process=text)), now=NOW))
+    assert rows(page, "Drops by source")[0]["process"].startswith("a\ufffd")
+
+
+def test_public_page_has_counts_and_no_names() -> None:
+    secret = pod(
+        "payroll",
+        namespace="finance",
+        mode_problems=["The label of finance/payroll is no mode."],
+        gates=[GateStatus(interface="vethpay", ifindex=3, packets={"drop": {"node": 9}})],
+        probes=[probe(last_message="secret answer")],
+    )
+    given = report(secret, kubelet="/system.slice/kubelet.service", max_mode_from="finance")
+    page = content.public_page(given, now=NOW)
+    for name in (b"payroll", b"finance", b"vethpay", b"secret", b"kubelet.service", b"1.2.3"):
+        assert name not in page
+    tiles = [tile.text for tile in parse(page).with_class("tile")]
+    assert "1 pods" in tiles
+    assert "9 dropped" in tiles
+    assert parse(page).with_class("state")[0].text == "1 problem"
+
+
+@pytest.mark.parametrize("has_names", [False, True])
+def test_page_needs_nothing_from_elsewhere(has_names: bool) -> None:
+    page = full(pod()) if has_names else parse(content.public_page(report(pod()), now=NOW))
+    assert not [e for e in page.all() if {"src", "href", "style", "onclick"} & e.attributes.keys()]
+    assert not list(page.all("script"))
+    assert "url(" not in style.CSS
+    assert "@import" not in style.CSS
+
+
+def test_style_sheet_is_for_light_dark_and_narrow_screens() -> None:
+    assert "prefers-color-scheme:dark" in style.CSS
+    assert "max-width:44rem" in style.CSS
+
+
+def test_relay_shows_the_kubelets_connections_to_each_port() -> None:
+    ports = [
+        RelayedPortStatus(
+            container="app",
+            handler="http :8080/healthz",
+            port=8080,
+            last_outcome="accepted",
+            outcomes={"accepted": 7, "rejected": 1},
+            open_ms=0.25,
+        )
+    ]
+    page = full(pod(relayed=ports))
+    assert "2 connections, 0 SYNs held, 1 restart" in section(page, "Relay").text
+    (cells,) = next(page.all("main")).children[-4].all("tbody")
+    assert [cell.text for cell in cells.all("td")] == [
+        "shop/web",
+        "app",
+        "http :8080/healthz",
+        "8080",
+        "7 accepted, 1 rejected",
+        "0.2 ms",
+    ]
+
+
+def test_many_sources_are_cut_to_the_busiest() -> None:
+    sources = [source(process=f"p{number}", packets=1000 - number) for number in range(300)]
+    page = parse(content.full_page(report(), drops(*sources), now=NOW))
+    shown = [row["process"] for row in rows(page, "Drops by source")]
+    assert (shown[0], shown[-1], len(shown)) == ("p0", "p99", 100)
+    assert "200 more sources: see podgate drops." in page.text
+
+
+def test_white_space_of_a_response_is_no_hidden_character() -> None:
+    (shown,) = rows(full(pod(probes=[probe(last_message="ok\r\n\tfine")])), "Probes")
+    assert shown["response"] == "ok fine"
+
+
+def test_empty_node_has_a_page() -> None:
+    page = parse(
+        content.full_page(
+            report(relay=relay(is_up=False)), drops(), now=NOW + datetime.timedelta(1)
+        )
+    )
+    assert "No pods." in page.text
+    assert "No host process was dropped." in page.text

@@ -1,0 +1,68 @@
+"""bpftool as a process: stand-ins that fail as it does."""
+
+import pathlib
+
+import pytest
+
+from agent.operate.pinned import bpftool
+from agent.operate.pinned.bpftool import Bpftool, BpftoolError
+
+
+@pytest.fixture
+def program(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """The program that is found first. Pauses between attempts are left out."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(bpftool, "_PAUSE_SECONDS", 0)
+    return tmp_path / "bpftool"
+
+
+def write(program: pathlib.Path, script: str) -> None:
+    program.write_text(f"#!/bin/sh\n{script}\n", encoding="ascii")
+    program.chmod(0o755)
+
+
+def test_json_is_decoded_and_the_command_is_recorded(program: pathlib.Path) -> None:
+    write(program, """echo '[{"id": 7}]'""")
+    tool = Bpftool()
+    assert tool.objects("prog", "show") == [{"id": 7}]
+    assert tool.commands == ["bpftool -j prog show"]
+
+
+def test_list_that_changes_meanwhile_is_read_again(
+    program: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    failed = tmp_path / "failed"
+    busy = (
+        "echo 'Error: can not get link by id (7): Resource temporarily unavailable' >&2; exit 255"
+    )
+    write(program, f"[ -e {failed} ] && echo '[]' && exit; touch {failed}; {busy}")
+    tool = Bpftool()
+    assert tool.objects("link", "show") == []
+    assert tool.commands == ["bpftool -j link show"]
+
+
+def test_failure_has_the_last_line_of_its_error(program: pathlib.Path) -> None:
+    write(program, "echo 'Error: no such thing' >&2; exit 255")
+    with pytest.raises(BpftoolError, match="'bpftool prog show' failed: Error: no such thing"):
+        Bpftool().text("prog", "show")
+
+
+@pytest.mark.parametrize("script", ["echo '[]'; exit 255", "exit 255"])
+def test_failure_without_an_error_has_the_status(program: pathlib.Path, script: str) -> None:
+    """As `cgroup show` of bpftool 7.1 on Linux 5.10."""
+    write(program, script)
+    with pytest.raises(BpftoolError, match="status 255; use the bpftool of this kernel's release"):
+        Bpftool().objects("cgroup", "show", "/sys/fs/cgroup")
+
+
+def test_other_output_is_one_sentence(program: pathlib.Path) -> None:
+    write(program, "echo '{\"id\": 7}'")
+    with pytest.raises(BpftoolError, match="the output of 'bpftool -j prog show' is not as expec"):
+        Bpftool().objects("prog", "show")
+
+
+def test_program_of_another_machine_is_one_sentence(program: pathlib.Path) -> None:
+    program.write_bytes(b"\x7fELF nothing")
+    program.chmod(0o755)
+    with pytest.raises(BpftoolError, match=r"cannot be started \(Exec format error\)"):
+        Bpftool().text("version")
