@@ -7,9 +7,6 @@ import structlog
 
 from agent import labels, tasks
 from agent.admin.report import PodSourceStatus
-from agent.api.services import assembly, node_zones
-from agent.api.services.node_zones import WatchedZones
-from agent.api.services.source import ServiceEndpoints
 from agent.app import service_outputs
 from agent.cri.models import CriContainerState
 from agent.gates.metrics import GateMetrics
@@ -24,6 +21,9 @@ from agent.pods.conditions import Condition
 from agent.pods.events import PodEvents
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
+from agent.services.api import assembly, node_zones
+from agent.services.api.node_zones import WatchedZones
+from agent.services.api.source import ServiceEndpoints
 from agent.settings import Settings
 from agent.sources.cluster import ClusterSource
 

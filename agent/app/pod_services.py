@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from agent import VERSION, tasks
 from agent.api.podinfo.disabled import DisabledPodInfo
 from agent.api.podinfo.service import PodInfoService
-from agent.api.services.metrics import ServiceCollector
 from agent.app import component_metrics
 from agent.app.answer_report import AnswerReport
 from agent.app.cluster_metrics import ClusterCollector
@@ -36,6 +35,7 @@ from agent.pods.metrics import PodCollector
 from agent.policy.metrics import PolicyCollector
 from agent.probing.answered_probes import AnsweredProbes
 from agent.probing.manager import ProbeManager
+from agent.services.api.metrics import ServiceCollector
 from agent.settings import Settings
 from agent.strict.launcher import ProcessLauncher
 from agent.strict.metrics import RelayCollector

@@ -9,7 +9,7 @@ from agent.cni import state as cni_state
 from agent.cni.installer import CniInstaller
 from agent.default_deny import table as default_deny_table
 from agent.linux import locks
-from agent.proxy import iptables, ipvs, nftables
+from agent.services.proxy import iptables, ipvs, nftables
 from agent.strict import veth_pair
 from bpf import cleanup, pins
 

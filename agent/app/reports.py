@@ -22,7 +22,6 @@ from agent.admin.report import (
     RulesReport,
     SourceProcessStatus,
 )
-from agent.api.services.source import ServiceEndpoints
 from agent.app import service_outputs
 from agent.app.answer_report import AnswerReport
 from agent.app.cluster_outputs import ClusterOutputs
@@ -35,6 +34,7 @@ from agent.drops.source_processes import CgroupName, protocol_word, wall_clock
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
 from agent.probing.manager import ProbeManager
+from agent.services.api.source import ServiceEndpoints
 from agent.strict.process import RelayError
 from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import RelaySupervisor

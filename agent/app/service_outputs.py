@@ -3,13 +3,13 @@
 import asyncio
 
 from agent import labels, tasks
-from agent.api.services import assembly
-from agent.api.services.node_zones import FixedZone
-from agent.api.services.source import ServiceEndpoints
 from agent.kube.objects import ApiPod, ApiPodStatus, ObjectMetadata, PodIp
 from agent.kube.pod_reports import PodReports
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
+from agent.services.api import assembly
+from agent.services.api.node_zones import FixedZone
+from agent.services.api.source import ServiceEndpoints
 from agent.settings import ServiceSettings, Settings
 
 

@@ -20,20 +20,20 @@ import time
 import grpc
 import structlog
 
-from agent.api.services import decode
-from agent.api.services.nodes_server import NodesServer
-from agent.api.services.publisher import ServicePublisher
-from agent.api.services.store import ServiceStore
 from agent.api.tls import CurrentTls, TlsFiles
 from agent.client import base
 from agent.client.services import METHOD, ServicesClient, ServicesState
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab
 from agent.lab.agent_process import AgentProcess
+from agent.services.api import decode
+from agent.services.api.nodes_server import NodesServer
+from agent.services.api.publisher import ServicePublisher
+from agent.services.api.store import ServiceStore
 from agent.settings import localnet_socket
 from tests import polling
 from tests.agent.api.certificates import Authority
-from tests.agent.api.services.making import (
+from tests.agent.services.api.making import (
     endpoint_json,
     endpoint_slice,
     no_readiness,

@@ -4,7 +4,7 @@ Whole states: 10,000 services of two ports and five endpoints, from the request 
 another process to its last service read. Changes: 1,000 such services; one becomes another, and a
 follower in another process reports when it had the state with it. Differences: their bytes for
 10,000 services, by the bytes of the full states after the same changes. Revisions:
-tests/agent/api/services/churn.py in simulated time.
+tests/agent/services/api/churn.py in simulated time.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from collections.abc import AsyncIterator, Iterator
 import looptime
 import structlog
 
-from agent.api.services.objects import EndpointSlice
-from agent.api.services.publisher import COALESCING_SECONDS, ServicePublisher
-from agent.api.services.server import ServicesServer
-from agent.api.services.store import ServiceStore
-from agent.api.services.view import ServicesSnapshot
-from tests.agent.api.services import churn
-from tests.agent.api.services.making import NODE, endpoint_json, endpoint_slice, service
+from agent.services.api.objects import EndpointSlice
+from agent.services.api.publisher import COALESCING_SECONDS, ServicePublisher
+from agent.services.api.server import ServicesServer
+from agent.services.api.store import ServiceStore
+from agent.services.api.view import ServicesSnapshot
+from tests.agent.services.api import churn
+from tests.agent.services.api.making import NODE, endpoint_json, endpoint_slice, service
 from tests.bench import figures
 
 _SERVICES = 10_000

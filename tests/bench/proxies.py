@@ -17,11 +17,11 @@ from collections.abc import Iterator
 
 from agent.client.v1alpha1 import endpoints_pb2
 from agent.lab import lab as labs
-from agent.proxy import nftables
-from agent.proxy.backends import Backend
-from agent.proxy.combined import CombinedBackend
-from agent.proxy.ebpf import EbpfBackend
-from agent.proxy.frontends import FrontendTable
+from agent.services.proxy import nftables
+from agent.services.proxy.backends import Backend
+from agent.services.proxy.combined import CombinedBackend
+from agent.services.proxy.ebpf import EbpfBackend
+from agent.services.proxy.frontends import FrontendTable
 from bpf import pins
 from bpf.services import links as service_links
 from tests.bench import figures, kube_proxy_rules

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from agent.api.services.api_objects import SERVICES, SLICES
 from agent.default_deny import table as default_deny_table
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
+from agent.services.api.api_objects import SERVICES, SLICES
 from agent.settings import localnet_socket
 from bpf import pins
 from tests import polling
-from tests.agent.api.services import making
 from tests.agent.client import distribution
 from tests.agent.kube.apiserver import NAMESPACES, NODES, ApiServer
 from tests.agent.kube.conftest import write_kubeconfig
+from tests.agent.services.api import making
 from tests.runtime.labpods import serving_pods
 
 pytestmark = pytest.mark.kernel

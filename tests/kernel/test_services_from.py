@@ -12,7 +12,7 @@ import yaml
 from agent.lab.agent_process import AgentProcess, pod_of
 from agent.lab.lab import Lab, LabPod
 from tests import polling
-from tests.agent.api.services import making
+from tests.agent.services.api import making
 from tests.kernel.test_agent import LISTENING, PORT, isolated_as
 
 pytestmark = pytest.mark.kernel

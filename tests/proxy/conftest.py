@@ -11,15 +11,15 @@ import pytest
 
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
-from agent.linux import iptables as iptables_commands
 from agent.linux import nft as nft_commands
-from agent.linux.iptables import IptablesVariant
-from agent.proxy import iptables, ipvs, nftables
-from agent.proxy.backends import Backend
-from agent.proxy.combined import CombinedBackend
-from agent.proxy.ebpf import EbpfBackend
-from agent.proxy.frontends import FrontendChange, FrontendTable
-from agent.proxy.node_addresses import NodeAddressSelection
+from agent.services.linux import iptables as iptables_commands
+from agent.services.linux.iptables import IptablesVariant
+from agent.services.proxy import iptables, ipvs, nftables
+from agent.services.proxy.backends import Backend
+from agent.services.proxy.combined import CombinedBackend
+from agent.services.proxy.ebpf import EbpfBackend
+from agent.services.proxy.frontends import FrontendChange, FrontendTable
+from agent.services.proxy.node_addresses import NodeAddressSelection
 from bpf import pins
 from bpf.services import links as service_links
 from tests.kernel import cgroups, offers

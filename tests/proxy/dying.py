@@ -21,14 +21,14 @@ from agent.admin.report import AgentReport
 from agent.default_deny import table as default_deny_table
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import LabPod
-from agent.proxy import nftables
+from agent.services.proxy import nftables
 from agent.settings import localnet_socket
 from bpf import pins
 from bpf.services import links as service_links
-from tests.agent.api.services import making
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import NAMESPACES, NODES, ApiServer
 from tests.agent.kube.conftest import write_kubeconfig
+from tests.agent.services.api import making
 from tests.kernel.cgroups import Cgroup
 from tests.proxy import scene
 from tests.proxy.feeding import Process, wait_until

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from agent.api.services import objects
-from agent.api.services.publisher import ServicePublisher
-from agent.api.services.server import ServicesServer
-from agent.api.services.store import ServiceStore
 from agent.lab import lab as labs
-from tests.agent.api.services import making
+from agent.services.api import objects
+from agent.services.api.publisher import ServicePublisher
+from agent.services.api.server import ServicesServer
+from agent.services.api.store import ServiceStore
+from tests.agent.services.api import making
 from tests.kernel import traffic
 from tests.proxy import scene
 

@@ -12,8 +12,8 @@ from pyroute2.netlink.nfnetlink.nfctsocket import NFCTSocket
 
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
-from agent.proxy import conntrack, nftables
-from agent.proxy.combined import CombinedBackend
+from agent.services.proxy import conntrack, nftables
+from agent.services.proxy.combined import CombinedBackend
 from bpf import pins
 from bpf.services import links as service_links
 from tests.kernel import cgroups, traffic

@@ -6,8 +6,8 @@ import pytest
 
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
-from agent.proxy import nft_scripts
-from agent.proxy.backends import BackendError
+from agent.services.proxy import nft_scripts
+from agent.services.proxy.backends import BackendError
 from bpf.services import services
 from tests.proxy import scene
 from tests.proxy.conftest import Proxy

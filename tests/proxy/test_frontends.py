@@ -5,7 +5,7 @@ import socket
 from typing import Any
 
 from agent.client.v1alpha1 import endpoints_pb2 as pb
-from agent.proxy.frontends import Frontend, FrontendChange, FrontendTable
+from agent.services.proxy.frontends import Frontend, FrontendChange, FrontendTable
 from bpf.services.tables import ServiceAddress
 
 NODE = (ipaddress.ip_address("198.18.0.1"), ipaddress.ip_address("fd00:18::1"))

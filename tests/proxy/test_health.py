@@ -1,7 +1,7 @@
 """Health of the proxy's process, as kube-proxy's /healthz and /livez have it."""
 
-from agent.proxy import health
-from agent.proxy.health import ProxyHealth
+from agent.services.proxy import health
+from agent.services.proxy.health import ProxyHealth
 
 
 class Clock:

@@ -11,8 +11,8 @@ import pytest
 import structlog.testing
 
 from agent.client.v1alpha1 import endpoints_pb2 as pb
-from agent.proxy.health import ProxyHealth
-from agent.proxy.health_checks import HealthChecks
+from agent.services.proxy.health import ProxyHealth
+from agent.services.proxy.health_checks import HealthChecks
 
 PORT = 32000
 HOSTS = {4: "127.0.0.1", 6: "::1"}

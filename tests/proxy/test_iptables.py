@@ -9,10 +9,10 @@ import pytest
 
 from agent.client.diff import Differ
 from agent.lab import lab as labs
-from agent.linux.iptables import IptablesVariant
-from agent.proxy import iptables
-from agent.proxy.backends import BackendError
-from agent.proxy.frontends import FrontendTable
+from agent.services.linux.iptables import IptablesVariant
+from agent.services.proxy import iptables
+from agent.services.proxy.backends import BackendError
+from agent.services.proxy.frontends import FrontendTable
 from tests.proxy import scene
 from tests.proxy.conftest import Proxy
 from tests.proxy.scene import cluster_ip, endpoints, request, service

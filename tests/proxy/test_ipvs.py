@@ -12,9 +12,9 @@ from pyroute2.ipvs import IPVS, IPVSService
 
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
-from agent.linux import ipvs as kernel
-from agent.proxy import ipvs, ipvs_rules
-from agent.proxy.backends import BackendError
+from agent.services.linux import ipvs as kernel
+from agent.services.proxy import ipvs, ipvs_rules
+from agent.services.proxy.backends import BackendError
 from bpf.services.tables import ServiceAddress
 from tests.kernel import traffic
 from tests.proxy import scene

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from agent.proxy import node_addresses
+from agent.services.proxy import node_addresses
 
 ADDRESSES = tuple(
     map(

@@ -11,7 +11,7 @@ import pytest
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
-from agent.proxy.ebpf import EbpfBackend
+from agent.services.proxy.ebpf import EbpfBackend
 from bpf import abi, loader, pins, syscalls
 from bpf.gates import Attachment, GateConfig, Gates
 from bpf.hooks import Hooks

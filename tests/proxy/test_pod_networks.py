@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from agent.lab import lab as labs
-from agent.linux.iptables import IptablesVariant
-from agent.proxy import iptables, nftables
-from agent.proxy.backends import Backend
+from agent.services.linux.iptables import IptablesVariant
+from agent.services.proxy import iptables, nftables
+from agent.services.proxy.backends import Backend
 from bpf.abi import IPNetwork
 from tests.kernel import traffic
 from tests.proxy import scene

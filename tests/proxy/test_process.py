@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.lab import lab as labs
-from agent.proxy import nft_scripts
+from agent.services.proxy import nft_scripts
 from bpf import pins
 from bpf.services import links as service_links
 from tests.kernel import cgroups, offers, traffic

@@ -6,8 +6,8 @@ import pytest
 
 from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
-from agent.proxy import nft_entries, nftables
-from agent.proxy.frontends import FrontendTable
+from agent.services.proxy import nft_entries, nftables
+from agent.services.proxy.frontends import FrontendTable
 from tests.proxy import scene
 from tests.proxy.conftest import Proxy
 from tests.proxy.scene import cluster_ip, endpoints, request, service

@@ -69,7 +69,11 @@ def _kind(reason: Reason) -> str:
 
 def _metrics() -> str:
     # All collectors, which declare their families.
-    for name in ("agent.app.pod_services", "agent.controller.controller", "agent.proxy.metrics"):
+    for name in (
+        "agent.app.pod_services",
+        "agent.controller.controller",
+        "agent.services.proxy.metrics",
+    ):
         importlib.import_module(name)
     lines = ["# Metrics", "", "| name | kind | labels | description |", "|---|---|---|---|"]
     for family in metrics.families():

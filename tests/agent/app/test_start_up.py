@@ -18,7 +18,7 @@ AFTER_GATES = ("agent.app.pod_services", "agent.app.http_server")
 
 LATER = (
     *("aiohttp", "cryptography", "h2", "hpack", "pyroute2"),
-    *("agent.api.podinfo", "agent.api.services", "agent.client", "agent.operate.page"),
+    *("agent.api.podinfo", "agent.services.api", "agent.client", "agent.operate.page"),
     *("agent.drops", "agent.probing", "probes.engine", "probes.protocols"),
     *("agent.strict.launcher", "agent.strict.supervisor", "agent.strict.targets"),
     *("agent.app.reports", "agent.app.exporter", "agent.app.cluster_outputs"),

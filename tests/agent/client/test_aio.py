@@ -12,8 +12,8 @@ from agent.client.podinfo import AsyncPodInfoClient
 from agent.client.services import AsyncServicesClient
 from tests import polling
 from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node
-from tests.agent.api.services.conftest import Served
 from tests.agent.client.test_services import HEADER, WEB, end, scripted
+from tests.agent.services.api.conftest import Served
 
 _SECONDS = PATIENCE_SECONDS
 

@@ -15,9 +15,9 @@ from agent.client.base import StreamError
 from agent.client.service_states import ServicesSession
 from agent.client.services import AsyncServicesClient, ServicesClient, ServicesState
 from agent.client.v1alpha1 import endpoints_pb2 as pb
-from tests.agent.api.services.conftest import WAIT_SECONDS, Served
-from tests.agent.api.services.making import service
 from tests.agent.client.test_services import HEADER, WEB, after, client_of, end, scripted
+from tests.agent.services.api.conftest import WAIT_SECONDS, Served
+from tests.agent.services.api.making import service
 
 FULL = [HEADER, WEB, end(1)]
 

@@ -10,8 +10,8 @@ import pytest
 
 from agent import VERSION
 from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node
-from tests.agent.api.services.conftest import Served
 from tests.agent.client import distribution
+from tests.agent.services.api.conftest import Served
 
 _FOLLOWING = """
 import asyncio, sys

@@ -19,8 +19,8 @@ from agent.client import services as clients
 from agent.client.base import StreamError
 from agent.client.services import ServicesClient, ServicesState
 from agent.client.v1alpha1 import endpoints_pb2 as pb
-from tests.agent.api.services.conftest import WAIT_SECONDS, Served
-from tests.agent.api.services.making import service
+from tests.agent.services.api.conftest import WAIT_SECONDS, Served
+from tests.agent.services.api.making import service
 
 ROOT = pathlib.Path(__file__).parents[3]
 HEADER = pb.NextItem(next=pb.NextFilter(instance_id=7, rev=3))

@@ -38,7 +38,7 @@ def hub(
     Several replicas are independent of each other: agents use any of them.
     """
     from agent import logs
-    from agent.hub import hub as replica
+    from agent.services.hub import hub as replica
 
     settings = replica.HubSettings(
         services=service_endpoints,

@@ -15,7 +15,7 @@ from agent.settings import RUN_DIRECTORY
 from bpf import pins
 
 if TYPE_CHECKING:
-    from agent.proxy.settings import ProxySettings
+    from agent.services.proxy.settings import ProxySettings
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
@@ -122,8 +122,8 @@ def proxy(
     from agent import logs
     from agent.app import preflight
     from agent.linux import locks
-    from agent.proxy import node_addresses as proxy_node_addresses
-    from agent.proxy.settings import ProxySettings
+    from agent.services.proxy import node_addresses as proxy_node_addresses
+    from agent.services.proxy.settings import ProxySettings
 
     settings = ProxySettings(
         target=target,
@@ -164,10 +164,10 @@ async def _run(
     bpffs: pathlib.Path,
 ) -> None:
     from agent.linux.cgroups import cgroup2_mount
-    from agent.linux.iptables import IptablesVariant
-    from agent.proxy import ebpf, iptables, ipvs, nftables, process
-    from agent.proxy.backends import Backend
-    from agent.proxy.combined import CombinedBackend
+    from agent.services.linux.iptables import IptablesVariant
+    from agent.services.proxy import ebpf, iptables, ipvs, nftables, process
+    from agent.services.proxy.backends import Backend
+    from agent.services.proxy.combined import CombinedBackend
 
     made: Backend = nftables.NftBackend(pod_networks)
     if backend == "iptables":
@@ -186,7 +186,7 @@ async def _run(
 
 
 async def _clean_up(backend: str, bpffs: pathlib.Path) -> None:
-    from agent.proxy import iptables, ipvs, nftables
+    from agent.services.proxy import iptables, ipvs, nftables
     from bpf.services import services
 
     if backend == "iptables":

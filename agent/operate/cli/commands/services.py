@@ -97,13 +97,13 @@ def services(
 
     JSON and YAML have one document per state, in protobuf's JSON form, in the agent's order.
     """
-    from agent.api.services import decode
     from agent.client import base
     from agent.client import services as services_client
     from agent.client.v1alpha1 import endpoints_pb2
     from agent.errors import AgentUnreachableError, PodgateError
     from agent.operate.cli import output as screens
     from agent.operate.cli.views import services as view
+    from agent.services.api import decode
 
     requested = endpoints_pb2.NextFilter(
         namespaces=[namespace] if namespace else [],

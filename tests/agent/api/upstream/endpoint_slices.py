@@ -11,12 +11,12 @@ What is published of a port is "1.2:80", with the same signs.
 import re
 from collections.abc import Iterable, Mapping
 
-from agent.api.services import objects
 from agent.client.v1alpha1 import endpoints_pb2 as pb
-from tests.agent.api.services import making
-from tests.agent.api.services.making import NODE, Json
+from agent.services.api import objects
 from tests.agent.api.upstream.families import Family
 from tests.agent.api.upstream.node import Synced
+from tests.agent.services.api import making
+from tests.agent.services.api.making import NODE, Json
 
 Published = dict[str, str]
 """The endpoints of each "namespace/service:port"; ports without endpoints are left out."""

@@ -6,16 +6,16 @@ import dataclasses
 import ipaddress
 from collections.abc import AsyncIterator, Sequence
 
-from agent.api.services import filters, objects
-from agent.api.services.encoder import ServiceEncoder
-from agent.api.services.publisher import COALESCING_SECONDS, ServicePublisher
-from agent.api.services.store import ServiceStore
-from agent.api.services.view import ServicesSnapshot, ServiceView
 from agent.client.v1alpha1 import endpoints_pb2 as pb
-from agent.proxy.frontends import FrontendChange, FrontendTable
+from agent.services.api import filters, objects
+from agent.services.api.encoder import ServiceEncoder
+from agent.services.api.publisher import COALESCING_SECONDS, ServicePublisher
+from agent.services.api.store import ServiceStore
+from agent.services.api.view import ServicesSnapshot, ServiceView
+from agent.services.proxy.frontends import FrontendChange, FrontendTable
 from bpf.abi import IPAddress
-from tests.agent.api.services import making
-from tests.agent.api.services.making import NODE
+from tests.agent.services.api import making
+from tests.agent.services.api.making import NODE
 
 NODE_ADDRESSES = tuple(map(ipaddress.ip_address, ("198.18.250.1", "fd00:18::198:18:250:1")))
 

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.proxy.frontends import Frontend
+from agent.services.proxy.frontends import Frontend
 from bpf.abi import IPAddress
 from bpf.services.tables import ServiceAddress
-from tests.agent.api.services import making
-from tests.agent.api.services.making import NODE, Json
 from tests.agent.api.upstream import endpoint_slices, families
 from tests.agent.api.upstream import node as nodes
 from tests.agent.api.upstream.families import IPV4, Family, both
 from tests.agent.api.upstream.inventory import UpstreamFile
+from tests.agent.services.api import making
+from tests.agent.services.api.making import NODE, Json
 
 pytestmark = pytest.mark.looptime
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from agent.api.services import objects
 from agent.client.v1alpha1 import endpoints_pb2 as pb
-from tests.agent.api.services import making
-from tests.agent.api.services.making import Json
+from agent.services.api import objects
 from tests.agent.api.upstream import families
 from tests.agent.api.upstream import node as nodes
 from tests.agent.api.upstream.families import IPV4, IPV6, Family, both
 from tests.agent.api.upstream.inventory import UpstreamFile
+from tests.agent.services.api import making
+from tests.agent.services.api.making import Json
 
 pytestmark = pytest.mark.looptime
 

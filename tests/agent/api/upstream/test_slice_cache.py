@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from agent.api.services import objects
+from agent.services.api import objects
 from tests.agent.api.upstream import endpoint_slices
 from tests.agent.api.upstream import node as nodes
 from tests.agent.api.upstream.endpoint_slices import Published, at_port, published, words

@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from tests.agent.api.services import making
-from tests.agent.api.services.making import NODE, Json
 from tests.agent.api.upstream.families import Family, both
 from tests.agent.api.upstream.inventory import UpstreamFile
+from tests.agent.services.api import making
+from tests.agent.services.api.making import NODE, Json
 
 UPSTREAM = UpstreamFile("pkg/proxy/topology_test.go")
 

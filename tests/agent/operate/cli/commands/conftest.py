@@ -1,5 +1,5 @@
 """The servers that commands are tested with."""
 
-from tests.agent.api.services.conftest import served
+from tests.agent.services.api.conftest import served
 
 __all__ = ["served"]

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agent.operate.cli.main import main
-from tests.agent.api.services.conftest import WAIT_SECONDS, Served
-from tests.agent.api.services.making import endpoint_json, endpoint_slice, service
+from tests.agent.services.api.conftest import WAIT_SECONDS, Served
+from tests.agent.services.api.making import endpoint_json, endpoint_slice, service
 
 ROOT = pathlib.Path(__file__).parents[5]
 

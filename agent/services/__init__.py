@@ -1,0 +1,1 @@
+"""What follows services: their endpoints for other programs, the hub and the service proxies."""
