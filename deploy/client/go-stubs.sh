@@ -19,7 +19,7 @@ module="$target/src/podgate.io/api"
 rm -rf "$module"
 mkdir -p "$module"
 "$python" -m grpc_tools.protoc -I. --go_out="$target/src" --go-grpc_out="$target/src" \
-	agent/client/*/*.proto
+	agent/client/*/*.proto agent/services/client/*/*.proto
 cd "$module"
 # Debian's libraries are outside of modules.
 GO111MODULE=off GOPATH="$target:${GOPATH:-/usr/share/gocode}" go vet ./...

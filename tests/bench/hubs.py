@@ -22,14 +22,14 @@ import structlog
 
 from agent.api.tls import CurrentTls, TlsFiles
 from agent.client import base
-from agent.client.services import METHOD, ServicesClient, ServicesState
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab
 from agent.lab.agent_process import AgentProcess
 from agent.services.api import decode
 from agent.services.api.nodes_server import NodesServer
 from agent.services.api.publisher import ServicePublisher
 from agent.services.api.store import ServiceStore
+from agent.services.client.services import METHOD, ServicesClient, ServicesState
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.settings import localnet_socket
 from tests import polling
 from tests.agent.api.certificates import Authority

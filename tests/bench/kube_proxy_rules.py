@@ -8,7 +8,7 @@ endpoints. Without --cluster-cidr, and with node ports on the primary address: i
 import subprocess
 from collections.abc import Iterable
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 
 _FAMILIES = (("ip", "ipv4_addr", "198.18.96.0/19"), ("ip6", "ipv6_addr", "fd00:18:96::/112"))
 _TABLE = "kube-proxy"

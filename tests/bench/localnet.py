@@ -40,7 +40,7 @@ _HERE = "local-pod"
 # Prints how long each whole state took, in seconds.
 _ASKER = """
 import sys, time
-from agent.client.services import ServicesClient
+from agent.services.client.services import ServicesClient
 client = ServicesClient(sys.argv[1])
 client.next()
 for _ in range(int(sys.argv[2])):
@@ -53,7 +53,7 @@ for _ in range(int(sys.argv[2])):
 # Prints when each revision was there, by the clock that all processes share.
 _FOLLOWER = """
 import sys, time
-from agent.client.services import ServicesClient
+from agent.services.client.services import ServicesClient
 for state in ServicesClient(sys.argv[1]):
     print(state.rev, time.monotonic(), flush=True)
 """

@@ -15,8 +15,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from agent.client.v1alpha1 import endpoints_pb2
 from agent.lab import lab as labs
+from agent.services.client.v1alpha1 import endpoints_pb2
 from agent.services.proxy import nftables
 from agent.services.proxy.backends import Backend
 from agent.services.proxy.combined import CombinedBackend

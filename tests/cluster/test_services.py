@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterator
 
 import pytest
 
-from agent.client import services
-from agent.client.v1alpha1 import endpoints_pb2
+from agent.services.client import services
+from agent.services.client.v1alpha1 import endpoints_pb2
 from tests import polling
 from tests.cluster import containers, proxies
 from tests.cluster.api import Json

@@ -19,7 +19,7 @@ from google.protobuf.descriptor_pb2 import (
 )
 
 ROOT = pathlib.Path(__file__).parents[2]
-PROTOS = tuple(sorted(ROOT.glob("agent/client/*/*.proto")))
+PROTOS = tuple(sorted(ROOT.glob("agent/**/client/*/*.proto")))
 
 _Path = tuple[int, ...]
 # The path of the `syntax` statement, whose comment describes the file.

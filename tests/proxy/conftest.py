@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
 from agent.linux import nft as nft_commands
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.linux import iptables as iptables_commands
 from agent.services.linux.iptables import IptablesVariant
 from agent.services.proxy import iptables, ipvs, nftables

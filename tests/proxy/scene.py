@@ -8,8 +8,8 @@ import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests.kernel import traffic
 
 PORT = 8080

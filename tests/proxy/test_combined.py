@@ -10,8 +10,8 @@ import pytest
 import structlog.testing
 from pyroute2.netlink.nfnetlink.nfctsocket import NFCTSocket
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.proxy import conntrack, nftables
 from agent.services.proxy.combined import CombinedBackend
 from bpf import pins

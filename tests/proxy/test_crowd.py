@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.proxy import nft_scripts
 from agent.services.proxy.backends import BackendError
 from bpf.services import services

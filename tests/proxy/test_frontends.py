@@ -4,7 +4,7 @@ import ipaddress
 import socket
 from typing import Any
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.proxy.frontends import Frontend, FrontendChange, FrontendTable
 from bpf.services.tables import ServiceAddress
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import structlog.testing
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.proxy.health import ProxyHealth
 from agent.services.proxy.health_checks import HealthChecks
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.client.diff import Differ
 from agent.lab import lab as labs
+from agent.services.client.diff import Differ
 from agent.services.linux.iptables import IptablesVariant
 from agent.services.proxy import iptables
 from agent.services.proxy.backends import BackendError

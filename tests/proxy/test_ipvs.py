@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from pyroute2.ipvs import IPVS, IPVSService
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.linux import ipvs as kernel
 from agent.services.proxy import ipvs, ipvs_rules
 from agent.services.proxy.backends import BackendError

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests import polling
 from tests.kernel import traffic
 from tests.proxy import scene

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.proxy.ebpf import EbpfBackend
 from bpf import abi, loader, pins, syscalls
 from bpf.gates import Attachment, GateConfig, Gates

@@ -6,8 +6,8 @@ import socket
 import pytest
 from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests.kernel import traffic
 from tests.proxy import scene
 from tests.proxy.conftest import Proxy

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests.kernel import traffic
 from tests.proxy import scene, sctp
 from tests.proxy.conftest import Proxy

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.lab import lab as labs
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.proxy import nft_entries, nftables
 from agent.services.proxy.frontends import FrontendTable
 from tests.proxy import scene

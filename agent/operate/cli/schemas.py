@@ -8,7 +8,7 @@ import msgspec
 from google.protobuf import descriptor
 
 from agent.admin.report import AgentReport, DropEventStatus, Drops, RulesReport
-from agent.client.v1alpha1 import endpoints_pb2, podinfo_pb2
+from agent.client.v1alpha1 import podinfo_pb2
 from agent.operate.cli.commands.probe import ProbeReport
 from agent.operate.cli.views.probes import PodProbes
 from agent.operate.cli.views.suggestions import SuggestOutput
@@ -17,6 +17,7 @@ from agent.operate.explain.model import Explanation, PodExplanation
 from agent.operate.pinned.maps import MapContent, MapStatus
 from agent.operate.pinned.programs import ProgramsReport
 from agent.operate.pinned.report import PinnedStatus
+from agent.services.client.v1alpha1 import endpoints_pb2
 
 DOCUMENTS: dict[str, tuple[Any, str]] = {
     "doctor": (list[Finding], "podgate doctor"),

@@ -7,10 +7,10 @@ What the rules of another node have decided (`is_internal` and the like) is igno
 
 from collections.abc import Iterator
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.errors import PodgateError
 from agent.kube.objects import ObjectMetadata
 from agent.services.api import addresses, objects
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 
 _TYPES = {
     pb.SERVICE_TYPE_CLUSTER_IP: "ClusterIP",

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 from google.protobuf import json_format
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.pods import documents
 from agent.services.api import addresses, decode, slices
 from agent.services.api.object_source import Key
 from agent.services.api.objects import HEADLESS, ApiService, EndpointSlice
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 
 SERVICE, SLICE = "Service", "EndpointSlice"
 MESSAGE = ""

@@ -2,14 +2,14 @@
 
 from collections.abc import Collection, Iterable
 
-from agent.client.services import TYPES
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.api import addresses, encode_ports, filters, objects
 from agent.services.api.addresses import CanonicalAddress
 from agent.services.api.encode_ports import PortEncoder, number
 from agent.services.api.filters import MessageForm
 from agent.services.api.slices import ParsedSlice
 from agent.services.api.topology import NodeTopology, TrafficPolicies
+from agent.services.client.services import TYPES
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 
 _IP_MODES = {"VIP": pb.IP_MODE_VIP, "Proxy": pb.IP_MODE_PROXY}
 # pkg/apis/core/v1/defaults.go: the API server sets it.

@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.api import objects, slices, topology
 from agent.services.api.filters import MessageForm
 from agent.services.api.slices import Endpoint, ParsedSlice
 from agent.services.api.topology import NodeTopology, TrafficPolicies
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 
 _PROTOCOLS = {
     "TCP": pb.PROTOCOL_TCP,

@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from agent.client.services import TYPES
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.errors import PodgateError
 from agent.services.api import objects
+from agent.services.client.services import TYPES
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 
 ANY = "*"
 """As a service-proxy-name."""

@@ -11,12 +11,12 @@ import grpc
 
 from agent.api.rate_limits import UserRates, UserSlots
 from agent.api.server import RequestContext, decode
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.api import filters
 from agent.services.api.filters import FilterError
 from agent.services.api.publisher import ServicePublisher
 from agent.services.api.view import ServiceView
 from agent.services.api.view_pool import ViewLimitError
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 
 SERVICE = "podgate.localnet.v1alpha1.Endpoints"
 

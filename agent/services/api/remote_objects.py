@@ -22,8 +22,6 @@ import structlog
 from agent import backoff
 from agent.api.tls import CurrentTls
 from agent.client import base
-from agent.client.services import METHOD
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.logs import Event
 from agent.services.api import decode
 from agent.services.api.object_source import (
@@ -38,6 +36,8 @@ from agent.services.api.object_source import (
 )
 from agent.services.api.objects import ApiService, EndpointSlice
 from agent.services.api.stretches import Stretches
+from agent.services.client.services import METHOD
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 
 log = structlog.get_logger(__name__)
 

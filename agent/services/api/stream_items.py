@@ -8,7 +8,7 @@ each revision and each reader.
 import datetime
 from collections.abc import Iterable, Iterator
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 
 # gRPC clients accept 4 MiB by default; other tasks of the loop run between small parts.
 _PART_BYTES = 64 << 10

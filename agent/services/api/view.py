@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Iterator
 
 from agent.api.publisher import Readers
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.api import stream_items
 from agent.services.api.encoder import ServiceEncoder
 from agent.services.api.filters import ServiceFilter
 from agent.services.api.store import ServiceKey, ServiceStore
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 
 # Changed services in all revisions that differences are sent of. A client that is further behind
 # gets the whole state, which then is hardly larger.

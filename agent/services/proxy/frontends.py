@@ -11,7 +11,7 @@ import ipaddress
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from agent.client.v1alpha1 import endpoints_pb2
+from agent.services.client.v1alpha1 import endpoints_pb2
 from bpf.abi import IPAddress, IPNetwork
 from bpf.services.tables import ServiceAddress
 

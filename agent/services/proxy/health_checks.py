@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 import structlog
 from aiohttp import web
 
-from agent.client.v1alpha1 import endpoints_pb2
 from agent.logs import Event
+from agent.services.client.v1alpha1 import endpoints_pb2
 from agent.services.proxy.health import ProxyHealth
 from bpf.abi import IPAddress
 

@@ -10,7 +10,7 @@ import hashlib
 import socket
 from collections.abc import Mapping, Sequence
 
-from agent.client.diff import Change, Differ
+from agent.services.client.diff import Change, Differ
 from agent.services.linux import iptables
 from agent.services.linux.iptables import IptablesVariant
 from agent.services.proxy import conntrack

@@ -10,9 +10,9 @@ import contextlib
 import socket
 from collections.abc import Mapping, Sequence
 
-from agent.client.diff import Differ
 from agent.linux import nft
 from agent.linux.local_routes import LocalRoutes
+from agent.services.client.diff import Differ
 from agent.services.linux import ipvs
 from agent.services.linux.ipvs import Destination, DestinationState, IpvsError, IpvsTable
 from agent.services.proxy import conntrack, ipvs_rules

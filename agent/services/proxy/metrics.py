@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 import prometheus_client
 from prometheus_client import core
 
-from agent.client.v1alpha1 import endpoints_pb2
 from agent.metrics import MetricFamily, counter, histogram, labelled, single
+from agent.services.client.v1alpha1 import endpoints_pb2
 from agent.services.proxy.health import ProxyHealth
 
 # kube-proxy's: 1 ms to 16 s.

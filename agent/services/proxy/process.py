@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator
 
 import structlog
 
-from agent.client.services import ServicesClient, ServicesState
-from agent.client.v1alpha1 import endpoints_pb2
 from agent.linux.link_monitor import LinkMonitor
 from agent.logs import Event
+from agent.services.client.services import ServicesClient, ServicesState
+from agent.services.client.v1alpha1 import endpoints_pb2
 from agent.services.proxy import http_server
 from agent.services.proxy.backends import Backend, BackendError
 from agent.services.proxy.frontends import FrontendChange, FrontendTable

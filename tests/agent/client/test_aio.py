@@ -9,11 +9,11 @@ import pytest
 
 from agent.client.base import StreamError
 from agent.client.podinfo import AsyncPodInfoClient
-from agent.client.services import AsyncServicesClient
+from agent.services.client.services import AsyncServicesClient
 from tests import polling
 from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node
-from tests.agent.client.test_services import HEADER, WEB, end, scripted
 from tests.agent.services.api.conftest import Served
+from tests.agent.services.client.test_services import HEADER, WEB, end, scripted
 
 _SECONDS = PATIENCE_SECONDS
 

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from agent.client.services import ServicesClient
+from agent.services.client.services import ServicesClient
 from tests import polling
 from tests.cluster import containers, proxies
 from tests.cluster.one_node import OneNode

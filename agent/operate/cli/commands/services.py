@@ -98,12 +98,12 @@ def services(
     JSON and YAML have one document per state, in protobuf's JSON form, in the agent's order.
     """
     from agent.client import base
-    from agent.client import services as services_client
-    from agent.client.v1alpha1 import endpoints_pb2
     from agent.errors import AgentUnreachableError, PodgateError
     from agent.operate.cli import output as screens
     from agent.operate.cli.views import services as view
     from agent.services.api import decode
+    from agent.services.client import services as services_client
+    from agent.services.client.v1alpha1 import endpoints_pb2
 
     requested = endpoints_pb2.NextFilter(
         namespaces=[namespace] if namespace else [],

@@ -6,9 +6,9 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from agent.client.services import ServicesState
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.operate.cli.output import Column, Screen, Signal, full_name
+from agent.services.client.services import ServicesState
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 
 _MAX_ENDPOINTS = 6
 _MAPS = ("labels", "annotations")

@@ -11,8 +11,8 @@ What is published of a port is "1.2:80", with the same signs.
 import re
 from collections.abc import Iterable, Mapping
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.api import objects
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.api.upstream.families import Family
 from tests.agent.api.upstream.node import Synced
 from tests.agent.services.api import making

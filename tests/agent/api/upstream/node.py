@@ -6,12 +6,12 @@ import dataclasses
 import ipaddress
 from collections.abc import AsyncIterator, Sequence
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.api import filters, objects
 from agent.services.api.encoder import ServiceEncoder
 from agent.services.api.publisher import COALESCING_SECONDS, ServicePublisher
 from agent.services.api.store import ServiceStore
 from agent.services.api.view import ServicesSnapshot, ServiceView
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.proxy.frontends import FrontendChange, FrontendTable
 from bpf.abi import IPAddress
 from tests.agent.services.api import making

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.api import objects
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.api.upstream import families
 from tests.agent.api.upstream import node as nodes
 from tests.agent.api.upstream.families import IPV4, IPV6, Family, both

@@ -28,11 +28,12 @@ from agent.admin.report import (
     SourceProcessStatus,
 )
 from agent.client.podinfo import PodInfoState
-from agent.client.services import ServicesState
-from agent.client.v1alpha1 import endpoints_pb2, podinfo_pb2
+from agent.client.v1alpha1 import podinfo_pb2
 from agent.operate.doctor.finding import Finding, Severity
 from agent.operate.pinned.report import Exposure, PinnedGateStatus, PinnedRelayStatus, PinnedStatus
 from agent.pods.conditions import Condition
+from agent.services.client.services import ServicesState
+from agent.services.client.v1alpha1 import endpoints_pb2
 
 NOW = datetime.datetime(2026, 1, 31, 8, tzinfo=datetime.UTC)
 BACKUP = "/system.slice/backup.service"

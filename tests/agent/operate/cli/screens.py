@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 
 import rich.console
 
-from agent.client.v1alpha1.endpoints_pb2 import NextFilter
 from agent.operate.cli.output import Screen
 from agent.operate.cli.views import (
     doctor,
@@ -30,6 +29,7 @@ from agent.operate.cli.views import (
     suggestions,
 )
 from agent.policy.review import FlowFilter, Review
+from agent.services.client.v1alpha1.endpoints_pb2 import NextFilter
 from tests.agent.operate.cli import kernel_reports, reports
 
 DIRECTORY = pathlib.Path(__file__).parent / "screens"

@@ -15,8 +15,9 @@ from google.protobuf.message import Message
 
 from agent import VERSION
 from agent.client import podinfo as podinfo_client
-from agent.client import services as services_client
-from agent.client.v1alpha1 import endpoints_pb2, podinfo_pb2
+from agent.client.v1alpha1 import podinfo_pb2
+from agent.services.client import services as services_client
+from agent.services.client.v1alpha1 import endpoints_pb2
 from agent.settings import admin_socket, localnet_socket
 from tests.agent.operate.cli import reports
 

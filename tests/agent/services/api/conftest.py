@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
-from agent.client.services import METHOD, ServicesClient
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.api.publisher import ServicePublisher
 from agent.services.api.server import ServicesServer
 from agent.services.api.store import ServiceStore
+from agent.services.client.services import METHOD, ServicesClient
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.services.api.making import NODE, endpoint_json, endpoint_slice, service
 
 WAIT_SECONDS = 30.0

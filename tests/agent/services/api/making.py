@@ -4,12 +4,12 @@ from typing import Any
 
 import msgspec
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.api import filters, objects
 from agent.services.api.encoder import ServiceEncoder
 from agent.services.api.slices import ReadinessSource
 from agent.services.api.store import ServiceStore
 from agent.services.api.view import ServiceView
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 
 Json = dict[str, Any]
 

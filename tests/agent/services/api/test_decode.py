@@ -9,9 +9,9 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.api import decode, encode, filters, objects, slices
 from agent.services.api.topology import NodeTopology
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.services.api.making import Json, endpoint_json, endpoint_slice, service
 
 EVERYTHING = filters.read(decode.complete_filter())

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.api import objects, slices
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.services.api.making import (
     NODE,
     SLICE_PORTS,

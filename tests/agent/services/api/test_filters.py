@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.api import filters, objects
 from agent.services.api.filters import FilterError
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.services.api.making import (
     NODE,
     encoded,

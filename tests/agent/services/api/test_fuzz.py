@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.api import objects, stream_items
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.services.api.making import NODE, selected
 
 ADDRESSES = st.sampled_from(

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.api.publisher import COALESCING_SECONDS, ServicePublisher
 from agent.services.api.store import ServiceStore
 from agent.services.api.view import ServicesSnapshot
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.services.api import churn
 from tests.agent.services.api.making import NODE, endpoint_json, endpoint_slice, service, targets
 

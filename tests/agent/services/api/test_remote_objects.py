@@ -10,8 +10,6 @@ import grpc
 import pytest
 
 from agent.api.tls import CurrentTls, TlsFiles
-from agent.client.services import METHOD
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.api.nodes_server import NodesServer
 from agent.services.api.object_source import SourcePosition
 from agent.services.api.objects import ApiService, EndpointSlice
@@ -19,6 +17,8 @@ from agent.services.api.publisher import ServicePublisher
 from agent.services.api.remote_objects import RemoteObjects
 from agent.services.api.store import ServiceStore
 from agent.services.api.view import SavedRevision
+from agent.services.client.services import METHOD
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests import polling
 from tests.agent.api.certificates import Authority
 from tests.agent.services.api.making import (

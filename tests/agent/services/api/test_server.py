@@ -21,9 +21,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from grpc_tools import protoc
 
 from agent.api.listen import ListenError
-from agent.client.services import METHOD, ServicesClient
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.api.next_method import SERVICE
+from agent.services.client.services import METHOD, ServicesClient
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.services.api.conftest import WAIT_SECONDS, Served, request
 from tests.agent.services.api.making import endpoint_json, endpoint_slice, service
 
@@ -38,12 +38,12 @@ async def test_generated_stubs_get_a_whole_state(
     served: Served, channel: grpc.aio.Channel, tmp_path: pathlib.Path
 ) -> None:
     await served.start()
-    proto = "agent/client/v1alpha1/endpoints.proto"
+    proto = "agent/services/client/v1alpha1/endpoints.proto"
     # With the protobuf compiler's own files, as `python -m grpc_tools.protoc` has them.
     included = (f"-I{ROOT}", f"-I{pathlib.Path(protoc.__file__).parent / '_proto'}")
     assert protoc.main(["", *included, f"--grpc_python_out={tmp_path}", proto]) == 0
     spec = importlib.util.spec_from_file_location(
-        "generated", tmp_path / "agent/client/v1alpha1/endpoints_pb2_grpc.py"
+        "generated", tmp_path / "agent/services/client/v1alpha1/endpoints_pb2_grpc.py"
     )
     assert spec is not None
     assert spec.loader is not None
@@ -286,7 +286,7 @@ async def test_rate_limit_of_one_user_does_not_affect_another(
 async def as_unprivileged(served: Served) -> str:
     """What a process of an unprivileged user receives."""
     code = (
-        "import os, sys; from agent.client.services import ServicesClient;"
+        "import os, sys; from agent.services.client.services import ServicesClient;"
         # Before it becomes another user, who may be unable to reach packages below this user's
         # home: grpcio imports with its first channel. It connects with the first call.
         "client = ServicesClient('unix:localnet/localnet.sock');"

@@ -7,8 +7,8 @@ import grpc
 import msgspec
 import pytest
 
-from agent.client.services import METHOD
-from agent.client.v1alpha1 import endpoints_pb2 as pb
+from agent.services.client.services import METHOD
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests import polling
 from tests.agent.services.api.conftest import WAIT_SECONDS, Served, request
 from tests.agent.services.api.making import endpoint_json, endpoint_slice, service

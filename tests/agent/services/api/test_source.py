@@ -13,7 +13,6 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod, MetadataOnly
 from agent.kube.pod_reports import PodReports
@@ -22,6 +21,7 @@ from agent.pods.conditions import FALSE, Condition
 from agent.services.api.api_objects import SERVICES, SLICES, ApiObjects
 from agent.services.api.node_zones import WatchedZones
 from agent.services.api.source import ServiceEndpoints
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.settings import localnet_socket
 from tests import polling
 from tests.agent.kube.apiserver import NODES, ApiServer

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.api import filters, objects, view
 from agent.services.api.encoder import ServiceEncoder
 from agent.services.api.store import ServiceStore
 from agent.services.api.view import ServicesSnapshot, ServiceView
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.services.api.making import (
     NODE,
     endpoint_json,

@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agent.api.tls import TlsFiles
-from agent.client.services import METHOD
-from agent.client.v1alpha1 import endpoints_pb2 as pb
 from agent.operate.cli.main import main
 from agent.services.api.api_objects import SERVICES, SLICES
+from agent.services.client.services import METHOD
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests import polling
 from tests.agent.api.certificates import Authority
 from tests.agent.kube.apiserver import NODES, ApiServer

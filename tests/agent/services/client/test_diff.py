@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.client import diff
-from agent.client.v1alpha1 import endpoints_pb2 as pb
+from agent.services.client import diff
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 
 _STATES = st.lists(st.dictionaries(st.integers(0, 5), st.integers(0, 2)))
 

@@ -13,7 +13,8 @@ from typing import Any, Unpack
 
 import grpc
 
-from . import aio, base
+from agent.client import aio, base
+
 from .service_states import FAMILIES, SUBJECT, TYPES, ServicesSession, ServicesState
 from .v1alpha1 import endpoints_pb2
 

@@ -15,14 +15,14 @@ from concurrent import futures
 import grpc
 import pytest
 
-from agent.client import services as clients
 from agent.client.base import StreamError
-from agent.client.services import ServicesClient, ServicesState
-from agent.client.v1alpha1 import endpoints_pb2 as pb
+from agent.services.client import services as clients
+from agent.services.client.services import ServicesClient, ServicesState
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.services.api.conftest import WAIT_SECONDS, Served
 from tests.agent.services.api.making import service
 
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[4]
 HEADER = pb.NextItem(next=pb.NextFilter(instance_id=7, rev=3))
 WEB = pb.NextItem(services=pb.Services(items=[pb.ServiceEndpoints(name="web")]))
 
@@ -180,7 +180,7 @@ async def test_iterating_gives_each_change(served: Served, client: ServicesClien
 
 
 PROGRAM = """
-from agent.client import services as client
+from agent.services.client import services as client
 client.run(lambda state: print(state.rev, *(one.name for one in state.services), flush=True))
 """
 
@@ -255,7 +255,7 @@ async def test_program_prints_that_no_server_responds(tmp_path: pathlib.Path) ->
 
 def test_client_needs_nothing_of_the_agent() -> None:
     code = (
-        "import sys, agent.client.services;"
+        "import sys, agent.services.client.services;"
         "print(sorted({name.partition('.')[0] for name in sys.modules}"
         " & {'agent', 'aiohttp', 'bpf', 'click', 'msgspec', 'probes', 'structlog'}),"
         " sorted(name for name in sys.modules if name.startswith('agent.')))"
@@ -263,8 +263,9 @@ def test_client_needs_nothing_of_the_agent() -> None:
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert told.stdout == (
         "['agent'] ['agent.client', 'agent.client.aio', 'agent.client.base', "
-        "'agent.client.service_states', 'agent.client.services', 'agent.client.v1alpha1', "
-        "'agent.client.v1alpha1.endpoints_pb2']\n"
+        "'agent.services', 'agent.services.client', 'agent.services.client.service_states', "
+        "'agent.services.client.services', 'agent.services.client.v1alpha1', "
+        "'agent.services.client.v1alpha1.endpoints_pb2']\n"
     ), told.stderr
 
 

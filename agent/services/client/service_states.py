@@ -5,7 +5,8 @@ import datetime
 
 import grpc
 
-from . import base
+from agent.client import base
+
 from .v1alpha1 import endpoints_pb2
 
 SUBJECT = "the service endpoints of this node"

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.client import diff
 from agent.client.base import StreamError
-from agent.client.service_states import ServicesSession
-from agent.client.services import AsyncServicesClient, ServicesClient, ServicesState
-from agent.client.v1alpha1 import endpoints_pb2 as pb
-from tests.agent.client.test_services import HEADER, WEB, after, client_of, end, scripted
+from agent.services.client import diff
+from agent.services.client.service_states import ServicesSession
+from agent.services.client.services import AsyncServicesClient, ServicesClient, ServicesState
+from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.services.api.conftest import WAIT_SECONDS, Served
 from tests.agent.services.api.making import service
+from tests.agent.services.client.test_services import HEADER, WEB, after, client_of, end, scripted
 
 FULL = [HEADER, WEB, end(1)]
 

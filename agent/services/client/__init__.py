@@ -1,0 +1,1 @@
+"""Client of service endpoints, for other programs: in podgate-client with `agent.client`."""

@@ -1,0 +1,1 @@
+"""The messages of version v1alpha1 of the services' API."""
