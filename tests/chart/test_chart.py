@@ -21,9 +21,11 @@ _SCHEMA = schemas.read(CHART / "values.schema.json")
 
 def _options(command: str, arguments: list[str]) -> dict[str, Any]:
     """The parsed command line of a container. Raises `click.UsageError`."""
-    found = cli.main.get_command(click.Context(cli.main), command)
+    # A command keeps the help option of its first context, so that has the settings of podgate.
+    root = click.Context(cli.main, **cli.main.context_settings)
+    found = cli.main.get_command(root, command)
     assert found is not None
-    return dict(found.make_context(command, arguments).params)
+    return dict(found.make_context(command, arguments, parent=root).params)
 
 
 def _problems(overrides: Json) -> list[str]:
