@@ -115,7 +115,7 @@ INSIDE := $(addprefix tests/kernel/test_,$(addsuffix .py,agent attach bypass def
 test-container: setup
 	@$(PYTHON) -m tests.image.inside $(or $(FILES),$(INSIDE))
 
-# All kernel tests on Debian's kernels in QEMU, into docs/kernels.md, with tests/kernel/devices, for which
+# All kernel tests on Debian's kernels in QEMU, into docs/internals/kernel-runs.md, with tests/kernel/devices, for which
 # guests get modules and packages; `make test-kernels KERNEL=6.1` takes one, SYSTEMD=1 boots systemd.
 # Hours for each, since the machines are emulated in software: MINUTES=60 ends a run before, and RESUME=1
 # continues it, on any machine (tests/kernels/recorded). QEMU=PATH takes another QEMU than the
