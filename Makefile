@@ -39,15 +39,15 @@ test-unit: setup
 	$(PYTEST) -m "not kernel" -n auto
 
 # Needs root and a kernel with BPF; a missing feature is an error, never a skip. Each test that changes
-# its node has one for itself (tests/nodes). One worker more than processors, since tests wait for the
+# its node has one for itself (tests/nodes). Two workers for each processor, since tests wait for the
 # kernel.
 test-kernel: setup
-	$(PYTEST) -m kernel -n $(shell expr $$(nproc) + 1) $(APART)
+	$(PYTEST) -m kernel -n $(shell expr $$(nproc) \* 2) $(APART)
 
 # What the balance of workers knows: tests/nodes/durations.json, from a run of all tests.
 durations: setup
 	$(PYTEST) -m "not kernel" -n auto --record-durations
-	$(PYTEST) -m kernel -n $(shell expr $$(nproc) + 1) --record-durations $(APART)
+	$(PYTEST) -m kernel -n $(shell expr $$(nproc) \* 2) --record-durations $(APART)
 
 # How often the tests fail that the last runs have listed as flaky, or TESTS="tests/FILE.py::TEST ...",
 # each 50 times (TIMES=) beside a load on all processors, for 20 minutes a test at most (MINUTES=).
@@ -115,7 +115,7 @@ INSIDE := $(addprefix tests/kernel/test_,$(addsuffix .py,agent attach bypass def
 test-container: setup
 	@$(PYTHON) -m tests.image.inside $(or $(FILES),$(INSIDE))
 
-# All kernel tests on Debian's kernels in QEMU, into docs/kernels.md, with tests/kernel/devices, for which
+# All kernel tests on Debian's kernels in QEMU, into docs/internals/kernel-runs.md, with tests/kernel/devices, for which
 # guests get modules and packages; `make test-kernels KERNEL=6.1` takes one, SYSTEMD=1 boots systemd.
 # Hours for each, since the machines are emulated in software: MINUTES=60 ends a run before, and RESUME=1
 # continues it, on any machine (tests/kernels/recorded). QEMU=PATH takes another QEMU than the

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import functools
+import mmap
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -101,8 +102,12 @@ class Map:
                 return
 
     def array_values(self) -> bytes:
-        """All values of an array, one after another, with one system call."""
-        return syscalls.array_values(self.fd, self.spec.max_entries, self.value_size)
+        """All values of an array, one after another."""
+        count = self.spec.max_entries
+        if self.spec.is_mmapable:
+            with mmap.mmap(self.fd, count * self.value_size, prot=mmap.PROT_READ) as values:
+                return values[:]
+        return syscalls.array_values(self.fd, count, self.value_size)
 
     def items_by_key(self) -> Iterator[tuple[bytes, bytes]]:
         """As `items`, with two system calls for each entry: also where the kernel has no batches

@@ -1,7 +1,7 @@
-"""`python -m tests.attacks`: writes the list of tests in docs/security.md (`make docs` runs it).
+"""`python -m tests.attacks`: writes the list of tests in docs/internals/attacks.md.
 
-The page names the files with attacks; for each of them the list has a row with each test, which is
-its name. A test holds that the page is current.
+`make docs` runs it. The page names the files with attacks; for each of them the list has a row with
+each test, which is its name. A test holds that the page is current.
 """
 
 import ast
@@ -11,7 +11,7 @@ import re
 import sys
 
 _ROOT = pathlib.Path(__file__).parents[1]
-PAGE = _ROOT / "docs" / "security.md"
+PAGE = _ROOT / "docs" / "internals" / "attacks.md"
 DIRECTORY = _ROOT / "tests" / "kernel"
 _DEVICES = DIRECTORY / "devices"
 _FILES = re.compile(r"`(test_\w+\.py)`")
@@ -64,7 +64,7 @@ def _table(page: str) -> str:
     rows = ["| tests | what they show |", "|---|---|"]
     for group in groups(page):
         where = _path(group.file).relative_to(_ROOT)
-        title = f"{group.summary} ([{group.file}](../{where}))"
+        title = f"{group.summary} ([{group.file}](../../{where}))"
         rows += [f"| {title} | {_sentence(group.tests[0])}. |"]
         rows += [f"| | {_sentence(name)}. |" for name in group.tests[1:]]
     return "".join(f"{row}\n" for row in rows)

@@ -45,9 +45,20 @@ _ONLY_KERNEL = [pathlib.Path(__file__).parent / name for name in ("kernel", "nod
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
-    """Unit tests do not import what has none of them, a third of all."""
-    is_unit = config.option.markexpr == "not kernel"
-    return True if is_unit and collection_path in _ONLY_KERNEL else None
+    """A run of one kind does not import the files that have none of it: each worker would."""
+    wanted = config.option.markexpr
+    is_other = (wanted == "not kernel" and collection_path in _ONLY_KERNEL) or (
+        wanted == "kernel" and _has_only_unit_tests(collection_path)
+    )
+    return True if is_other else None
+
+
+def _has_only_unit_tests(path: pathlib.Path) -> bool:
+    """The tests of a cluster get their mark from its conftest.py."""
+    is_test = path.name.startswith("test_") and path.suffix == ".py"
+    if not is_test or path.is_relative_to(pathlib.Path(__file__).parent / "cluster"):
+        return False
+    return b"mark.kernel" not in path.read_bytes()
 
 
 @pytest.hookimpl(wrapper=True)

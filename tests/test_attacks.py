@@ -1,4 +1,4 @@
-"""The list of tests in docs/security.md is made from the tests' names."""
+"""The list of tests in docs/internals/attacks.md is made from the tests' names."""
 
 import pytest
 
@@ -30,4 +30,4 @@ def test_every_file_of_attacks_is_on_the_page() -> None:
 
 def test_page_without_the_list_is_an_error() -> None:
     with pytest.raises(ValueError, match="the page has no table"):
-        attacks.render("# Security\n")
+        attacks.render("# Attacks\n")

@@ -99,6 +99,6 @@ BPF_TABLE("percpu_array", __u32, struct event_budget, event_budget, 1);
 BPF_TABLE("percpu_array", __u32, struct event_budget, packet_budget, 1);
 
 /* Set bit: the host can make packets come in by this interface, so they count as host-sent. */
-BPF_TABLE("array", __u32, __u64, injectable, INJECTABLE_WORDS);
+BPF_F_TABLE("array", __u32, __u64, injectable, INJECTABLE_WORDS, BPF_F_MMAPABLE);
 
 #endif

@@ -1,13 +1,11 @@
 """The pages of the documentation name files, functions, metrics and options that exist."""
 
-import pathlib
 import re
 
 from bpf import abi
+from tests.docs.blocks import PAGES, ROOT
 from tests.tracing.journeys import journeys
 
-ROOT = pathlib.Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("docs/guides/*.md"), *ROOT.glob("*.md")])
 # Of Python, pip, pytest, image builders, kube-proxy, kubelet, Cilium, example clients, kubectl
 # podgate.
 OTHER_OPTIONS = {

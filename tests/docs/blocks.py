@@ -21,9 +21,11 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).parents[2]
 WALKS = (ROOT / "README.md", *sorted(ROOT.glob("docs/guides/*.md")))
 """Pages of which every command runs in a test, or has the reason why none can run it."""
+_DIRECTORIES = (".", "docs", "docs/internals", "docs/runbooks")
 PAGES = tuple(
-    sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/runbooks/*.md"), *WALKS})
+    sorted({*WALKS, *(page for name in _DIRECTORIES for page in ROOT.glob(f"{name}/*.md"))})
 )
+"""All pages but those of docs/reference, which are generated."""
 LANGUAGES = ("sh", "console")
 
 _FENCE = re.compile(

@@ -57,7 +57,10 @@ _OF_OTHERS = {
 
 
 def test_conditions_and_events_that_pages_name_exist() -> None:
-    pages = ("failures.md", "threat-model.md", "faq.md", "guides/probes.md")
+    pages = (
+        *("failures.md", "internals/tested-failures.md"),
+        *("security.md", "threat-model.md", "faq.md", "guides/probes.md"),
+    )
     text = "".join((ROOT / "docs" / name).read_text("utf-8") for name in pages)
     paths = [*ROOT.glob("agent/**/*.py"), *ROOT.glob("probes/**/*.py")]
     sources = "".join(path.read_text("utf-8") for path in paths)

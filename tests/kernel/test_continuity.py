@@ -27,10 +27,11 @@ from agent.lab.lab import Lab, LabPod
 from agent.labels import ISOLATION_READY
 from agent.logs import Event
 from agent.pods.conditions import TRUE
-from bpf import abi
+from bpf import abi, artefacts
 from bpf.gates import Attachment
 from tests import polling
 from tests.kernel import loads, offers, traffic, versions
+from tests.nodes.worker import Worker
 
 pytestmark = pytest.mark.kernel
 
@@ -70,7 +71,12 @@ class Node:
 
     def start(self, version: pathlib.Path | None) -> None:
         """version: directory of its `bpf` package; None for this tree's."""
-        self._operator.start_in(version, "--mode", "enforce", "--attach", self._attachment.value)
+        with pytest.MonkeyPatch.context() as patch:
+            if version is not None:
+                patch.setenv(artefacts.DIRECTORY_VARIABLE, str(versions.compiled(version)))
+            self._operator.start_in(
+                version, "--mode", "enforce", "--attach", self._attachment.value
+            )
 
     def add_pod(self) -> LabPod:
         """Add a pod that listens. The attacker gets its address before the agent does."""
@@ -112,14 +118,17 @@ class Node:
 
 
 @pytest.fixture
-def other_versions(tmp_path: pathlib.Path) -> list[tuple[int, pathlib.Path | None]]:
+def other_versions(worker: Worker) -> list[tuple[int, pathlib.Path | None]]:
     """Schemas in the order of the upgrades, repeated: newer, older, two at once."""
     found: list[tuple[int, pathlib.Path | None]] = []
     for schema, gate_addresses in ((abi.SCHEMA + 1, 4), (abi.SCHEMA + 2, 1)):
-        directory = tmp_path / f"v{schema}"
-        directory.mkdir()
-        versions.of_schema(directory, schema, gate_addresses=gate_addresses)
-        found.append((schema, directory))
+
+        def make(directory: pathlib.Path, schema: int = schema, held: int = gate_addresses) -> None:
+            directory.mkdir()
+            versions.of_schema(directory, schema, gate_addresses=held)
+            versions.compile_programs(directory)
+
+        found.append((schema, worker.made_once(f"schema-{schema}", make)))
     later, latest = found
     ours = (abi.SCHEMA, None)
     return [later, ours, latest, later, ours]

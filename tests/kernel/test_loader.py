@@ -10,14 +10,26 @@ from typing import NoReturn
 import pytest
 
 from agent.gates.worker import netns_cookie
-from bpf import abi, artefacts, buffer_layout, errors, loader, maps, pins, sources, syscalls
+from bpf import (
+    abi,
+    artefacts,
+    buffer_layout,
+    compiling,
+    errors,
+    listeners,
+    loader,
+    maps,
+    pins,
+    sources,
+    syscalls,
+)
 from bpf.pinning import Origin
 from tests.kernel import foreign, offers, versions
 
 pytestmark = pytest.mark.kernel
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def nothing_prebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(artefacts.DIRECTORY_VARIABLE)
 
@@ -43,7 +55,7 @@ def _mapped_files() -> str:
 
 
 async def test_second_load_uses_the_pins(
-    fresh_pins: pins.Pins, request: pytest.FixtureRequest
+    fresh_pins: pins.Pins, nothing_prebuilt: None, request: pytest.FixtureRequest
 ) -> None:
     origin, ids = await load(fresh_pins)
     assert origin is Origin.COMPILED
@@ -112,8 +124,8 @@ async def test_moving_copies_are_loaded_once_and_only_when_they_are_needed(
     again.close()
 
 
-async def test_compiler_is_never_mapped_here(fresh_pins: pins.Pins) -> None:
-    await load(fresh_pins)
+async def test_compiler_is_never_mapped_here() -> None:
+    await compiling.compile_in_process(listeners.PROGRAM_SET, ())
     mapped = _mapped_files()
     assert "libbcc" not in mapped
     assert "LLVM" not in mapped
@@ -159,7 +171,7 @@ async def test_half_finished_load_is_not_used(fresh_pins: pins.Pins) -> None:
     program = foreign.load_program(foreign.TC_ACT_OK)
     syscalls.pin(program, str(unfinished / abi.GATE_EGRESS))
     origin, ids = await load(fresh_pins)
-    assert origin is Origin.COMPILED
+    assert origin is Origin.PREBUILT
     assert ids != [syscalls.program_id(program)]
     assert not unfinished.exists()
     os.close(program)
@@ -181,7 +193,7 @@ async def test_half_removed_programs_are_made_again(fresh_pins: pins.Pins) -> No
     await load(fresh_pins)
     os.unlink(fresh_pins.programs / sources.fingerprint() / abi.GATE_EGRESS)
     origin, _ = await load(fresh_pins)
-    assert origin is Origin.COMPILED
+    assert origin is Origin.PREBUILT
 
 
 async def test_missing_map_is_one_sentence(fresh_pins: pins.Pins) -> None:
@@ -199,7 +211,10 @@ async def test_directory_that_is_no_bpffs_is_an_error(tmp_path: pathlib.Path) ->
 
 
 async def test_compile_error_contains_the_compilers_line(
-    fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    fresh_pins: pins.Pins,
+    nothing_prebuilt: None,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = versions.copy_of_sources(tmp_path)
     lines = source.read_text(encoding="ascii").count("\n")

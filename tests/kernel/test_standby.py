@@ -132,11 +132,10 @@ BREAKS = {
 
 def broken_version(directory: pathlib.Path, how: str) -> pathlib.Path:
     """A copy of the agent that breaks once it holds the node. Returns its directory."""
-    ours = pathlib.Path(agent.__file__).parent
-    shutil.copytree(ours, directory / "agent", ignore=shutil.ignore_patterns("__pycache__"))
+    copy = versions.copy_of(agent, directory)
     file, before, after = BREAKS[how]
-    replace(directory / "agent" / file, before, after)
-    replace(directory / "agent/app/readiness.py", "_LIMIT_SECONDS = 60.0", "_LIMIT_SECONDS = 2.0")
+    replace(copy / file, before, after)
+    replace(copy / "app/readiness.py", "_LIMIT_SECONDS = 60.0", "_LIMIT_SECONDS = 2.0")
     return directory
 
 

@@ -10,6 +10,7 @@ heartbeat is stale; their number is printed. No other process reaches a pod at a
 import contextlib
 import dataclasses
 import ipaddress
+import json
 import os
 import pathlib
 import resource
@@ -18,6 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -112,12 +114,20 @@ class Load:
             probe for probe in probes if any(probe.was_in_flight(*each) for each in instants)
         ]
         unexpected = [probe for probe in lost if probe not in in_flight]
+        dropped = self._dropped()
         assert unexpected == [], (
+            f"the kubelet's packets that the gates dropped: {dropped}; "
             f"slow at that time: {slow_beside(probes, unexpected[0])}; the first one's segments: "
             f"{self._handshakes.of_port(unexpected[0].port, unexpected[0].started)}; "
             f"the faults: {[tuple(at - unexpected[0].started for at in each) for each in instants]}"
         )
         return len(lost), len(in_flight)
+
+    def _dropped(self) -> list[dict[str, Any]]:
+        directory = str(self._node.operator.run_directory)
+        shown = self._node.operator.run("drops", "--run-directory", directory, "--output", "json")
+        sources = json.loads(shown.stdout)["sources"]
+        return [source for source in sources if source["cgroup"] == self._node.kubelet.path]
 
 
 @contextlib.contextmanager

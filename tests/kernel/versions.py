@@ -10,9 +10,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 
 import bpf
-from bpf import abi, loader, pins, sources, syscalls
+from bpf import abi, artefacts, features, listeners, loader, pins, sources, syscalls
 
 LOAD = """
 import asyncio, sys
@@ -21,11 +22,17 @@ asyncio.run(loader.load(pins.Pins(sys.argv[1])))
 """
 
 
+def copy_of(package: ModuleType, directory: pathlib.Path) -> pathlib.Path:
+    """A copy of a package below `directory`, with what Python has compiled of it already."""
+    assert package.__file__ is not None
+    ours = pathlib.Path(package.__file__).parent
+    # Other processes write those files: each under another name first.
+    return shutil.copytree(ours, directory / ours.name, ignore=shutil.ignore_patterns("*.pyc.*"))
+
+
 def copy_of_sources(directory: pathlib.Path) -> pathlib.Path:
     """A copy of the `bpf` package below `directory`; its src/gate.c."""
-    ours = pathlib.Path(bpf.__file__).parent
-    shutil.copytree(ours, directory / "bpf", ignore=shutil.ignore_patterns("__pycache__"))
-    return directory / "bpf" / "src" / "gate.c"
+    return copy_of(bpf, directory) / "src" / "gate.c"
 
 
 @contextlib.contextmanager
@@ -62,6 +69,26 @@ def of_schema(directory: pathlib.Path, schema: int, *, gate_addresses: int | Non
     if gate_addresses is not None:
         _substitute(twin, r"^GATE_ADDRESSES = \d+$", f"GATE_ADDRESSES = {gate_addresses}")
         _substitute(header, r"^(#define GATE_ADDRESSES) \d+$", rf"\1 {gate_addresses}")
+
+
+def compile_programs(directory: pathlib.Path) -> None:
+    """Compile the agent's programs of a changed copy below `directory`, where `compiled` is."""
+    compiled(directory).mkdir()
+    for programs in (loader.PROGRAM_SET, listeners.PROGRAM_SET):
+        used = features.offered(programs.features)
+        with artefacts.path(compiled(directory), programs, used).open("wb") as output:
+            subprocess.run(
+                [sys.executable, "-m", "bpf.compiler", programs.source]
+                + [feature.macro for feature in used],
+                cwd=directory,
+                check=True,
+                stdout=output,
+            )
+
+
+def compiled(directory: pathlib.Path) -> pathlib.Path:
+    """Where programs of a copy are, for `artefacts.DIRECTORY_VARIABLE`."""
+    return directory / "bpf" / "compiled"
 
 
 def load_as(directory: pathlib.Path, installation: pins.Pins) -> loader.Loaded:

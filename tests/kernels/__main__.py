@@ -1,5 +1,5 @@
 """`python -m tests.kernels [SERIES] [--files FILE...]`: the kernel tests on Debian's kernels, or
-some files of them, into tests/kernels/recorded and docs/kernels.md.
+some files of them, into tests/kernels/recorded and docs/internals/kernel-runs.md.
 
 Exit status 1 when a test failed or a guest did not finish; a kernel that is not available is noted
 on the page and is no failure.
@@ -18,7 +18,7 @@ from tests.kernels import guests, record, report, results, suites
 
 _CHECKOUT = pathlib.Path(__file__).parents[2]
 _CACHE = _CHECKOUT / ".cache" / "kernels"
-_PAGE = _CHECKOUT / "docs" / "kernels.md"
+_PAGE = _CHECKOUT / "docs" / "internals" / "kernel-runs.md"
 _PACKAGES = ("qemu-system-x86", "busybox-static", "kmod", "debian-archive-keyring")
 
 
@@ -175,7 +175,7 @@ def _commit() -> str:
         [*git, "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True
     ).stdout.strip()
     changes = subprocess.run(
-        [*git, "status", "--porcelain", "--", ".", ":!docs/kernels.md"],
+        [*git, "status", "--porcelain", "--", ".", f":!{_PAGE.relative_to(_CHECKOUT)}"],
         check=True,
         capture_output=True,
     ).stdout

@@ -1,5 +1,5 @@
-"""docs/kernels.md, one section per kernel, and the protocol of its failures, which is no part of
-the page.
+"""docs/internals/kernel-runs.md, one section per kernel, and the protocol of its failures, which is
+no part of the page.
 """
 
 import re
@@ -9,41 +9,25 @@ from collections.abc import Mapping, Sequence
 from tests.kernels import record, results
 
 _INTRODUCTION = """\
-# Kernels
+# Runs of the kernel tests
 
 <!-- `make test-kernels` writes this page; manual changes are lost. -->
 
-podgate needs Linux 5.10 or newer. It finds each feature by trying it, never by the kernel's
-version; `podgate doctor` shows what a machine lacks. Features of later releases, and the effect
-where they are missing:
+[kernels.md](../kernels.md) lists what each kernel lacks, and what to do about it. This page lists
+runs of the kernel tests (`pytest -m kernel`) on Debian's kernels, each booted in QEMU with software
+emulation over the host's files, with cgroup v2 as the only hierarchy:
 
-* **netns cookies (5.14)**: no cgroup hooks: gates drop, but processes get a timeout instead of
-  EPERM, tunnels of the node can bypass gates, raw sockets count as the kernel's,
-  `--raw-sockets=deny-pods` rejects nothing, and strict falls back to enforce.
-* **type information (BTF, `CONFIG_DEBUG_INFO_BTF`)**: the kernel does not follow the kubelet's
-  restarts, so while the agent is missing for more than 15 s, declared ports open to host processes.
-  Gates do not read where a packet's checksum is pending, so on some kernels they drop what a VPN's
-  process sends with checksum offload ([failures](failures.md)).
-* **sockets by cgroup in nftables (5.13)**: no default-deny table, so host processes reach a new pod
-  until its gate is attached.
-* **listener events (5.15)**: probes run on schedule only.
-* **tcx (6.6)**: gates are clsact filters, which run after tcx programs and can be removed by any
-  process with CAP_NET_ADMIN.
-* **BPF trampolines (5.7; arm64 6.4) with ancestors of cgroups (5.15), and type information**:
-  `--raw-sockets=deny-pods` rejects raw sockets of containers, and only counts their packet sockets.
-  Some machines forbid trampolines.
-* **existing listeners (6.12; before it by a tracepoint, which needs type information)**: the close
-  of a listener that is older than podgate triggers no probe.
-* **process names in gates (6.16)**: `podgate drops` shows cgroups, and processes only for hooks.
+| command | runs |
+|---|---|
+| `make test-kernels` | all kernels |
+| `make test-kernels KERNEL=6.1` | one kernel |
+| with `FILES="tests/kernel/test_agent.py"` | only these files |
+| with `RESUME=1` | only files that never ran to their end |
+| with `SYSTEMD=1` | systemd as the init; a separate section |
 
-The tables list runs of the kernel tests (`pytest -m kernel`) on Debian's kernels, each booted in
-QEMU with software emulation over the host's files. `make test-kernels` runs all of them,
-`make test-kernels KERNEL=6.1` one, with `FILES="tests/kernel/test_agent.py"` only some files, and
-with `RESUME=1` only those that never ran to their end: `tests/kernels/recorded` has the results, so
-a run may be stopped, and continued on another machine. Runs with systemd as the init (`SYSTEMD=1`)
-are separate. All have cgroup v2 as the only hierarchy. A file's row is its last run to the end.
-"lacks" are tests that found a feature of the kernel missing, and ended there. The details of
-failures are in `.cache/kernels/protocols`.
+`tests/kernels/recorded` stores the results, so another machine can continue a run that was stopped.
+The row of a file is its last run to the end. Tests under "lacks" found a feature of the kernel
+missing, and ended there. `.cache/kernels/protocols` has the details of failures.
 
 Runs of older commits, before results were kept by file; each ended after two hours at most:
 

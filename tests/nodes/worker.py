@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from bpf import artefacts, compiling, errors, features, syscalls
 from bpf.compiler import PROGRAM_SETS
+from bpf.program_sets import ProgramSet
 from tests.forkserver import ForkServer
 from tests.nodes import node
 from tests.nodes.installation import Installation
@@ -97,10 +98,12 @@ def _compile(directory: pathlib.Path) -> None:
 
 
 async def _compile_all(directory: pathlib.Path) -> None:
-    for programs in PROGRAM_SETS:
+    async def compile_set(programs: ProgramSet) -> None:
         used = features.offered(programs.features)
         artefact = await compiling.compile_in_process(programs, used)
         artefacts.path(directory, programs, used).write_bytes(artefact.encode())
+
+    await asyncio.gather(*map(compile_set, PROGRAM_SETS))
 
 
 def problem_of(error: OSError) -> str:

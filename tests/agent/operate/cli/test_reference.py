@@ -1,14 +1,25 @@
 """docs/reference/ and the CustomResourceDefinition are current."""
 
+import difflib
+
 from agent.operate.cli import reference
 from bpf.verdicts import Reason, Verdict
 
 
 def test_pages_are_current() -> None:
     pages = reference.pages()
-    written = {name: (reference.ROOT / name).read_text(encoding="utf-8") for name in pages}
-    others = {name: text for name, text in pages.items() if text != written[name]}
-    assert {name: written[name] for name in others} == others, "run 'make docs' and commit it"
+    changes = [
+        line
+        for name, text in pages.items()
+        for line in difflib.unified_diff(
+            (reference.ROOT / name).read_text(encoding="utf-8").splitlines(),
+            text.splitlines(),
+            name,
+            "made now",
+            lineterm="",
+        )
+    ]
+    assert changes == [], "\n".join(["run 'make docs' and commit it", *changes])
     page = pages["docs/reference/reasons.md"]
     words = [*(reason.label for reason in Reason), *(verdict.label for verdict in Verdict)]
     assert [word for word in words if f"`{word}`" not in page] == []
