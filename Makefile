@@ -36,7 +36,7 @@ types: setup
 	.venv/bin/mypy
 
 test-unit: setup
-	$(PYTEST) -m "not kernel" -n auto
+	$(PYTEST) -m "not kernel" -n $(shell expr $$(nproc) + 1)
 
 # Needs root and a kernel with BPF; a missing feature is an error, never a skip. Each test that changes
 # its node has one for itself (tests/nodes). Two workers for each processor, since tests wait for the
@@ -46,7 +46,7 @@ test-kernel: setup
 
 # What the balance of workers knows: tests/nodes/durations.json, from a run of all tests.
 durations: setup
-	$(PYTEST) -m "not kernel" -n auto --record-durations
+	$(PYTEST) -m "not kernel" -n $(shell expr $$(nproc) + 1) --record-durations
 	$(PYTEST) -m kernel -n $(shell expr $$(nproc) \* 2) --record-durations $(APART)
 
 # How often the tests fail that the last runs have listed as flaky, or TESTS="tests/FILE.py::TEST ...",

@@ -20,7 +20,7 @@ import os
 import signal
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import Literal, NoReturn
 
@@ -42,14 +42,17 @@ _runner = pytest.StashKey["_Runner | None"]()
 
 
 class _Unit:
-    """A child on a node of its own. key: what its tests have in common."""
+    """A child on a node of its own. key: what its tests have in common; numbers: of the session's
+    items."""
 
-    def __init__(self, session: pytest.Session, name: str, key: str) -> None:
+    def __init__(
+        self, session: pytest.Session, name: str, key: str, numbers: Mapping[pytest.Item, int]
+    ) -> None:
         self.key = key
         self.status: int | None = None
         """The child's exit status, as `subprocess` has it; None until its end."""
         self._name = name
-        self._items = {item: number for number, item in enumerate(session.items)}
+        self._numbers = numbers
         self._connection, theirs = multiprocessing.Pipe()
         with theirs, warnings.catch_warnings():
             # Since Python 3.12, of threads: those of xdist, which no child uses.
@@ -63,9 +66,9 @@ class _Unit:
 
     def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         """nextitem: of the same unit; None for the last one, which ends the unit's fixtures."""
-        following = None if nextitem is None else self._items[nextitem]
+        following = None if nextitem is None else self._numbers[nextitem]
         try:
-            self._connection.send((self._items[item], following))
+            self._connection.send((self._numbers[item], following))
             answer = self._connection.recv()
         except (EOFError, ConnectionError):
             self.end()
@@ -90,6 +93,7 @@ class _Runner:
     def __init__(self, made: worker.Worker, session: pytest.Session) -> None:
         self._worker = made
         self._unit: _Unit | None = None
+        self._items = {item: number for number, item in enumerate(session.items)}
         self._fixtures: dict[str, set[str]] = collections.defaultdict(set)
         for item in session.items:
             self._fixtures[_key(item)].update(getattr(item, "fixturenames", ()))
@@ -124,7 +128,8 @@ class _Runner:
                 self._worker.installed().restore()
             if "launch" in self._fixtures[key]:
                 self._worker.fork_server()
-        return _Unit(session, f"{self._worker.cgroup}/{next(_numbers)}", key)
+        name = f"{self._worker.cgroup}/{next(_numbers)}"
+        return _Unit(session, name, key, self._items)
 
     def _end_unit(self) -> None:
         unit, self._unit = self._unit, None
