@@ -47,9 +47,11 @@ def _agent_container() -> manifests.Json:
 
 def _parsed(command: str, arguments: list[str]) -> click.Context:
     """The command line of a container. Raises `click.UsageError`."""
-    found = cli.main.get_command(click.Context(cli.main), command)
+    # A command keeps the help option of its first context, so that has the settings of podgate.
+    root = click.Context(cli.main, **cli.main.context_settings)
+    found = cli.main.get_command(root, command)
     assert found is not None
-    return found.make_context(command, arguments)
+    return found.make_context(command, arguments, parent=root)
 
 
 def test_every_file_is_applied() -> None:
