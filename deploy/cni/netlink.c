@@ -315,7 +315,6 @@ bool add_filter(int netlink, int ifindex, bool is_egress, int program, const cha
 	__u32 flags = TCA_BPF_FLAG_ACT_DIRECT;
 	int error = add_qdisc(netlink, ifindex);
 	struct rtattr *options;
-	char full_name[128];
 	char *start;
 
 	if (error && error != EEXIST)
@@ -323,13 +322,11 @@ bool add_filter(int netlink, int ifindex, bool is_egress, int program, const cha
 				 strerror(error));
 	if (error && !check_qdisc(netlink, ifindex))
 		return false;
-	/* With the last filter a qdisc that was created for it is removed. */
-	snprintf(full_name, sizeof(full_name), "%s%s", name, error ? "" : "+qdisc");
 	add_attribute(&query, TCA_KIND, "bpf", sizeof("bpf"));
 	start = (char *)&query + NLMSG_ALIGN(query.header.nlmsg_len);
 	add_attribute(&query, TCA_OPTIONS, "", 0);
 	add_attribute(&query, TCA_BPF_FD, &program, sizeof(program));
-	add_attribute(&query, TCA_BPF_NAME, full_name, strlen(full_name) + 1);
+	add_attribute(&query, TCA_BPF_NAME, name, strlen(name) + 1);
 	add_attribute(&query, TCA_BPF_FLAGS, &flags, sizeof(flags));
 	options = (struct rtattr *)start;
 	options->rta_len = (__u16)((char *)&query + query.header.nlmsg_len - start);

@@ -118,7 +118,7 @@ def test_filter_is_moved_before_one_that_was_attached_first(
 ) -> None:
     gates = attached_gates(make_gates, pod, Attachment.CLSACT)
     parent = foreign.EGRESS if side == "egress" else foreign.INGRESS
-    ours = f"podgate/v{abi.SCHEMA}/gate_{side}+qdisc"
+    ours = f"podgate/v{abi.SCHEMA}/gate_{side}"
     for turn in range(1, 4):
         foreign.add_filter(pod.ifindex, foreign.TC_ACT_OK, parent=parent, priority=1)
         assert names(pod, side) == ["foreign", ours, *["foreign"] * (turn - 1)]
@@ -158,7 +158,7 @@ def test_interrupted_move_of_a_filter_is_completed(
     assert len(names(pod)) == 3
     with attacked(pod):
         again = attached_gates(make_gates, pod, Attachment.CLSACT)
-    assert names(pod) == [f"podgate/v{abi.SCHEMA}/gate_egress+qdisc", "foreign"]
+    assert names(pod) == [f"podgate/v{abi.SCHEMA}/gate_egress", "foreign"]
     assert again.is_first(pod.ifindex)
 
 

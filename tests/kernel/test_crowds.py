@@ -1,7 +1,12 @@
 """Gates of a crowd are attached quickly, close at once, and are settled without a gap."""
 
+import contextlib
 import errno
+import socket
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pyroute2
 import pytest
@@ -14,6 +19,8 @@ from tests.kernel.conftest import MakeGates
 from tests.kernel.test_attach import attacked, enforcing, filters, links, qdiscs
 
 pytestmark = pytest.mark.kernel
+
+_SO_RCVBUFFORCE = 33
 
 GONE = 4095
 """The number of no interface."""
@@ -54,14 +61,56 @@ def test_quick_gate_closes_at_once_by_filters(
 def test_quick_gate_is_settled_without_a_gap(
     gates: Gates, installation: pins.Pins, pod: labs.LabPod
 ) -> None:
-    before = qdiscs(pod)
     attach_quickly(gates, pod)
     with attacked(pod):
         gates.settle(pod.ifindex)
     assert gates.unsettled == set()
     assert len(links(installation)) == 2
-    assert qdiscs(pod) == before
+    assert filters(pod) == []
     assert gates.is_first(pod.ifindex)
+
+
+def test_no_packet_of_a_pod_is_lost_while_gates_are_settled_and_removed(
+    gates: Gates, lab: labs.Lab, pod: labs.LabPod
+) -> None:
+    """The kernel drops an interface's packets while a qdisc is added or removed there, so the first
+    filter's stays. Before this was seen, some 40 packets were lost in each fourth removal."""
+    client = lab.add_pod("client", 9)
+    attach_quickly(gates, pod)
+    server = pod.open_socket(socket.AF_INET, socket.SOCK_DGRAM)
+    server.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, 1 << 24)
+    server.bind(("", 9999))
+    source = client.open_socket(socket.AF_INET, socket.SOCK_DGRAM)
+    source.connect((pod.ipv4, 9999))
+    is_over = threading.Event()
+    sent = 0
+
+    def send() -> None:
+        nonlocal sent
+        while not is_over.is_set():
+            source.send(b"ping")
+            sent += 1
+            time.sleep(0.0005)
+
+    with server, source, ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send)
+        for _ in range(20):
+            gates.settle(pod.ifindex)
+            gates.remove(pod.ifindex)
+            attach_quickly(gates, pod)
+        is_over.set()
+        sending.result()
+        assert len(received(server)) == sent > 100
+    lab.remove_pod("client")
+
+
+def received(server: socket.socket) -> list[bytes]:
+    found = []
+    server.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            found.append(server.recv(64))
+    return found
 
 
 def test_agent_that_ends_before_gates_are_settled_leaves_them_to_the_next_one(
@@ -122,11 +171,10 @@ def test_interface_with_another_qdisc_in_the_filters_place_gets_a_link(
 def test_quick_gate_is_removed_completely(
     gates: Gates, loaded: loader.Loaded, pod: labs.LabPod
 ) -> None:
-    before = qdiscs(pod)
     attach_quickly(gates, pod)
     gates.remove(pod.ifindex)
     assert traffic.node_reaches(pod, 4)
-    assert qdiscs(pod) == before
+    assert filters(pod) == []
     assert gates.installed() == {}
     assert tables(loaded) == set()
 

@@ -73,26 +73,6 @@ def test_foreign_qdisc_stays(make_gates: MakeGates, pod: labs.LabPod) -> None:
     assert names(pod) == []
 
 
-@pytest.mark.parametrize("side", ["ingress", "egress"])
-def test_own_qdisc_with_a_foreign_filter_stays(
-    make_gates: MakeGates, pod: labs.LabPod, side: str
-) -> None:
-    gates = make_gates(Attachment.CLSACT)
-    gates.install(pod.ifindex, enforcing(pod))
-    parent = foreign.EGRESS if side == "egress" else foreign.INGRESS
-    foreign.add_filter(pod.ifindex, foreign.TC_ACT_OK, parent=parent)
-    gates.remove(pod.ifindex)
-    assert names(pod, side) == ["foreign"]
-
-
-def test_own_qdisc_is_recognised_after_a_restart(make_gates: MakeGates, pod: labs.LabPod) -> None:
-    make_gates(Attachment.CLSACT).install(pod.ifindex, enforcing(pod))
-    again = make_gates(Attachment.CLSACT)
-    again.install(pod.ifindex, enforcing(pod))
-    again.remove(pod.ifindex)
-    assert "clsact" not in qdiscs(pod)
-
-
 @pytest.mark.parametrize("priority", [1, 2])
 def test_filter_runs_before_existing_ones(
     make_gates: MakeGates, pod: labs.LabPod, priority: int

@@ -19,7 +19,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -114,20 +113,32 @@ class Load:
             probe for probe in probes if any(probe.was_in_flight(*each) for each in instants)
         ]
         unexpected = [probe for probe in lost if probe not in in_flight]
-        dropped = self._dropped()
-        assert unexpected == [], (
-            f"the kubelet's packets that the gates dropped: {dropped}; "
-            f"slow at that time: {slow_beside(probes, unexpected[0])}; the first one's segments: "
-            f"{self._handshakes.of_port(unexpected[0].port, unexpected[0].started)}; "
-            f"the faults: {[tuple(at - unexpected[0].started for at in each) for each in instants]}"
-        )
+        assert unexpected == [], self._story(probes, unexpected[0], instants)
         return len(lost), len(in_flight)
 
-    def _dropped(self) -> list[dict[str, Any]]:
+    def _story(
+        self, probes: list[pacing.Paced], lost: pacing.Paced, instants: list[Instant]
+    ) -> str:
+        """What happened while a probe was lost; times are seconds since its start."""
+        host = lost.target.split(",")[1]
+        report = self._node.operator.report()
+        assert report is not None
+        (pod,) = (pod for pod in report.pods if host in pod.addresses)
         directory = str(self._node.operator.run_directory)
         shown = self._node.operator.run("drops", "--run-directory", directory, "--output", "json")
         sources = json.loads(shown.stdout)["sources"]
-        return [source for source in sources if source["cgroup"] == self._node.kubelet.path]
+        segments = self._handshakes.of_port(lost.port, lost.started)
+        return "\n".join(
+            [
+                f"lost: {lost}",
+                f"faults: {[tuple(at - lost.started for at in each) for each in instants]}",
+                *(f"slow, too: {probe}" for probe in slow_beside(probes, lost)),
+                *(f"segment: {segment}" for segment in segments),
+                *(f"gate: {gate.packets}" for gate in pod.gates),
+                *(f"source: {source}" for source in sources if source["pod"] == pod.name),
+                *(f"log: {line}" for line in self._node.operator.log_lines()),
+            ]
+        )
 
 
 @contextlib.contextmanager

@@ -17,13 +17,12 @@ from bpf.host_devices import HostDevicePrograms
 from bpf.injectable import InjectableMap
 from bpf.verdicts import Reason, Verdict
 from tests.kernel import foreign, links, offers, traffic, versions
-from tests.kernel.test_attach import attacked, enforcing, filters, qdiscs
+from tests.kernel.test_attach import attacked, enforcing, filters
 
 pytestmark = [pytest.mark.kernel, pytest.mark.file_node]
 
 BOTH = pytest.mark.parametrize("kind", list(Attachment), indirect=True)
 TCX = pytest.mark.parametrize("kind", [Attachment.TCX], indirect=True)
-CLSACT = pytest.mark.parametrize("kind", [Attachment.CLSACT], indirect=True)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -196,7 +195,6 @@ def attacked_after_install(version: Version, pod: labs.LabPod) -> Iterator[None]
 def test_gate_of_another_schema_is_removed_completely(
     before: Version, after: Version, pod: labs.LabPod
 ) -> None:
-    untouched = qdiscs(pod)
     with before.started() as gates:
         gates.install(pod.ifindex, enforcing(pod))
         gates.start_reply_table(pod.ifindex)
@@ -205,7 +203,7 @@ def test_gate_of_another_schema_is_removed_completely(
         gates.remove_stale()
         assert gates.installed() == {}
     assert traffic.node_reaches(pod, 4)
-    assert qdiscs(pod) == untouched
+    assert filters(pod) == []
     assert schemas(after) == [after.installation.schema.name]
 
 
@@ -222,21 +220,6 @@ def test_relay_pair_of_another_schema_counts_until_it_is_deleted(
         assert new.other_interfaces() == {pod.ifindex}
         links.ip(f"link delete {pod.interface}")
         assert new.other_interfaces() == set()
-
-
-@CLSACT
-def test_qdisc_of_the_previous_version_is_removed_with_the_gate(
-    before: Version, after: Version, pod: labs.LabPod
-) -> None:
-    untouched = qdiscs(pod)
-    for version in (before, after):
-        with version.started() as gates:
-            gates.install(pod.ifindex, enforcing(pod))
-            gates.start_reply_table(pod.ifindex)
-    assert "clsact" in qdiscs(pod)
-    with after.started() as gates:
-        gates.remove(pod.ifindex)
-    assert qdiscs(pod) == untouched
 
 
 @TCX
@@ -353,13 +336,12 @@ def test_deleted_interface_keeps_no_schema(lab: labs.Lab, before: Version, after
 @BOTH
 @pytest.mark.usefixtures("after")
 def test_clean_up_removes_the_gates_of_every_schema(before: Version, pod: labs.LabPod) -> None:
-    untouched = qdiscs(pod)
     with before.started() as gates:
         gates.install(pod.ifindex, enforcing(pod))
         gates.start_reply_table(pod.ifindex)
     removed = cleanup.remove_everything(pins.Pins(before.installation.bpffs, 99))
     assert removed.filters == (2 if before.attachment is Attachment.CLSACT else 0)
-    assert qdiscs(pod) == untouched
+    assert filters(pod) == []
     assert traffic.node_reaches(pod, 4)
 
 
