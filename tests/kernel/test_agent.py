@@ -329,10 +329,9 @@ def test_cleanup_opens_everything_and_leaves_nothing(
     assert operator.cleanup().returncode == 0
     assert connects(web)
     assert not (operator.bpffs / "podgate").exists()
-    qdiscs = subprocess.run(
-        ["tc", "qdisc", "show", "dev", web.interface], check=True, capture_output=True, text=True
-    ).stdout
-    assert "clsact" not in qdiscs
+    for direction in ("ingress", "egress"):
+        shown = ["tc", "filter", "show", "dev", web.interface, direction]
+        assert "podgate" not in subprocess.check_output(shown, text=True)
 
 
 def test_status_page_names_the_pod_and_its_drops(operator: AgentProcess, web: LabPod) -> None:
