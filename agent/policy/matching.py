@@ -70,6 +70,10 @@ class RuleSet:
     selected: SelectedPolicies = dataclasses.field(
         default_factory=lambda: SelectedPolicies((), LabelSnapshot()), compare=False
     )
+    generation: int = dataclasses.field(default=0, compare=False)
+    """Of those that replaced each other: another number, another rule set."""
+    selected_since: int = dataclasses.field(default=0, compare=False)
+    """The first generation with these policies and labels."""
 
     @classmethod
     def of(cls, policies: Iterable[Policy], labels: LabelSnapshot | None = None) -> "RuleSet":
@@ -83,8 +87,21 @@ class RuleSet:
         keys = ((policy.name, rule) for policy in ordered for rule in policy.rules)
         return cls(ordered, {}, _ids(keys), SelectedPolicies(ordered, labels))
 
+    def with_policies(self, policies: Iterable[Policy], labels: LabelSnapshot) -> "RuleSet":
+        """The next generation, with the same cgroups."""
+        number = self.generation + 1
+        return dataclasses.replace(
+            RuleSet.of(policies, labels),
+            cgroups=self.cgroups,
+            generation=number,
+            selected_since=number,
+        )
+
     def with_cgroups(self, cgroups: Mapping[str, tuple[CgroupId, ...]]) -> "RuleSet":
-        return dataclasses.replace(self, cgroups=cgroups)
+        """The next generation; the same if they are the same."""
+        if cgroups == self.cgroups:
+            return self
+        return dataclasses.replace(self, cgroups=cgroups, generation=self.generation + 1)
 
     def sources(self) -> set[RuleSource]:
         """All sources that have cgroups."""
