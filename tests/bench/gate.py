@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.lab.lab import BPFFS, Lab, LabPod
 from agent.linux.cgroups import cgroup2_mount
@@ -19,6 +18,7 @@ from bpf.gates import Attachment, Counts, GateConfig, Gates
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode, Reason, Verdict
+from probes.netns import netns_cookie
 from tests.bench import figures, packets, rates
 from tests.bench.crowd import Crowd
 from tests.kernel import frames, links, questions, traffic

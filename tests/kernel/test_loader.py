@@ -9,9 +9,9 @@ from typing import NoReturn
 
 import pytest
 
-from agent.gates.worker import netns_cookie
 from bpf import abi, artefacts, buffer_layout, errors, loader, maps, pins, sources, syscalls
 from bpf.pinning import Origin
+from probes.netns import netns_cookie
 from tests.kernel import foreign, offers, versions
 
 pytestmark = pytest.mark.kernel

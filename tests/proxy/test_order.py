@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.proxy.ebpf import EbpfBackend
@@ -20,6 +19,7 @@ from bpf.rules import Rule, SourceKind
 from bpf.services import links as service_links
 from bpf.services.tables import ServiceCounter
 from bpf.verdicts import Mode
+from probes.netns import netns_cookie
 from tests.kernel import cgroups, offers, redirecting
 from tests.proxy import scene
 from tests.proxy.conftest import Proxy

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.gates.host_devices import programs_for
-from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.linux import rtnetlink, tunnels
 from agent.linux.cgroups import cgroup2_mount
@@ -28,6 +27,7 @@ from bpf.host_devices import HostDevicePrograms
 from bpf.node_config import NodeConfig
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
+from probes.netns import netns_cookie
 from tests import polling
 from tests.kernel import frames, guarded, links, offers, syns, traffic, tunnelled, wire
 from tests.kernel.devices import switch as switches
