@@ -22,6 +22,7 @@ from probes.netns import netns_cookie
 from tests.bench import figures, packets, rates
 from tests.bench.crowd import Crowd
 from tests.kernel import frames, links, questions, traffic
+from tests.kernel.reply_tables import start_reply_table
 
 _PAIRS = 20
 _FEW, _MANY = 10, 1_000
@@ -159,7 +160,7 @@ class Podgate:
         self._hooks.attach()
         for pod in self.pods:
             self._gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
-            self._gates.start_reply_table(pod.ifindex)
+            start_reply_table(self._gates, pod.ifindex)
 
     def take_off(self) -> None:
         self._hooks.detach()

@@ -17,6 +17,7 @@ from bpf.host_devices import HostDevicePrograms
 from bpf.injectable import InjectableMap
 from bpf.verdicts import Reason, Verdict
 from tests.kernel import foreign, links, offers, traffic, versions
+from tests.kernel.reply_tables import start_reply_table
 from tests.kernel.test_attach import attacked, enforcing, filters, qdiscs
 
 pytestmark = [pytest.mark.kernel, pytest.mark.file_node]
@@ -137,11 +138,11 @@ def test_gate_of_another_schema_is_taken_over_without_a_gap(
 ) -> None:
     with before.started() as gates:
         gates.install(pod.ifindex, enforcing(pod))
-        gates.start_reply_table(pod.ifindex)
+        start_reply_table(gates, pod.ifindex)
     with attacked(pod), after.started() as gates:
         assert gates.installed() == {pod.ifindex: None}
         gates.install(pod.ifindex, enforcing(pod))
-        gates.start_reply_table(pod.ifindex)
+        start_reply_table(gates, pod.ifindex)
         assert gates.installed() == {pod.ifindex: enforcing(pod)}
         gates.remove_stale()
     assert traffic.node_is_dropped(pod, 4)
@@ -178,7 +179,7 @@ def test_there_and_back_again_without_a_gap(
         for version in (after, before, after, before):
             with version.started() as gates:
                 gates.install(pod.ifindex, enforcing(pod))
-                gates.start_reply_table(pod.ifindex)
+                start_reply_table(gates, pod.ifindex)
     with before.started() as gates:
         assert gates.installed() == {pod.ifindex: enforcing(pod)}
     assert traffic.node_is_dropped(pod, 4)
@@ -199,7 +200,7 @@ def test_gate_of_another_schema_is_removed_completely(
     untouched = qdiscs(pod)
     with before.started() as gates:
         gates.install(pod.ifindex, enforcing(pod))
-        gates.start_reply_table(pod.ifindex)
+        start_reply_table(gates, pod.ifindex)
     with after.started() as gates:
         gates.remove(pod.ifindex)
         gates.remove_stale()
@@ -232,7 +233,7 @@ def test_qdisc_of_the_previous_version_is_removed_with_the_gate(
     for version in (before, after):
         with version.started() as gates:
             gates.install(pod.ifindex, enforcing(pod))
-            gates.start_reply_table(pod.ifindex)
+            start_reply_table(gates, pod.ifindex)
     assert "clsact" in qdiscs(pod)
     with after.started() as gates:
         gates.remove(pod.ifindex)
@@ -274,8 +275,8 @@ def test_taken_over_gate_gets_a_grace_period_and_an_attached_one_does_not(
             gates.install(pod.ifindex, enforcing(pod), grace_seconds=500)
             given = grace(version, pod)
             assert given > time.monotonic_ns()
-            assert gates.start_reply_table(pod.ifindex)
-            assert not gates.start_reply_table(pod.ifindex)
+            assert start_reply_table(gates, pod.ifindex)
+            assert not start_reply_table(gates, pod.ifindex)
             gates.install(pod.ifindex, enforcing(pod), grace_seconds=1000)
             assert grace(version, pod) == given
 
@@ -356,7 +357,7 @@ def test_clean_up_removes_the_gates_of_every_schema(before: Version, pod: labs.L
     untouched = qdiscs(pod)
     with before.started() as gates:
         gates.install(pod.ifindex, enforcing(pod))
-        gates.start_reply_table(pod.ifindex)
+        start_reply_table(gates, pod.ifindex)
     removed = cleanup.remove_everything(pins.Pins(before.installation.bpffs, 99))
     assert removed.filters == (2 if before.attachment is Attachment.CLSACT else 0)
     assert qdiscs(pod) == untouched

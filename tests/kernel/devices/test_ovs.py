@@ -32,6 +32,7 @@ from tests import polling
 from tests.kernel import frames, guarded, links, offers, syns, traffic, tunnelled, wire
 from tests.kernel.devices import switch as switches
 from tests.kernel.guarded import PodState
+from tests.kernel.reply_tables import start_reply_table
 from tests.kernel.test_bypass_reentry import programs
 from tests.kernel.test_bypass_tunnels import code_of, unprivileged
 
@@ -179,7 +180,7 @@ def by_pod(switched: Switched, version: int) -> Iterator[Callable[[], None]]:
     pod = switched.lab.add_pod("bouncer", 7)
     switched.switch.connect(pod)
     switched.gates.install(pod.ifindex, GateConfig(Mode.AUDIT, pod.addresses))
-    switched.gates.start_reply_table(pod.ifindex)
+    start_reply_table(switched.gates, pod.ifindex)
     links.let_forward(pod)
     family = {4: "ip", 6: "ip6"}[version]
     to = traffic.address(switched.watched.pod, version)
