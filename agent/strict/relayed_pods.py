@@ -19,7 +19,7 @@ class RelayAnswers:
 
     problem: one sentence about why kubelet connections bypass the relay, or None; need: why a pod
     in enforce needs the relay, as a clause; note: one sentence about ports that the pod shares with
-    others. Both are empty if there is nothing to say.
+    others. Both are empty for most pods.
     """
 
     problem: str | None
