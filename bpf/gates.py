@@ -108,13 +108,6 @@ class Gates:
         self._addresses.set(ifindex, config.addresses, config.pod)
         return problem
 
-    def start_reply_table(self, ifindex: int) -> bool:
-        """As `start_reply_tables`, for one gate. Raises `AttachError`."""
-        result = self.start_reply_tables([ifindex])[ifindex]
-        if isinstance(result, errors.AttachError):
-            raise result
-        return result
-
     def start_reply_tables(
         self, ifindexes: Iterable[int], *, quickly: bool = False
     ) -> dict[int, bool | errors.AttachError]:

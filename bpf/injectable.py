@@ -53,10 +53,6 @@ class InjectableMap:
         if after != before:
             self._map.set(key, struct.pack("=Q", after))
 
-    def is_marked(self, ifindex: int) -> bool:
-        word = self._word(struct.pack("=I", ifindex // _BITS))
-        return bool(word >> (ifindex % _BITS) & 1)
-
     def marked(self) -> set[int]:
         """All marked interfaces."""
         words = self._map.array_values()

@@ -178,10 +178,6 @@ class ListenerEvents:
             keys.add(key)
         return len(listening)
 
-    def is_tracing(self) -> bool:
-        """Whether the program at the tracepoint is attached."""
-        return self._closes is not None
-
     def read(self) -> list[ListenerChange]:
         """All events since the last call."""
         found = [CListenerEvent.from_buffer_copy(record) for record in self._ring.records()]

@@ -7,6 +7,7 @@ are blocked, and a thread that cannot return ends the process, since it would do
 the pod.
 """
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -213,12 +214,23 @@ class Netns:
         None if the namespace no longer exists, and on kernels before 5.14 (e8b9eab99232 "net:
         retrieve netns cookie via getsocketopt").
         """
-        try:
-            with self.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-                value = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
-        except (NetnsGoneError, OSError):
-            return None
-        return int.from_bytes(value, sys.byteorder)
+        with (
+            contextlib.suppress(NetnsGoneError, OSError),
+            self.socket(socket.AF_INET, socket.SOCK_STREAM) as sock,
+        ):
+            return _cookie_of(sock)
+        return None
+
+
+def netns_cookie() -> int | None:
+    """As `Netns.cookie`, of the calling thread's network namespace."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        return _cookie_of(sock)
+    return None
+
+
+def _cookie_of(sock: socket.socket) -> int:
+    return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8), sys.byteorder)
 
 
 _EXAMPLE = "/run/netns/NAME or /proc/PID/ns/net"

@@ -91,7 +91,7 @@ class PodServices:
             answered=answered,
             state=settings.run_directory / "state" / "probes.json",
         )
-        answers = AnswerReport(store, answered, self._relays.pods.bypassed_because)
+        answers = AnswerReport(store, answered, self._relays.pods.problem_for)
         self._drops = DropReporting(settings, gate_worker, store=store, labels=gating.labels)
         self._loop_lag = LoopLag()
         exporter = Exporter(

@@ -2,10 +2,8 @@
 
 import asyncio
 import concurrent.futures
-import contextlib
 import functools
 import socket
-import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -29,13 +27,13 @@ from bpf.raw_socket_policy import RawSocketPolicy
 from bpf.raw_sockets import RawSockets
 from bpf.verdicts import Reason
 from probes import sock_diag
+from probes.netns import netns_cookie
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
-_SO_NETNS_COOKIE = 71  # Linux 5.14
 _NO_COOKIES = (
     "this kernel has no netns cookies (Linux 5.14), which distinguish the host's sockets from pods'"
 )
@@ -206,17 +204,6 @@ class GateWorker:
         await self.run(self.host_devices.close)
         self._thread.shutdown(wait=False)
         self.loaded.close()
-
-
-def netns_cookie() -> int | None:
-    """The cookie of the calling thread's network namespace; None where the kernel has none."""
-    with (
-        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock,
-        contextlib.suppress(OSError),
-    ):
-        value = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
-        return int.from_bytes(value, sys.byteorder)
-    return None
 
 
 def record_raw_sockets(loaded: loader.Loaded) -> None:

@@ -10,8 +10,8 @@ from agent.pods.modes import LIMITED
 from agent.pods.pod import Pod, Problem
 from agent.pods.pod_modes import PodModes
 from probes.spec import probespec
-from probes.spec.apiprobes import HOST_REASON
 from probes.spec.fields import clipped
+from probes.spec.handlers import HOST_REASON
 from probes.spec.specs import PodSpec, parse_pod
 
 PROBES_ANNOTATION: Final = f"{labels.DOMAIN}/probes"

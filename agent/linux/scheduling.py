@@ -5,14 +5,14 @@ import os
 import platform
 import struct
 
-# sched_setattr(2), sched_getattr(2)
+# sched_setattr(2)
 _SYSCALL_NUMBERS = {
-    "x86_64": (314, 315),
-    "aarch64": (274, 275),
-    "riscv64": (274, 275),
-    "loongarch64": (274, 275),
-    "s390x": (345, 346),
-    "ppc64le": (355, 356),
+    "x86_64": 314,
+    "aarch64": 274,
+    "riscv64": 274,
+    "loongarch64": 274,
+    "s390x": 345,
+    "ppc64le": 355,
 }
 # struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
@@ -31,21 +31,12 @@ def shorten_slice() -> None:
     that closes is noticed some ten milliseconds sooner. Threads and processes that this one starts
     have the default. No effect before Linux 6.12 (857b158dc5e8), and for other policies.
     """
-    numbers = _SYSCALL_NUMBERS.get(platform.machine())
-    if numbers is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
+    number = _SYSCALL_NUMBERS.get(platform.machine())
+    if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     attributes = _ATTRIBUTES.pack(
         *(_ATTRIBUTES.size, os.SCHED_OTHER, _RESET_ON_FORK, niceness, 0, SLICE_NS, 0, 0)
     )
     # What fails is an older kernel's or a sandbox's; nothing depends on it.
-    _libc.syscall(numbers[0], 0, attributes, 0)
-
-
-def slice_ns() -> int:
-    """This thread's slice; 0 where the kernel does not report it."""
-    numbers = _SYSCALL_NUMBERS.get(platform.machine())
-    buffer = ctypes.create_string_buffer(_ATTRIBUTES.size)
-    if numbers is None or _libc.syscall(numbers[1], 0, buffer, len(buffer), 0) != 0:
-        return 0
-    return int(_ATTRIBUTES.unpack(buffer.raw)[5])
+    _libc.syscall(number, 0, attributes, 0)

@@ -92,8 +92,8 @@ class PolicyController:
         """Set once the API server's policies are listed, or the wait for them is over."""
         self._hits = hits
         self._raw_sockets = raw_sockets
-        self._admits_raw_sockets_of: RuleSet | None = None
-        self._is_complete = False
+        self._raw_sockets_of: tuple[int, bool] | None = None
+        """Generation and completeness of the rule set that raw sockets are admitted by."""
         self._store = store
         self._labels = labels
         self._used_labels = LabelSnapshot()
@@ -179,7 +179,7 @@ class PolicyController:
         on a busy machine the time is that of others."""
         async with asyncio.timeout(_REFRESH_SECONDS):
             rule_set, seconds = await self._refreshed()
-        if rule_set is not self._rule_set:
+        if rule_set.generation != self._rule_set.generation:
             await self._apply(rule_set)
         if self._api and self._api.has_list:
             self._in_force = self._api.newest(), self._api.invalid()
@@ -201,7 +201,7 @@ class PolicyController:
         while True:
             rule_set = self._rule_set
             admission = await asyncio.to_thread(rule_set.admit, pod, own)
-            if rule_set is self._rule_set:
+            if rule_set.generation == self._rule_set.generation:
                 break
         ids = {rule.id for rule in admission.rules if rule.id} - self._counted
         try:
@@ -263,10 +263,10 @@ class PolicyController:
     def _refresh(
         self, rule_set: RuleSet, labels: LabelSnapshot, host_pods: Sequence[Pod]
     ) -> RuleSet:
-        """The current rule set; the same object if nothing changed. Blocks."""
+        """The current rule set; of the same generation if nothing changed. Blocks."""
         if self._effective.refresh() or labels != self._used_labels:
             self._used_labels = labels
-            rule_set = RuleSet.of(self._effective.policies, labels).with_cgroups(rule_set.cgroups)
+            rule_set = rule_set.with_policies(self._effective.policies, labels)
             log.info(
                 Event.POLICIES_APPLIED,
                 policies=len(rule_set.policies),
@@ -274,12 +274,11 @@ class PolicyController:
             )
         sources = rule_set.sources()
         cgroups = self._source_cgroups.resolve(sources, _uids(rule_set, labels, host_pods))
-        if cgroups == rule_set.cgroups and rule_set is self._rule_set:
-            return rule_set
-        _log_cgroups(
-            _missing(sources, cgroups), _missing(self._rule_set.sources(), self._rule_set.cgroups)
-        )
-        return rule_set.with_cgroups(cgroups)
+        rule_set = rule_set.with_cgroups(cgroups)
+        if rule_set.generation != self._rule_set.generation:
+            before = _missing(self._rule_set.sources(), self._rule_set.cgroups)
+            _log_cgroups(_missing(sources, cgroups), before)
+        return rule_set
 
     async def _apply(self, rule_set: RuleSet) -> None:
         """Use this rule set, and mark the pods whose rules change."""
@@ -292,8 +291,9 @@ class PolicyController:
 
     async def _admit_raw_sockets(self) -> None:
         is_complete = self._api is None or self._api.has_list
-        if self._admits_raw_sockets_of is not self._rule_set or is_complete != self._is_complete:
-            self._admits_raw_sockets_of, self._is_complete = self._rule_set, is_complete
+        admitted = self._rule_set.generation, is_complete
+        if self._raw_sockets_of != admitted:
+            self._raw_sockets_of = admitted
             update = self._raw_sockets.update
             await asyncio.to_thread(update, self._rule_set, is_complete=is_complete)
 
@@ -328,7 +328,7 @@ def _uids(
 def _changed(before: RuleSet, after: RuleSet, admitted: Iterable[_Admitted]) -> list[str]:
     """Uids of pods whose rules change."""
     affected: set[str] | None = None
-    if before.selected is after.selected:
+    if before.selected_since == after.selected_since:
         cgroups = before.cgroups, after.cgroups
         affected = {
             policy.name

@@ -70,6 +70,10 @@ class RuleSet:
     selected: SelectedPolicies = dataclasses.field(
         default_factory=lambda: SelectedPolicies((), LabelSnapshot()), compare=False
     )
+    generation: int = dataclasses.field(default=0, compare=False)
+    """Of those that replaced each other: another number, another rule set."""
+    selected_since: int = dataclasses.field(default=0, compare=False)
+    """The first generation with these policies and labels."""
 
     @classmethod
     def of(cls, policies: Iterable[Policy], labels: LabelSnapshot | None = None) -> "RuleSet":
@@ -83,8 +87,21 @@ class RuleSet:
         keys = ((policy.name, rule) for policy in ordered for rule in policy.rules)
         return cls(ordered, {}, _ids(keys), SelectedPolicies(ordered, labels))
 
+    def with_policies(self, policies: Iterable[Policy], labels: LabelSnapshot) -> "RuleSet":
+        """The next generation, with the same cgroups."""
+        number = self.generation + 1
+        return dataclasses.replace(
+            RuleSet.of(policies, labels),
+            cgroups=self.cgroups,
+            generation=number,
+            selected_since=number,
+        )
+
     def with_cgroups(self, cgroups: Mapping[str, tuple[CgroupId, ...]]) -> "RuleSet":
-        return dataclasses.replace(self, cgroups=cgroups)
+        """The next generation; the same if they are the same."""
+        if cgroups == self.cgroups:
+            return self
+        return dataclasses.replace(self, cgroups=cgroups, generation=self.generation + 1)
 
     def sources(self) -> set[RuleSource]:
         """All sources that have cgroups."""
@@ -145,28 +162,38 @@ class RuleSet:
         )
 
     def _pack(self, rule: PolicyRule, pod: Pod) -> Iterator[Rule]:
-        """The gate's form of the rule, without an id; nothing while it admits nothing."""
-        ports = [(rule.first_port, rule.last_port)]
+        named: Iterable[int] = ()
         if rule.port_name:
-            numbers = pod.spec.port_numbers(rule.port_name, rule.protocol_text)
-            ports = [(number, number) for number in numbers]
-        for first, last in ports:
-            for kind, cgroup, level in self._matches_of(rule.source):
-                yield Rule(kind, rule.protocol, first, last, cgroup, level)
+            named = pod.spec.port_numbers(rule.port_name, rule.protocol_text)
+        return packed(rule, self.cgroups.get(rule.source.name, ()), named)
 
-    def _matches_of(self, source: RuleSource) -> Iterator[tuple[SourceKind, int, int]]:
-        """What sockets are compared with: the kind, a cgroup's id, and its level."""
-        match source.kind:
-            case "any":
-                yield SourceKind.ANY, 0, 0
-            case "kernel":
-                yield SourceKind.KERNEL, 0, 0
-            case kind:
-                for found in self.cgroups.get(source.name, ()):
-                    if kind == "exact":
-                        yield SourceKind.CGROUP, found.id, 0
-                    elif found.level is not None:
-                        yield SourceKind.ANCESTOR, found.id, found.level
+
+def packed(rule: PolicyRule, cgroups: Sequence[CgroupId], named: Iterable[int]) -> Iterator[Rule]:
+    """The gate's form of the rule, without an id; nothing while it admits nothing. cgroups: of its
+    source; named: the pod's ports with its port's name."""
+    ports = [(rule.first_port, rule.last_port)]
+    if rule.port_name:
+        ports = [(number, number) for number in named]
+    for first, last in ports:
+        for kind, cgroup, level in compared(rule.source, cgroups):
+            yield Rule(kind, rule.protocol, first, last, cgroup, level)
+
+
+def compared(
+    source: RuleSource, cgroups: Iterable[CgroupId]
+) -> Iterator[tuple[SourceKind, int, int]]:
+    """What sockets are compared with: the kind, a cgroup's id, and its level."""
+    match source.kind:
+        case "any":
+            yield SourceKind.ANY, 0, 0
+        case "kernel":
+            yield SourceKind.KERNEL, 0, 0
+        case kind:
+            for found in cgroups:
+                if kind == "exact":
+                    yield SourceKind.CGROUP, found.id, 0
+                elif found.level is not None:
+                    yield SourceKind.ANCESTOR, found.id, found.level
 
 
 _MISSING = {

@@ -17,6 +17,7 @@ from probes.engine.workers import ProbeType
 from probes.protocols.http_get import PROBE_CLIENT, HttpClientProfile, HttpTarget
 from probes.protocols.user_agents import PROBE_USER_AGENT
 from probes.spec import probespec
+from probes.spec.definitions import NetworkHandler
 from probes.spec.specs import (
     ContainerProbes,
     Exec,
@@ -82,7 +83,7 @@ class AnsweredRequest:
 
     id: int
     probes: tuple[ProbeName, ...]
-    handler: HttpGet | Grpc | TcpSocket
+    handler: NetworkHandler
     needs_pod: bool
     user_agent: str
 
@@ -289,5 +290,4 @@ def request_of(handler: Handler, address: str, client: HttpClientProfile) -> Req
             return GrpcRequest(handler.service) if handler.mode == "Plaintext" else None
         case TcpSocket():
             return TcpConnect()
-        case Exec():
-            return None
+    return None

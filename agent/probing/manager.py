@@ -34,10 +34,6 @@ from probes.spec import probespec
 from probes.spec.specs import (
     ContainerProbes,
     Exec,
-    Grpc,
-    Handler,
-    HttpGet,
-    TcpSocket,
     with_annotation,
 )
 
@@ -160,7 +156,7 @@ class ProbeManager:
         if pod is None:
             return []
         handlers = {
-            (container.name, kind): _describe(probe.handler)
+            (container.name, kind): str(probe.handler)
             for container in pod.spec.containers
             for kind, probe in (
                 ("Startup", container.startup),
@@ -337,16 +333,3 @@ class ProbeManager:
             return FALSE, "NoNetns", "The pod has no network namespace yet."
         passes, reason, message = self._scheduler.passing(pod.uid)
         return (TRUE if passes else FALSE), reason, message
-
-
-def _describe(handler: Handler) -> str:
-    """As in "http :8080/healthz"."""
-    match handler:
-        case HttpGet():
-            return f"{handler.scheme.lower()} :{handler.port}{handler.path}"
-        case TcpSocket():
-            return f"tcp :{handler.port}"
-        case Grpc():
-            return f"grpc :{handler.port} {handler.service}".rstrip()
-        case _:
-            return "exec"

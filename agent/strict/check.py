@@ -7,12 +7,12 @@ import socket
 
 import pyroute2
 
-from agent.gates.worker import netns_cookie
 from agent.linux.namespaces import in_new_network
 from agent.settings import RelayRanges
 from agent.strict import veth_pair
 from agent.strict.veth_pair import PairError
 from bpf import abi, hooks, pins, sources
+from probes.netns import netns_cookie
 
 NO_COOKIE = (
     "this kernel has no network namespace cookies (Linux 5.14), so a hook cannot distinguish "

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from agent.gates.worker import netns_cookie
 from agent.logs import Event
 from agent.relay import interfaces as relay_interfaces
 from agent.relay import messages
@@ -20,7 +19,7 @@ from agent.strict.process import RelayChannel, RelayError, RelayProcess
 from agent.strict.relay_gates import RelayGates
 from agent.strict.veth_pair import PairError
 from bpf.errors import AttachError
-from probes.netns import Netns, NetnsError
+from probes.netns import Netns, NetnsError, netns_cookie
 
 if TYPE_CHECKING:
     from agent.strict.stats import ConnectionStats

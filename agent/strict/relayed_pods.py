@@ -1,8 +1,10 @@
 """What conditions of pods show of the relay: why it does not serve a pod, why it serves one in
 enforce, and which ports a pod shares."""
 
+import dataclasses
 from collections.abc import Callable
 
+from agent.pods.changes import Changes
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
 from agent.strict import targets as relay_targets
@@ -11,8 +13,22 @@ from agent.strict.targets import RelayPlan
 from bpf.verdicts import Mode
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class RelayAnswers:
+    """What the condition of a pod shows of the relay.
+
+    problem: one sentence about why kubelet connections bypass the relay, or None; need: why a pod
+    in enforce needs the relay, as a clause; note: one sentence about ports that the pod shares with
+    others. Both are empty for most pods.
+    """
+
+    problem: str | None
+    need: str
+    note: str
+
+
 class RelayedPods:
-    """Has the plan of targets, and marks each pod of which its answers changed."""
+    """Has the plan of targets, and answers from it."""
 
     def __init__(self, store: PodStore, serving: Callable[[], ActiveRelay | str]) -> None:
         """serving: the relay that serves, or one sentence about why none does."""
@@ -20,27 +36,19 @@ class RelayedPods:
         self._serving = serving
         self.plan = RelayPlan((), {})
         """The newest one; to be replaced, then `publish`."""
-        self._reported: dict[str, tuple[str | None, str, str]] = {}
-        """Last results of `problem_for`, `need_for` and `note_for`, by pod's uid."""
+        self.changes = Changes()
+        """Pods whose answers may have changed. Subscribers compare, by their own memory."""
 
-    def problem_for(self, state: PodState) -> str | None:
-        """One sentence about why kubelet connections bypass the relay for this pod, or None."""
-        problem, _, _ = self._reported[state.pod.uid] = self._report_on(state)
-        return problem
-
-    def note_for(self, state: PodState) -> str:
-        """One sentence about ports that the pod shares with others; empty if it shares none."""
-        return self.plan.notes.get(state.pod.uid, "")
-
-    def _report_on(self, state: PodState) -> tuple[str | None, str, str]:
-        return self.bypassed_because(state), self.need_for(state), self.note_for(state)
+    def answers_for(self, state: PodState) -> RelayAnswers:
+        note = self.plan.notes.get(state.pod.uid, "")
+        return RelayAnswers(self.problem_for(state), self.need_for(state), note)
 
     def need_for(self, state: PodState) -> str:
         """Why a pod in enforce needs the relay, as a clause; empty if it does not."""
         return self.plan.needs.get(state.pod.uid, "") if state.pod.mode is Mode.ENFORCE else ""
 
-    def bypassed_because(self, state: PodState) -> str | None:
-        """As `problem_for`, for a reader that follows no changes."""
+    def problem_for(self, state: PodState) -> str | None:
+        """One sentence about why kubelet connections bypass the relay for this pod, or None."""
         uid = state.pod.uid
         if state.pod.mode is Mode.ENFORCE and not self.need_for(state):
             return relay_targets.NOT_STRICT
@@ -66,13 +74,9 @@ class RelayedPods:
         return None
 
     def publish(self) -> None:
-        """Mark the pods whose problem with the relay changed."""
-        states = {state.pod.uid: state for state in self._store.states()}
-        for uid, reported in list(self._reported.items()):
-            if (state := states.get(uid)) is None:
-                del self._reported[uid]
-            elif self._report_on(state) != reported:
-                self._store.in_force.mark(uid)
+        """The plan, or the relay that serves, may have changed."""
+        for state in self._store.states():
+            self.changes.mark(state.pod.uid)
 
 
 def sentence(text: str) -> str:

@@ -102,8 +102,7 @@ class RelaySupervisor:
         """answered: the probes that relays answer; modes: where strict is the node's default, a
         relay runs before there are pods, and with a ceiling below strict pods in enforce have none;
         has_fallback: whether gates of pods in strict admit the kubelet while no relay serves;
-        https_hooks: the feature gate PodLifecycleHTTPS; store: pods of
-        which `pods` answers differently are marked there; stats: gets the relays' reports."""
+        https_hooks: the feature gate PodLifecycleHTTPS; stats: gets the relays' reports."""
         self.has_fallback = has_fallback
         self._https_hooks = https_hooks
         self._launcher = launcher

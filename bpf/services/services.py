@@ -10,7 +10,6 @@ import itertools
 import pathlib
 import shutil
 import socket
-import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TypeVar
 
@@ -18,7 +17,6 @@ from bpf import abi, errors, features, maps, pinning, pins, rcu, sources, syscal
 from bpf.program_sets import ProgramSet, ProgramSpec
 from bpf.services import links as service_links
 from bpf.services.tables import (
-    COUNTS,
     ENDPOINT_KEY,
     ENDPOINTS,
     MAPS,
@@ -31,7 +29,6 @@ from bpf.services.tables import (
     SET,
     CService,
     ServiceAddress,
-    ServiceCounter,
     ServiceEntry,
 )
 
@@ -122,16 +119,6 @@ class ServiceMaps:
             rcu.wait_for_programs()
             self._remove_sets(unused)
             self._remove_inherited_sets()
-
-    def counts(self) -> dict[ServiceCounter, int]:
-        """The programs' counters, since they were loaded."""
-        values = {
-            count: self._map(COUNTS).get(struct.pack("=I", count)) for count in ServiceCounter
-        }
-        return {
-            count: sum(struct.unpack(f"={len(value) // 8}Q", value)) if value else 0
-            for count, value in values.items()
-        }
 
     def _map(self, spec: abi.MapSpec) -> maps.Map:
         return self._maps[spec.name]

@@ -2,7 +2,6 @@
 
 import ctypes
 import dataclasses
-import enum
 import struct
 
 from bpf import abi
@@ -12,7 +11,7 @@ MAX_ENDPOINTS = 1048576
 _MAX_AFFINITIES = 131072
 _MAX_UDP_FLOWS = 65536
 
-_HASH, _PERCPU_ARRAY, _LRU_HASH, _SOCKET_STORAGE = 1, 6, 9, 24
+_HASH, _LRU_HASH, _SOCKET_STORAGE = 1, 9, 24
 _NO_PREALLOC = 1
 
 
@@ -92,20 +91,9 @@ AFFINITIES = abi.MapSpec("service_affinities", _LRU_HASH, CClientKey, CAffinity,
 UDP_FLOWS = abi.MapSpec(
     "service_udp_flows", _LRU_HASH, CUdpFlowKey, CServiceAddress, _MAX_UDP_FLOWS
 )
-COUNTS = abi.MapSpec("service_counts", _PERCPU_ARRAY, abi.U32, abi.U64, 5)
-MAPS = (SERVICES, ENDPOINTS, MEMBERS, AFFINITIES, UDP_FLOWS, COUNTS)
+MAPS = (SERVICES, ENDPOINTS, MEMBERS, AFFINITIES, UDP_FLOWS)
 PEERS = abi.MapSpec("service_peers", _SOCKET_STORAGE, ctypes.c_int32, CPeer, 0, _NO_PREALLOC)
 """Which only the programs read."""
-
-
-class ServiceCounter(enum.IntEnum):
-    """`enum service_count`."""
-
-    TRANSLATED = 0
-    REJECTED = 1
-    AFFINITY = 2
-    REPLIES = 3
-    RACES = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

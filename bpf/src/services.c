@@ -78,15 +78,6 @@ struct udp_flow_key {
 	__u32 is_reply;
 };
 
-enum service_count {
-	COUNT_TRANSLATED,
-	COUNT_REJECTED, /* no endpoints */
-	COUNT_AFFINITY, /* translated to the client's previous endpoint */
-	COUNT_REPLIES,	/* reply datagrams */
-	COUNT_RACES,	/* attempts used up by replaced sets */
-	SERVICE_COUNTS,
-};
-
 enum translation {
 	OUTCOME_NO_SERVICE,
 	OUTCOME_TRANSLATED,
@@ -103,15 +94,6 @@ BPF_TABLE("lru_hash", struct client_key, struct affinity, service_affinities, MA
 BPF_TABLE("lru_hash", struct udp_flow_key, struct service_address, service_udp_flows,
 	  MAX_UDP_FLOWS);
 BPF_SK_STORAGE(service_peers, struct peer);
-BPF_PERCPU_ARRAY(service_counts, __u64, SERVICE_COUNTS);
-
-ALWAYS_INLINE void count_service(__u32 what)
-{
-	__u64 *count = service_counts.lookup(&what);
-
-	if (count)
-		(*count)++;
-}
 
 ALWAYS_INLINE bool is_same_address_port(struct service_address *one, struct service_address *other)
 {
@@ -184,7 +166,6 @@ ALWAYS_INLINE enum translation translate(struct bpf_sock_addr *context,
 		struct service *found = services.lookup(place);
 		struct client_key client = {};
 		struct service_address *before = 0;
-		bool is_affine = false;
 		struct service service;
 		struct service_address chosen = {};
 		bool is_chosen = false;
@@ -204,8 +185,7 @@ ALWAYS_INLINE enum translation translate(struct bpf_sock_addr *context,
 				client.service = service.id;
 				client.netns = bpf_get_netns_cookie(context);
 				now_ns = bpf_ktime_get_ns();
-				is_affine = find_affinity(&service, &client, &chosen, now_ns);
-				is_chosen = is_affine;
+				is_chosen = find_affinity(&service, &client, &chosen, now_ns);
 			}
 			if (!is_chosen && !pick_endpoint(&service, &chosen))
 				continue;
@@ -215,22 +195,16 @@ ALWAYS_INLINE enum translation translate(struct bpf_sock_addr *context,
 			return OUTCOME_NO_SERVICE;
 		if (found->set != service.set)
 			continue;
-		if (!service.endpoint_count) {
-			count_service(COUNT_REJECTED);
+		if (!service.endpoint_count)
 			return OUTCOME_REJECTED;
-		}
 		if (client.service) {
 			struct affinity affinity = {.place = chosen, .used_ns = now_ns};
 
 			service_affinities.update(&client, &affinity);
 		}
-		if (is_affine)
-			count_service(COUNT_AFFINITY);
-		count_service(COUNT_TRANSLATED);
 		*place = chosen;
 		return OUTCOME_TRANSLATED;
 	}
-	count_service(COUNT_RACES);
 	return OUTCOME_REJECTED;
 }
 
@@ -395,10 +369,8 @@ int service_recvmsg4(struct bpf_sock_addr *context)
 {
 	struct service_address place = address4(context);
 
-	if (find_service(context, &place, true)) {
-		count_service(COUNT_REPLIES);
+	if (find_service(context, &place, true))
 		write4(context, &place);
-	}
 	return SOCKET_ALLOW;
 }
 
@@ -406,10 +378,8 @@ int service_recvmsg6(struct bpf_sock_addr *context)
 {
 	struct service_address place = address6(context);
 
-	if (find_service(context, &place, true)) {
-		count_service(COUNT_REPLIES);
+	if (find_service(context, &place, true))
 		write6(context, &place);
-	}
 	return SOCKET_ALLOW;
 }
 

@@ -17,11 +17,9 @@ from probes.engine.alarms import Alarms
 from probes.netns import Netns
 from probes.protocols.dialing import DialAttempt, LoopPoller
 from probes.protocols.exchanges import ExchangeTarget
-from probes.protocols.grpc_health import GrpcTarget
-from probes.protocols.http_get import HttpTarget
-from probes.protocols.tcp import TcpTarget
 from probes.results import ExchangeResult, ProbeOutcome, ProbeResult
-from probes.spec.definitions import Exec, Grpc, HttpGet, Probe, TcpSocket
+from probes.spec import handlers
+from probes.spec.definitions import Probe
 
 ATTEMPT_DELAY_SECONDS = 0.25
 """How long one address may be silent before the next joins (RFC 8305 section 5)."""
@@ -64,8 +62,9 @@ def plan(
     positive.
     """
     handler, timeout = probe.handler, probe.timeout_seconds
-    if isinstance(handler, Exec):
-        raise ValueError("exec probes are run by the kubelet, never by podgate")
+    target = handlers.kind_of(handler).target
+    if target is None:
+        raise ValueError(f"{handler} probes are run by the kubelet, never by podgate")
     if not timeout > 0:
         raise ValueError(f"a probe's timeout must be positive, not {timeout}")
     try:
@@ -78,7 +77,7 @@ def plan(
     share = timeout / 2 / max(1, max(len(group) for group in groups) - 1)
     return ProbePlan(
         tuple(
-            tuple(candidate_for(address, _target(handler, address, timeout)) for address in group)
+            tuple(candidate_for(address, target(handler, address, timeout)) for address in group)
             for group in groups
         ),
         timeout,
@@ -90,18 +89,6 @@ def candidate_for(address: str, target: ExchangeTarget) -> DialCandidate:
     """Raises ValueError for what is no address."""
     family = socket.AF_INET6 if families.family_of(address) == "IPv6" else socket.AF_INET
     return DialCandidate(int(family), address, target)
-
-
-def _target(
-    handler: HttpGet | TcpSocket | Grpc, address: str, timeout_seconds: float
-) -> ExchangeTarget:
-    match handler:
-        case TcpSocket():
-            return TcpTarget(handler.port)
-        case HttpGet():
-            return HttpTarget(handler, address)
-        case Grpc():
-            return GrpcTarget(handler, address, timeout_seconds)
 
 
 class Prober:

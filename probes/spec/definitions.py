@@ -35,11 +35,17 @@ class HttpGet(msgspec.Struct, frozen=True):
     body_contains: str = ""
     """What the first 10 KiB of the body must contain."""
 
+    def __str__(self) -> str:
+        return f"{self.scheme.lower()} :{self.port}{self.path}"
+
 
 class TcpSocket(msgspec.Struct, frozen=True):
     """Connect; an open port is healthy."""
 
     port: int
+
+    def __str__(self) -> str:
+        return f"tcp :{self.port}"
 
 
 class Grpc(msgspec.Struct, frozen=True):
@@ -51,11 +57,17 @@ class Grpc(msgspec.Struct, frozen=True):
     """TLS does not verify the certificate (KEP-4939)."""
     tls: TlsPolicy | None = None
 
+    def __str__(self) -> str:
+        return f"grpc :{self.port} {self.service}".rstrip()
+
 
 class Exec(msgspec.Struct, frozen=True):
     """A command inside the container: run by the kubelet, never by podgate."""
 
     command: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "exec"
 
 
 class OtherNetwork(msgspec.Struct, frozen=True):
@@ -66,7 +78,9 @@ class OtherNetwork(msgspec.Struct, frozen=True):
     """`namespace/name` of the network's definition."""
 
 
-Handler = HttpGet | TcpSocket | Grpc | Exec
+NetworkHandler = HttpGet | TcpSocket | Grpc
+"""Those that connect to a port of the pod. Each has its text, such as "http :8080/healthz"."""
+Handler = NetworkHandler | Exec
 
 
 class Probe(msgspec.Struct, frozen=True):

@@ -8,16 +8,16 @@ the API has the field (KEP-4559: moving from `tcpSocket:` to `tcp:` is the whole
 import re
 import ssl
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from probes.errors import ProbeError
 from probes.spec import definitions
-from probes.spec.apiprobes import HOST_REASON, PORT_MAX
 from probes.spec.definitions import ContainerProbes, Handler, IpFamily, IpFamilyPolicy, Probe
 from probes.spec.fields import FieldProblem, clipped
+from probes.spec.handlers import HOST_REASON, NAMES, PORT_MAX
 
 ANNOTATION = "podgate.io/probe-spec"
 API_VERSION = "podgate.io/v2"
@@ -96,6 +96,17 @@ class TlsFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
             raise _FieldError("caBundle", "has no certificate in PEM that can be read")
 
 
+class HandlerFields(Protocol):
+    """The fields of one kind of handler, as `ProbeFields` has them by the kind's name."""
+
+    @property
+    def port(self) -> int | str: ...
+
+    def handler(self, port: int) -> Handler:
+        """The handler, with the port's number."""
+        ...
+
+
 class HttpFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     """GET a path; 200 to 399 is healthy."""
 
@@ -118,12 +129,27 @@ class HttpFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
         if self.protocol == "HTTP2" and self.scheme != "HTTP":
             raise _FieldError("protocol", "may be HTTP2 only with scheme HTTP")
 
+    def handler(self, port: int) -> Handler:
+        return definitions.HttpGet(
+            port=port,
+            path=self.path or "/",
+            scheme=self.scheme,
+            headers=tuple((header.name, header.value) for header in self.http_headers),
+            protocol=self.protocol,
+            tls=_tls(self.tls),
+            statuses=tuple(map(_status_range, self.statuses)),
+            body_contains=self.body_contains,
+        )
+
 
 class TcpFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     """Connect; an open port is healthy."""
 
     port: PortNumber | PortName
     host: NoHost = ""
+
+    def handler(self, port: int) -> Handler:
+        return definitions.TcpSocket(port)
 
 
 class GrpcFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
@@ -137,6 +163,9 @@ class GrpcFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     def __post_init__(self) -> None:
         if self.tls is not UNSET and self.mode != "TLS":
             raise _FieldError("tls", "may be given only with mode TLS")
+
+    def handler(self, port: int) -> Handler:
+        return definitions.Grpc(port, self.service, self.mode, _tls(self.tls))
 
 
 class NetworkFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
@@ -173,9 +202,9 @@ class ProbeFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     answered: bool = False
 
     def __post_init__(self) -> None:
-        given = [name for name in ("http", "tcp", "grpc") if getattr(self, name) is not UNSET]
+        given = [name for name in NAMES if getattr(self, name) is not UNSET]
         if not given:
-            raise _FieldError("", "needs a handler: one of http, tcp, grpc")
+            raise _FieldError("", f"needs a handler: one of {', '.join(NAMES)}")
         if len(given) > 1:
             raise _FieldError(given[-1], f"is a second handler in addition to {given[0]}: keep one")
         for name in ("period", "timeout"):
@@ -189,7 +218,7 @@ class ProbeFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
 
 
 _ONE_HANDLER = {
-    "oneOf": [{"required": [name]} for name in ("http", "tcp", "grpc")],
+    "oneOf": [{"required": [name]} for name in NAMES],
     "not": {
         "anyOf": [
             {"required": [f"{name}Seconds", f"{name}Milliseconds"]}
@@ -329,24 +358,9 @@ def _probe(fields: ProbeFields | UnsetType, path: str, named: Mapping[str, int])
 
 
 def _handler(fields: ProbeFields, path: str, named: Mapping[str, int]) -> Handler:
-    if fields.http is not UNSET:
-        http = fields.http
-        return definitions.HttpGet(
-            port=_port(http.port, f"{path}.http", named),
-            path=http.path or "/",
-            scheme=http.scheme,
-            headers=tuple((header.name, header.value) for header in http.http_headers),
-            protocol=http.protocol,
-            tls=_tls(http.tls),
-            statuses=tuple(map(_status_range, http.statuses)),
-            body_contains=http.body_contains,
-        )
-    if fields.tcp is not UNSET:
-        return definitions.TcpSocket(_port(fields.tcp.port, f"{path}.tcp", named))
-    assert fields.grpc is not UNSET
-    grpc = fields.grpc
-    port = _port(grpc.port, f"{path}.grpc", named)
-    return definitions.Grpc(port, grpc.service, grpc.mode, _tls(grpc.tls))
+    (name,) = (name for name in NAMES if getattr(fields, name) is not UNSET)
+    given: HandlerFields = getattr(fields, name)
+    return given.handler(_port(given.port, f"{path}.{name}", named))
 
 
 def _tls(fields: TlsFields | UnsetType) -> definitions.TlsPolicy | None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from probes.spec import networks, probespec
-from probes.spec.apiprobes import PORT_MAX, named_ports_of, read_http_get, read_probe
+from probes.spec.apiprobes import named_ports_of, read_probe
 from probes.spec.definitions import (
     ContainerPort,
     ContainerProbes,
@@ -13,10 +13,12 @@ from probes.spec.definitions import (
     Grpc,
     Handler,
     HttpGet,
+    NetworkHandler,
     Probe,
     TcpSocket,
 )
 from probes.spec.fields import FieldProblem, Fields
+from probes.spec.handlers import KINDS, PORT_MAX, read_http_get
 
 __all__ = [
     "ContainerPort",
@@ -52,7 +54,7 @@ class DeclaredPorts(msgspec.Struct, frozen=True):
 class PortUser(msgspec.Struct, frozen=True):
     """A probe or hook of the manifest that connects to a port of the pod."""
 
-    action: HttpGet | TcpSocket | Grpc
+    action: NetworkHandler
     container: str
     handler: str
     """startup, readiness, liveness, postStart or preStop."""
@@ -273,10 +275,11 @@ class _PodReader:
         lifecycle = container.raw("lifecycle")
         hooks = lifecycle if isinstance(lifecycle, dict) else {}
         # As in _hooks, and pkg/kubelet/prober/prober.go.
+        with_host = tuple(name for name, kind in KINDS.items() if kind.has_host)
         actions = (
-            ("startup", container.raw("startupProbe"), ("httpGet", "tcpSocket")),
-            ("readiness", container.raw("readinessProbe"), ("httpGet", "tcpSocket")),
-            ("liveness", container.raw("livenessProbe"), ("httpGet", "tcpSocket")),
+            ("startup", container.raw("startupProbe"), with_host),
+            ("readiness", container.raw("readinessProbe"), with_host),
+            ("liveness", container.raw("livenessProbe"), with_host),
             ("postStart", hooks.get("postStart"), ("httpGet",)),
             ("preStop", hooks.get("preStop"), ("httpGet",)),
         )

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.lab.lab import BPFFS, Lab, LabPod
 from agent.linux.cgroups import cgroup2_mount
@@ -19,9 +18,11 @@ from bpf.gates import Attachment, Counts, GateConfig, Gates
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode, Reason, Verdict
+from probes.netns import netns_cookie
 from tests.bench import figures, packets, rates
 from tests.bench.crowd import Crowd
 from tests.kernel import frames, links, questions, traffic
+from tests.kernel.reply_tables import start_reply_table
 
 _PAIRS = 20
 _FEW, _MANY = 10, 1_000
@@ -159,7 +160,7 @@ class Podgate:
         self._hooks.attach()
         for pod in self.pods:
             self._gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
-            self._gates.start_reply_table(pod.ifindex)
+            start_reply_table(self._gates, pod.ifindex)
 
     def take_off(self) -> None:
         self._hooks.detach()

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from agent.lab import lab as labs
 from agent.services.client.v1alpha1 import endpoints_pb2
 from agent.services.proxy import nftables
-from agent.services.proxy.backends import Backend
+from agent.services.proxy.backend import Backend
 from agent.services.proxy.combined import CombinedBackend
 from agent.services.proxy.ebpf import EbpfBackend
 from agent.services.proxy.frontends import FrontendTable

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.default_deny import table as default_deny_table
-from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess, Launch
 from agent.linux.cgroups import cgroup2_mount
@@ -17,6 +16,7 @@ from bpf import abi, cleanup, loader, pins
 from bpf import gates as gates_module
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
+from probes.netns import netns_cookie
 from tests import polling
 from tests.cni import calling
 from tests.kernel import attached, cgroups, enforcing, guarded, offers

@@ -18,6 +18,7 @@ from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, traffic
 from tests.kernel.counting import Counting
+from tests.kernel.reply_tables import start_reply_table
 
 END_PORT = 9
 TCP_PORT = 80
@@ -55,7 +56,7 @@ class PodState:
         self.arrived()
         for pod in self._pods:
             self._gates.install(pod.ifindex, GateConfig(mode, pod.addresses, self._rules))
-            self._gates.start_reply_table(pod.ifindex)
+            start_reply_table(self._gates, pod.ifindex)
         self._own, self._neighbours = (Counting(self._gates, pod.ifindex) for pod in self._pods)
 
     def moved(self) -> Moved:

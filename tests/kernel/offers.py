@@ -10,13 +10,13 @@ from collections.abc import Collection
 
 import pytest
 
-from agent.gates.worker import netns_cookie
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.nft_cgroups import CgroupMatches
 from agent.operate.pinned import bpftool
 from agent.services.linux import ipvs
 from bpf import errors, features, listeners, raw_socket_policy, syscalls, tcx
 from probes import sock_diag
+from probes.netns import netns_cookie
 from tests.kernel import foreign
 from tests.kernel.syns import FirstPacket, Target
 

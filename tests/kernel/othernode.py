@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterable, Iterator
 
 from agent.gates.host_devices import programs_for
-from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.lab.lab import LabPod
 from agent.linux import rtnetlink, tunnels, udp_listeners
@@ -21,6 +20,7 @@ from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, loader, pins
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
+from probes.netns import netns_cookie
 from tests.kernel import conversations, links, traffic
 from tests.kernel.test_bypass_reentry import programs
 

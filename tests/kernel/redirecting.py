@@ -12,12 +12,12 @@ import sys
 import time
 from collections.abc import Iterator
 
-from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, loader, pins
 from bpf.node_config import NodeConfig
 from bpf.redirect import Redirect
+from probes.netns import netns_cookie
 from tests.kernel import offers, traffic
 
 PORT, OTHER_PORT = 8080, 8081

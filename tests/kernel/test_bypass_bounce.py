@@ -17,6 +17,7 @@ from tests.kernel import foreign, frames, guarded, links, syns, traffic, tunnell
 from tests.kernel.conftest import MakeGates
 from tests.kernel.counting import Counting
 from tests.kernel.guarded import PodState
+from tests.kernel.reply_tables import start_reply_table
 
 pytestmark = pytest.mark.kernel
 
@@ -53,7 +54,7 @@ class Bouncing:
     def set_router_mode(self, mode: Mode) -> Counting:
         config = GateConfig(mode, self._router.addresses)
         self._gates.install(self._router.ifindex, config)
-        self._gates.start_reply_table(self._router.ifindex)
+        start_reply_table(self._gates, self._router.ifindex)
         return Counting(self._gates, self._router.ifindex)
 
     def stamp_without_a_gate(self) -> None:
@@ -222,7 +223,7 @@ def test_stamp_survives_programs_that_accept_packets(
         bouncing.send(version, frames.SYN)
         assert bouncing.watched.arrived(bouncing.end)  # the path works
         gates.install(router.ifindex, GateConfig(Mode.AUDIT, router.addresses))
-        gates.start_reply_table(router.ifindex)
+        start_reply_table(gates, router.ifindex)
         bouncing.send(version, frames.SYN)
         assert bouncing.watched.arrived(bouncing.end) == []
 

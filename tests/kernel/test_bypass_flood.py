@@ -18,6 +18,7 @@ from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import cgroups, frames, guarded, links, offers, syns, traffic, wire
 from tests.kernel.counting import Counting
+from tests.kernel.reply_tables import start_reply_table
 from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
@@ -67,7 +68,7 @@ class Flooding:
     def enforce(self, *rules: Rule) -> list[Counting]:
         for pod in self.pods:
             self._gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses, rules))
-            self._gates.start_reply_table(pod.ifindex)
+            start_reply_table(self._gates, pod.ifindex)
         return [Counting(self._gates, pod.ifindex) for pod in self.pods]
 
 

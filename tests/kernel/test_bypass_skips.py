@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, loader, pins
@@ -18,6 +17,7 @@ from bpf.gates import GateConfig, Gates
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode, Reason, Verdict
+from probes.netns import netns_cookie
 from tests.kernel import frames, links, offers, uring, wire, xsk
 from tests.kernel.counting import Counting
 

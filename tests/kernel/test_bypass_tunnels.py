@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, loader, pins
@@ -19,6 +18,7 @@ from bpf.hooks import Hooks
 from bpf.host_devices import HostDevicePrograms
 from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode, Reason, Verdict
+from probes.netns import netns_cookie
 from tests.kernel import frames, guarded, links, offers, syns, traffic, tunnelled, uring, wire
 from tests.kernel.counting import Counting
 from tests.kernel.guarded import PodState

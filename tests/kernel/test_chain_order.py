@@ -15,6 +15,7 @@ from bpf import abi, clsact, loader, pins, syscalls
 from bpf.gates import Attachment, Gates
 from tests.kernel import foreign, offers, traffic
 from tests.kernel.conftest import MakeGates
+from tests.kernel.reply_tables import start_reply_table
 from tests.kernel.test_attach import attacked, enforcing, links
 from tests.kernel.test_neighbours import names
 
@@ -34,7 +35,7 @@ def pod(lab: labs.Lab) -> Iterator[labs.LabPod]:
 def attached_gates(make_gates: MakeGates, pod: labs.LabPod, kind: Attachment) -> Gates:
     gates = make_gates(kind)
     gates.install(pod.ifindex, enforcing(pod))
-    gates.start_reply_table(pod.ifindex)
+    start_reply_table(gates, pod.ifindex)
     return gates
 
 

@@ -27,6 +27,7 @@ from tests.kernel import cgroups, cniruntime, dialling, offers, traffic
 from tests.kernel.cniruntime import FIRST, AddFailed, Network, pod_in, sandbox
 from tests.kernel.conftest import MakeGates
 from tests.kernel.dialling import PORT
+from tests.kernel.reply_tables import start_reply_table
 from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
@@ -169,7 +170,7 @@ def test_the_next_agent_finds_the_gate_as_its_own(
             exact = GateConfig(Mode.ENFORCE, pod.addresses, (Rule(SourceKind.KUBELET, 6, 80, 80),))
             dialler.go_on()
             gates.install(pod.ifindex, exact, grace_seconds=5)
-            gates.start_reply_table(pod.ifindex)
+            start_reply_table(gates, pod.ifindex)
             dialler.go_on()
         assert dialler.connected == 0
         assert gates.installed() == {pod.ifindex: exact}
@@ -187,7 +188,7 @@ def test_an_agent_that_runs_already_takes_it_over_without_grace(
     gates = make_gates(attachment)
     with added(node.network(), "web") as pod:
         gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses), grace_seconds=5)
-        gates.start_reply_table(pod.ifindex)
+        start_reply_table(gates, pod.ifindex)
         assert attempts.datagram_from_node(pod, "IPv4") == "does not arrive"
         assert gates.is_attached(pod.ifindex)
 
@@ -203,7 +204,7 @@ def test_what_the_agent_has_done_already_stays(
     with added(network, "web") as pod:
         exact = GateConfig(Mode.AUDIT, pod.addresses)
         gates.install(pod.ifindex, exact)
-        gates.start_reply_table(pod.ifindex)
+        start_reply_table(gates, pod.ifindex)
         network.gate("web", pod.netns.path)
         assert gates.installed() == {pod.ifindex: exact}
 
@@ -227,7 +228,7 @@ def test_agent_and_plugin_at_the_same_time_make_one_gate(
                 # At any point of the plugin's work: the outcome is the same.
                 time.sleep(number * 0.004)
                 gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
-                gates.start_reply_table(pod.ifindex)
+                start_reply_table(gates, pod.ifindex)
                 adding.result()
                 assert pod.ifindex in gates.installed()
                 with pod.listen(PORT):

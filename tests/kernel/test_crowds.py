@@ -16,6 +16,7 @@ from bpf import abi, errors, loader, pins, syscalls
 from bpf.gates import Attachment, Gates
 from tests.kernel import foreign, traffic
 from tests.kernel.conftest import MakeGates
+from tests.kernel.reply_tables import start_reply_table
 from tests.kernel.test_attach import attacked, enforcing, filters, links, qdiscs
 
 pytestmark = pytest.mark.kernel
@@ -122,7 +123,7 @@ def test_agent_that_ends_before_gates_are_settled_leaves_them_to_the_next_one(
     assert following.unsettled == {pod.ifindex}
     with attacked(pod):
         following.install(pod.ifindex, enforcing(pod))
-        assert following.start_reply_table(pod.ifindex) is False
+        assert start_reply_table(following, pod.ifindex) is False
     assert len(links(installation)) == 2
     assert filters(pod) == []
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import pytest
 
 from agent.default_deny.table import DefaultDenyError, DefaultDenyTable
-from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, loader, pins
 from bpf.hooks import Hooks
 from bpf.kubelet_unit import KubeletUnit
 from bpf.node_config import NodeConfig
+from probes.netns import netns_cookie
 from tests.kernel import cgroups, offers, traffic
 from tests.kernel.default_deny import (
     OURS,

@@ -14,11 +14,10 @@ from typing import IO
 
 import pytest
 
-from agent.gates import worker
 from agent.lab import leftovers
 from agent.linux.cgroups import cgroup2_mount
 from bpf import abi, errors, syscalls
-from probes.netns import Netns
+from probes.netns import Netns, netns_cookie
 from tests.kernel import offers
 from tests.polling import wait_until
 
@@ -63,7 +62,7 @@ def test_story_fits_a_terminal_of_80_columns(isolated: None) -> None:
     for number, name in enumerate(("open", "audit", "enforce", "strict", "failure", "clean-up"), 1):
         assert f"✓ {number} {name}" in shown
     offered = ("kubelet by the relay", "after 15 s")
-    facts = offered if worker.netns_cookie() is not None else ("strict needs Linux 5.14",)
+    facts = offered if netns_cookie() is not None else ("strict needs Linux 5.14",)
     for fact in ("packet socket arrives", "host dropped", "without agent", *facts):
         assert fact in shown
     assert "demo/web" in shown[shown.index("$ podgate drops") :]

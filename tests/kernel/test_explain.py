@@ -25,6 +25,7 @@ from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import cgroups, explained, frames, guarded, syns, traffic
 from tests.kernel.counting import Counting
 from tests.kernel.guarded import PodState
+from tests.kernel.reply_tables import start_reply_table
 from tests.kernel.syns import FirstPacket, Target
 
 pytestmark = pytest.mark.kernel
@@ -339,7 +340,7 @@ def test_reply_passes_and_the_answer_names_the_flow_of_the_pod(
     pod = lab.add_pod("web", 1)
     node_address = traffic.NODE[version]
     gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
-    gates.start_reply_table(pod.ifindex)
+    start_reply_table(gates, pod.ifindex)
     family = traffic.family(version)
     with (
         socket.socket(family, socket.SOCK_DGRAM) as server,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.gates import worker
-from agent.gates.worker import GateWorker, netns_cookie
+from agent.gates.worker import GateWorker
 from agent.lab import attempts
 from agent.lab import lab as labs
 from agent.linux.cgroups import cgroup2_mount
@@ -26,6 +26,7 @@ from bpf.node_config import NodeConfig
 from bpf.pinning import Origin, Outcome
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
+from probes.netns import netns_cookie
 from tests.kernel import offers
 from tests.kernel.cgroups import cgroup
 from tests.kernel.counting import Counting

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.gates.worker import netns_cookie
 from agent.kubelet import host_probes
 from agent.linux.cgroups import cgroup2_mount
 from agent.pods.pod import Pod
@@ -14,6 +13,7 @@ from bpf import abi, loader, pins
 from bpf.hooks import Hooks
 from bpf.host_probes import HostProbes, Target
 from bpf.node_config import NodeConfig
+from probes.netns import netns_cookie
 from probes.spec.specs import parse_pod
 from tests.kernel import offers
 from tests.kernel.cgroups import Cgroup, cgroup

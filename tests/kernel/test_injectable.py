@@ -27,10 +27,8 @@ def test_nothing_is_marked_at_first(injectable: InjectableMap) -> None:
 @pytest.mark.parametrize("ifindex", [1, 63, 64, 65, 1000, LAST])
 def test_mark_and_unmark(injectable: InjectableMap, ifindex: int) -> None:
     injectable.mark(ifindex, is_node_sent=True)
-    assert injectable.is_marked(ifindex)
     assert injectable.marked() == {ifindex}
     injectable.mark(ifindex, is_node_sent=False)
-    assert not injectable.is_marked(ifindex)
     assert injectable.marked() == set()
 
 
@@ -48,8 +46,3 @@ def test_number_beyond_the_map_is_one_sentence(injectable: InjectableMap, ifinde
     with pytest.raises(ValueError, match=words):
         injectable.mark(ifindex, is_node_sent=True)
     assert injectable.marked() == set()
-
-
-@pytest.mark.parametrize("ifindex", [0, LAST + 1])
-def test_number_beyond_the_map_is_not_marked(injectable: InjectableMap, ifindex: int) -> None:
-    assert not injectable.is_marked(ifindex)

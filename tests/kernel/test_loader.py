@@ -9,7 +9,6 @@ from typing import NoReturn
 
 import pytest
 
-from agent.gates.worker import netns_cookie
 from bpf import (
     abi,
     artefacts,
@@ -24,6 +23,7 @@ from bpf import (
     syscalls,
 )
 from bpf.pinning import Origin
+from probes.netns import netns_cookie
 from tests.kernel import foreign, offers, versions
 
 pytestmark = pytest.mark.kernel

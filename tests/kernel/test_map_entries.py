@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from agent.gates.worker import netns_cookie
 from agent.operate.pinned import bpftool
 from agent.operate.pinned import maps as pinned_maps
 from bpf import abi, artefacts, listeners, loader, map_values, maps, pins, syscalls
 from bpf.pinning import Origin
+from probes.netns import netns_cookie
 
 pytestmark = pytest.mark.kernel
 

@@ -29,6 +29,7 @@ from bpf.replies import (
 )
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, links, traffic
+from tests.kernel.reply_tables import start_reply_table
 
 pytestmark = pytest.mark.kernel
 
@@ -47,7 +48,7 @@ def pod(lab: labs.Lab) -> labs.LabPod:
 def enforce(gates: Gates, pod: labs.LabPod, *, grace_seconds: float = 0) -> None:
     config = GateConfig(Mode.ENFORCE, pod.addresses)
     gates.install(pod.ifindex, config, grace_seconds=grace_seconds)
-    gates.start_reply_table(pod.ifindex)
+    start_reply_table(gates, pod.ifindex)
 
 
 @contextlib.contextmanager
@@ -267,7 +268,7 @@ def test_grace_is_not_renewed_by_installing_again(gates: Gates, pod: labs.LabPod
 
 def test_audit_drops_no_datagram_and_counts_it(gates: Gates, pod: labs.LabPod) -> None:
     gates.install(pod.ifindex, GateConfig(Mode.AUDIT, pod.addresses))
-    gates.start_reply_table(pod.ifindex)
+    start_reply_table(gates, pod.ifindex)
     with pod_udp(pod, 4, PORT) as server, node_udp(4) as client:
         client.sendto(b"hello", (pod.ipv4, PORT))
         assert arrives(server)
@@ -345,8 +346,8 @@ def test_replies_to_flows_from_before_pass_once_filled_in(
 
 def test_start_of_a_reply_table_is_new_only_once(gates: Gates, pod: labs.LabPod) -> None:
     gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
-    assert gates.start_reply_table(pod.ifindex)
-    assert not gates.start_reply_table(pod.ifindex)
+    assert start_reply_table(gates, pod.ifindex)
+    assert not start_reply_table(gates, pod.ifindex)
 
 
 def test_grace_period_ends_at_the_given_time_and_never_later(

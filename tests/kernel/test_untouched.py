@@ -15,6 +15,7 @@ from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import conversations, links, traffic
 from tests.kernel.conftest import MakeGates
 from tests.kernel.counting import CONTROL, Counting
+from tests.kernel.reply_tables import start_reply_table
 
 pytestmark = pytest.mark.kernel
 
@@ -43,7 +44,7 @@ def enforcing_by(gates: Gates) -> Enforce:
     def enforce(*pods: labs.LabPod, rules: tuple[Rule, ...] = ()) -> list[Counting]:
         for pod in pods:
             gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses, rules))
-            gates.start_reply_table(pod.ifindex)
+            start_reply_table(gates, pod.ifindex)
         return [Counting(gates, pod.ifindex) for pod in pods]
 
     return enforce

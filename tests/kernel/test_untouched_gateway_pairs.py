@@ -19,6 +19,7 @@ from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import cgroups, conversations, links, traffic
 from tests.kernel.counting import Counting
+from tests.kernel.reply_tables import start_reply_table
 from tests.kernel.test_bypass_flood import TALK, answer, server
 from tests.kernel.test_bypass_reentry import programs
 from tests.kernel.test_untouched import expect_nothing_counted
@@ -66,7 +67,7 @@ def as_the_agent_does(
 
 def enforce(gates: Gates, pod: labs.LabPod, *rules: Rule) -> Counting:
     gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses, rules))
-    gates.start_reply_table(pod.ifindex)
+    start_reply_table(gates, pod.ifindex)
     return Counting(gates, pod.ifindex)
 
 

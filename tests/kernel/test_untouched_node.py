@@ -15,6 +15,7 @@ from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import conversations, frames, links, traffic, wire
 from tests.kernel.conversations import TCP_PORT, UDP_PORT
 from tests.kernel.counting import CONTROL, Counting
+from tests.kernel.reply_tables import start_reply_table
 from tests.polling import wait_until
 
 pytestmark = pytest.mark.kernel
@@ -41,7 +42,7 @@ def wait_until_it_is_up(pod: labs.LabPod) -> None:
 
 def enforce(gates: Gates, pod: labs.LabPod) -> Counting:
     gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
-    gates.start_reply_table(pod.ifindex)
+    start_reply_table(gates, pod.ifindex)
     return Counting(gates, pod.ifindex)
 
 

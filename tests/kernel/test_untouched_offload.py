@@ -17,6 +17,7 @@ from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode, Verdict
 from tests.kernel import frames, links, offers, traffic
 from tests.kernel.counting import Counting
+from tests.kernel.reply_tables import start_reply_table
 from tests.kernel.test_bypass_reentry import marked
 from tests.kernel.test_packet_sockets import VIRTIO_NET_HDR_F_NEEDS_CSUM
 
@@ -82,7 +83,7 @@ def pod(lab: Lab) -> LabPod:
 @contextlib.contextmanager
 def nothing_dropped(gates: Gates, pod: LabPod, mode: Mode) -> Iterator[None]:
     gates.install(pod.ifindex, GateConfig(mode, pod.addresses))
-    gates.start_reply_table(pod.ifindex)
+    start_reply_table(gates, pod.ifindex)
     counting = Counting(gates, pod.ifindex)
     yield
     assert {verdict for verdict, _ in counting.moved()} == {Verdict.PASS}

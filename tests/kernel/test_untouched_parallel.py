@@ -14,6 +14,7 @@ from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import conversations, links, traffic
 from tests.kernel.counting import CONTROL, Counting
+from tests.kernel.reply_tables import start_reply_table
 
 pytestmark = pytest.mark.kernel
 
@@ -160,7 +161,7 @@ def test_hundred_concurrent_flows_work_as_without_gates(lab: labs.Lab, gates: Ga
         without = run(flows)
         for pod in pods:
             gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
-            gates.start_reply_table(pod.ifindex)
+            start_reply_table(gates, pod.ifindex)
         countings = [Counting(gates, pod.ifindex) for pod in pods]
         assert run(flows) == without
 

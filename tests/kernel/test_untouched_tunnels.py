@@ -14,6 +14,7 @@ from bpf.verdicts import Mode, Reason, Verdict
 from tests import polling
 from tests.kernel import conversations, links, offers, othernode, syns, traffic, tunnelled
 from tests.kernel.counting import Counting
+from tests.kernel.reply_tables import start_reply_table
 from tests.kernel.test_agent import isolated_as
 from tests.kernel.test_host_devices import ATTACHMENTS, has_program
 from tests.kernel.test_untouched import expect_nothing_counted
@@ -85,7 +86,7 @@ class Node:
             assert traffic.node_reaches(pod, version, PORT)
             for each in pods:
                 self.gates.install(each.ifindex, GateConfig(mode, each.addresses))
-                self.gates.start_reply_table(each.ifindex)
+                start_reply_table(self.gates, each.ifindex)
             countings = [Counting(self.gates, each.ifindex) for each in pods]
             on_devices_and_hooks = Counting(self.gates)
 

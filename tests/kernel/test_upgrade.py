@@ -17,6 +17,7 @@ from bpf.host_devices import HostDevicePrograms
 from bpf.injectable import InjectableMap
 from bpf.verdicts import Reason, Verdict
 from tests.kernel import foreign, links, offers, traffic, versions
+from tests.kernel.reply_tables import start_reply_table
 from tests.kernel.test_attach import attacked, enforcing, filters
 
 pytestmark = [pytest.mark.kernel, pytest.mark.file_node]
@@ -136,11 +137,11 @@ def test_gate_of_another_schema_is_taken_over_without_a_gap(
 ) -> None:
     with before.started() as gates:
         gates.install(pod.ifindex, enforcing(pod))
-        gates.start_reply_table(pod.ifindex)
+        start_reply_table(gates, pod.ifindex)
     with attacked(pod), after.started() as gates:
         assert gates.installed() == {pod.ifindex: None}
         gates.install(pod.ifindex, enforcing(pod))
-        gates.start_reply_table(pod.ifindex)
+        start_reply_table(gates, pod.ifindex)
         assert gates.installed() == {pod.ifindex: enforcing(pod)}
         gates.remove_stale()
     assert traffic.node_is_dropped(pod, 4)
@@ -177,7 +178,7 @@ def test_there_and_back_again_without_a_gap(
         for version in (after, before, after, before):
             with version.started() as gates:
                 gates.install(pod.ifindex, enforcing(pod))
-                gates.start_reply_table(pod.ifindex)
+                start_reply_table(gates, pod.ifindex)
     with before.started() as gates:
         assert gates.installed() == {pod.ifindex: enforcing(pod)}
     assert traffic.node_is_dropped(pod, 4)
@@ -197,7 +198,7 @@ def test_gate_of_another_schema_is_removed_completely(
 ) -> None:
     with before.started() as gates:
         gates.install(pod.ifindex, enforcing(pod))
-        gates.start_reply_table(pod.ifindex)
+        start_reply_table(gates, pod.ifindex)
     with after.started() as gates:
         gates.remove(pod.ifindex)
         gates.remove_stale()
@@ -257,8 +258,8 @@ def test_taken_over_gate_gets_a_grace_period_and_an_attached_one_does_not(
             gates.install(pod.ifindex, enforcing(pod), grace_seconds=500)
             given = grace(version, pod)
             assert given > time.monotonic_ns()
-            assert gates.start_reply_table(pod.ifindex)
-            assert not gates.start_reply_table(pod.ifindex)
+            assert start_reply_table(gates, pod.ifindex)
+            assert not start_reply_table(gates, pod.ifindex)
             gates.install(pod.ifindex, enforcing(pod), grace_seconds=1000)
             assert grace(version, pod) == given
 
@@ -338,7 +339,7 @@ def test_deleted_interface_keeps_no_schema(lab: labs.Lab, before: Version, after
 def test_clean_up_removes_the_gates_of_every_schema(before: Version, pod: labs.LabPod) -> None:
     with before.started() as gates:
         gates.install(pod.ifindex, enforcing(pod))
-        gates.start_reply_table(pod.ifindex)
+        start_reply_table(gates, pod.ifindex)
     removed = cleanup.remove_everything(pins.Pins(before.installation.bpffs, 99))
     assert removed.filters == (2 if before.attachment is Attachment.CLSACT else 0)
     assert filters(pod) == []

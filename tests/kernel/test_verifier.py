@@ -9,10 +9,10 @@ import struct
 
 import pytest
 
-from agent.gates.worker import netns_cookie
 from bpf import artefacts, btf, features, loader, maps, syscalls
 from bpf.errors import BpfError
 from bpf.program_sets import ProgramSpec
+from probes.netns import netns_cookie
 from tests.kernel import offers
 
 pytestmark = pytest.mark.kernel

@@ -9,8 +9,8 @@ from collections import Counter
 
 import pytest
 
-from agent.gates import worker
 from bpf import abi, maps, pins
+from probes.netns import netns_cookie
 from tests.kernel import dialling
 from tests.node.node import Node, reason_of
 
@@ -45,7 +45,7 @@ async def test_created_and_deleted_pods_leave_nothing(node: Node) -> None:
     await node.end_pod(first)
     await node.report("no pods", lambda report: not report.pods)
     await node.until("the first one's gate gone", lambda: not held(node)["gate_slots"])
-    if worker.netns_cookie() is not None:
+    if netns_cookie() is not None:
         # Compiled in parallel, and attached once it exists.
         await node.until("listener events", lambda: held(node)["anon_inode:bpf_link"])
     before = held(node)

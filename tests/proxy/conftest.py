@@ -15,7 +15,7 @@ from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.linux import iptables as iptables_commands
 from agent.services.linux.iptables import IptablesVariant
 from agent.services.proxy import iptables, ipvs, nftables
-from agent.services.proxy.backends import Backend
+from agent.services.proxy.backend import Backend
 from agent.services.proxy.combined import CombinedBackend
 from agent.services.proxy.ebpf import EbpfBackend
 from agent.services.proxy.frontends import FrontendChange, FrontendTable

@@ -7,7 +7,7 @@ import pytest
 from agent.lab import lab as labs
 from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.proxy import nft_scripts
-from agent.services.proxy.backends import BackendError
+from agent.services.proxy.backend import BackendError
 from bpf.services import services
 from tests.proxy import scene
 from tests.proxy.conftest import Proxy

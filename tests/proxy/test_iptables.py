@@ -11,7 +11,7 @@ from agent.lab import lab as labs
 from agent.services.client.diff import Differ
 from agent.services.linux.iptables import IptablesVariant
 from agent.services.proxy import iptables
-from agent.services.proxy.backends import BackendError
+from agent.services.proxy.backend import BackendError
 from agent.services.proxy.frontends import FrontendTable
 from tests.proxy import scene
 from tests.proxy.conftest import Proxy

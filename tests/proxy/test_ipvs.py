@@ -14,7 +14,7 @@ from agent.lab import lab as labs
 from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.linux import ipvs as kernel
 from agent.services.proxy import ipvs, ipvs_rules
-from agent.services.proxy.backends import BackendError
+from agent.services.proxy.backend import BackendError
 from bpf.services.tables import ServiceAddress
 from tests.kernel import traffic
 from tests.proxy import scene

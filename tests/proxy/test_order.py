@@ -1,14 +1,12 @@
 """Translation comes before all other hooks: those judge the endpoint."""
 
 import asyncio
-import errno
 import os
 import socket
 from collections.abc import Iterator
 
 import pytest
 
-from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.proxy.ebpf import EbpfBackend
@@ -18,8 +16,8 @@ from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
 from bpf.rules import Rule, SourceKind
 from bpf.services import links as service_links
-from bpf.services.tables import ServiceCounter
 from bpf.verdicts import Mode
+from probes.netns import netns_cookie
 from tests.kernel import cgroups, offers, redirecting
 from tests.proxy import scene
 from tests.proxy.conftest import Proxy
@@ -180,17 +178,3 @@ def test_gate_drops_datagrams_translated_to_an_enforced_pod(
         sock.sendto(b"who?", (cluster_ip(version), scene.SERVICE_PORT))
         with pytest.raises(TimeoutError):
             sock.recv(100)
-
-
-def test_counters_count_translations_and_rejections(first: Proxy, pods: list[labs.LabPod]) -> None:
-    backend = first.backend
-    assert isinstance(backend, EbpfBackend)
-    before = backend._services.counts()
-    first.serve(service("web", endpoints(pods[0])), service("none", [], number=1))
-    assert request(cluster_ip(4)) == "one"
-    with socket.socket() as sock:
-        assert sock.connect_ex((cluster_ip(4, 1), scene.SERVICE_PORT)) == errno.ECONNREFUSED
-    after = backend._services.counts()
-    moved = {count: after[count] - before[count] for count in after}
-    assert moved[ServiceCounter.TRANSLATED] == moved[ServiceCounter.REJECTED] == 1
-    assert moved[ServiceCounter.RACES] == 0

@@ -10,7 +10,7 @@ import pytest
 from agent.lab import lab as labs
 from agent.services.linux.iptables import IptablesVariant
 from agent.services.proxy import iptables, nftables
-from agent.services.proxy.backends import Backend
+from agent.services.proxy.backend import Backend
 from bpf.abi import IPNetwork
 from tests.kernel import traffic
 from tests.proxy import scene

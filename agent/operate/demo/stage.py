@@ -16,7 +16,6 @@ import time
 
 from agent import labels
 from agent.admin.report import AgentReport
-from agent.gates import worker
 from agent.lab import agent_process, leftovers, polling
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
@@ -33,6 +32,7 @@ from agent.pods.conditions import TRUE
 from agent.relay import interfaces as relay_interfaces
 from bpf import cleanup, errors, loader, pins
 from bpf.pinning import Origin
+from probes.netns import netns_cookie
 
 OPEN = Act("open", "Without podgate, every process of the node reaches every port of every pod.")
 AUDIT = Act("audit", "podgate counts what enforce would drop, with its source; all of it passes.")
@@ -61,7 +61,7 @@ class Stage:
         self._pods = node.pods
         self._hosts = HostActs(node)
         self._kubelet = KubeletActs(node)
-        self._has_relay = worker.netns_cookie() is not None
+        self._has_relay = netns_cookie() is not None
         self._isolated = self._pods.are_isolated("Strict" if self._has_relay else "Enforced")
         """Whether pods in strict are as this kernel allows."""
 
@@ -170,7 +170,7 @@ class Stage:
         installation = pins.Pins(BPFFS)
         program_ids = leftovers.program_ids(installation)
         cookies = {pod.netns.inode: pod.netns.cookie() for pod in self._pods.all}
-        cookies[os.stat("/proc/self/ns/net").st_ino] = worker.netns_cookie()
+        cookies[os.stat("/proc/self/ns/net").st_ino] = netns_cookie()
         events.emit(events.Leftovers(cookies, program_ids))
         events.emit(events.Step("stopping the agent"))
         self._agent.stop(signal.SIGTERM)

@@ -8,7 +8,6 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-from agent.gates.worker import netns_cookie
 from agent.linux.cgroups import cgroup2_mount
 from agent.operate.doctor.finding import Finding, ok, problem, warning
 from bpf import (
@@ -24,6 +23,7 @@ from bpf import (
     raw_socket_policy,
 )
 from bpf.attachment import Attachment
+from probes.netns import netns_cookie
 
 _NEWER_KERNEL = "Nothing has to be done; a newer kernel has it."
 

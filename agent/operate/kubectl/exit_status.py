@@ -1,12 +1,10 @@
-"""Exit statuses of the plugin; those of `podgate` mean the same."""
+"""Exit statuses of the plugin; those of `podgate` mean the same. 2 is argparse's: wrong usage."""
 
 from collections.abc import Sequence
 
 YES = 0
 NO = 1
 """Or failed."""
-USAGE = 2
-"""argparse's."""
 NO_AGENT = 3
 """No agent answers."""
 INTERRUPTED = 130

@@ -261,10 +261,11 @@ def _spec_of(pod: Object, name: str) -> Object:
 
 
 def _handler(probe: Object) -> str:
-    for kind, word in (("httpGet", "http"), ("tcpSocket", "tcp"), ("grpc", "grpc")):
-        if handler := probe.get(kind):
-            return f"{word} {handler.get('port')}{handler.get('path') or ''}"
-    return "exec"
+    """As "httpGet 80/healthz": the field that is an object."""
+    for kind, handler in probe.items():
+        if isinstance(handler, dict):
+            return f"{kind} {handler.get('port', '')}{handler.get('path') or ''}".rstrip()
+    return "no handler"
 
 
 def _of_container(events: Iterable[Object], name: str) -> list[Object]:

@@ -49,9 +49,10 @@ def _handlers(container: Object) -> Iterator[tuple[str, Object]]:
 
 
 def _host(handler: Object) -> str:
-    for kind in ("httpGet", "tcpSocket"):
-        if host := (handler.get(kind) or {}).get("host"):
-            return str(host)
+    """Of the field that has the probe's or hook's action."""
+    for action in handler.values():
+        if isinstance(action, dict) and action.get("host"):
+            return str(action["host"])
     return ""
 
 

@@ -22,6 +22,7 @@ from agent import labels
 from agent.kube import pod_reports
 from agent.kube.pod_reports import KUBELET, PodReports
 from agent.pods.conditions import TRUE, Condition
+from probes.spec.handlers import KINDS
 
 _READY = "Ready"
 # Reasons of the condition (probes/engine/passing.py) that report results of probes; with others no
@@ -31,7 +32,7 @@ _NOT_PASSING = ("ProbeFailing", "ContainerNotRunning")
 _PENDING = "ProbePending"
 # Until an agent that has just started has a pod's first result.
 _STARTING = (_PENDING, "PodSpecUnknown", "NoNetns", "NotScheduled")
-_NETWORK_PROBES = ("httpGet", "tcpSocket", "grpc")
+_NETWORK_PROBES = tuple(name for name, kind in KINDS.items() if kind.target)
 # Slices lose ended pods within seconds, or once the API server is back; uids are not used again.
 _MAX_ENDED = 1000
 

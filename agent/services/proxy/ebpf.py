@@ -5,7 +5,7 @@ import os
 import pathlib
 import socket
 
-from agent.services.proxy.backends import BackendError
+from agent.services.proxy.backend import BackendError
 from agent.services.proxy.frontends import Frontend, FrontendChange
 from bpf import errors, pins
 from bpf.services import services

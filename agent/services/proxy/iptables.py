@@ -14,7 +14,7 @@ from agent.services.client.diff import Change, Differ
 from agent.services.linux import iptables
 from agent.services.linux.iptables import IptablesVariant
 from agent.services.proxy import conntrack
-from agent.services.proxy.backends import BackendError
+from agent.services.proxy.backend import BackendError
 from agent.services.proxy.frontends import Frontend, FrontendChange
 from bpf.abi import IPNetwork
 from bpf.services.tables import ServiceAddress

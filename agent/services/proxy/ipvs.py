@@ -16,7 +16,7 @@ from agent.services.client.diff import Differ
 from agent.services.linux import ipvs
 from agent.services.linux.ipvs import Destination, DestinationState, IpvsError, IpvsTable
 from agent.services.proxy import conntrack, ipvs_rules
-from agent.services.proxy.backends import BackendError
+from agent.services.proxy.backend import BackendError
 from agent.services.proxy.frontends import Frontend, FrontendChange
 from bpf.abi import IPAddress, IPNetwork
 from bpf.services.tables import ServiceAddress

@@ -15,7 +15,7 @@ import structlog
 from agent.linux import nft
 from agent.logs import Event
 from agent.services.proxy import conntrack, nft_scripts
-from agent.services.proxy.backends import BackendError
+from agent.services.proxy.backend import BackendError
 from agent.services.proxy.frontends import Frontend, FrontendChange
 from agent.services.proxy.nft_entries import Entry, NftChain, entries_of
 from agent.services.proxy.nft_scripts import TABLE, InstalledTable

@@ -18,7 +18,7 @@ from agent.logs import Event
 from agent.services.client.services import ServicesClient, ServicesState
 from agent.services.client.v1alpha1 import endpoints_pb2
 from agent.services.proxy import http_server
-from agent.services.proxy.backends import Backend, BackendError
+from agent.services.proxy.backend import Backend, BackendError
 from agent.services.proxy.frontends import FrontendChange, FrontendTable
 from agent.services.proxy.health import ProxyHealth
 from agent.services.proxy.health_checks import HealthChecks

@@ -8,16 +8,18 @@ import sys
 import pytest
 
 from agent.linux import scheduling
+from tests.agent.linux import slices
 
 _READ = """
 import json, os, subprocess, sys
 from agent.linux import scheduling
+from tests.agent.linux import slices
 os.nice(3)
 if sys.argv[1] == "short":
     scheduling.shorten_slice()
-code = "from agent.linux import scheduling; print(scheduling.slice_ns())"
-child = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-print(json.dumps([scheduling.slice_ns(), int(child.stdout), os.nice(0)]))
+command = [sys.executable, "-m", "tests.agent.linux.slices"]
+child = subprocess.run(command, check=True, capture_output=True)
+print(json.dumps([slices.slice_ns(), int(child.stdout), os.nice(0)]))
 """
 
 
@@ -39,8 +41,8 @@ def test_process_has_short_slices_and_its_children_have_not() -> None:
 
 
 def test_unknown_machine_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = scheduling.slice_ns()
+    before = slices.slice_ns()
     monkeypatch.setattr("platform.machine", lambda: "vax")
     scheduling.shorten_slice()
     monkeypatch.undo()
-    assert scheduling.slice_ns() == before
+    assert slices.slice_ns() == before

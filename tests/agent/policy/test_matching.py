@@ -61,6 +61,18 @@ def test_equal_rules_take_one_place_and_count_for_the_first_policy() -> None:
     assert only.id == book.ids["a", book.policies[0].rules[0]]
 
 
+def test_rule_set_has_another_generation_if_policies_or_cgroups_change() -> None:
+    none = RuleSet()
+    first = none.with_policies([policy("a", 1, sender=cgroup())], LabelSnapshot())
+    found = first.with_cgroups({SERVICE: (CgroupId(7, 2),)})
+    other = found.with_policies([], LabelSnapshot())
+    generations = [one.generation for one in (none, first, found, other)]
+    assert generations == sorted(set(generations))
+    assert found.with_cgroups(dict(found.cgroups)).generation == found.generation
+    assert other.cgroups == found.cgroups
+    assert first.selected_since == found.selected_since != other.selected_since
+
+
 def test_rules_beyond_the_limit_are_deterministic_and_never_the_kubelets() -> None:
     many = [policy(f"p{number}", *range(number, 4000, 200)) for number in range(1, 3)]
     for given in (many, many[::-1]):

@@ -16,6 +16,7 @@ from agent.pods.store import PodStore
 from agent.probing.answered_probes import AnsweredProbes
 from agent.relay import messages
 from agent.strict.process import RelayError
+from agent.strict.relayed_pods import RelayAnswers
 from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import RelaySupervisor
 from bpf.verdicts import Mode
@@ -29,7 +30,7 @@ STARTING = "the relay is starting."
 
 
 class Node:
-    """Pods, a launcher and the supervisor; `changed` are the pods that it marked."""
+    """Pods, a launcher and the supervisor; `changed` are pods of which it answers differently."""
 
     def __init__(self, default: Mode = Mode.AUDIT) -> None:
         self.modes = PodModes(default)
@@ -46,12 +47,13 @@ class Node:
             stats=self.stats,
             answered=self.answered,
         )
-        self.store.in_force.subscribe(_Marks(self))
+        self.marks = _Marks(self)
+        self.supervisor.pods.changes.subscribe(self.marks)
 
     def add(self, pod: PodState) -> PodState:
         self.store.pods[pod.pod.uid] = pod
         self.store.desired.mark(pod.pod.uid)
-        self.supervisor.pods.problem_for(pod)
+        self.marks.seen[pod.pod.uid] = self.supervisor.pods.answers_for(pod)
         return pod
 
     def remove(self, pod: PodState) -> None:
@@ -59,16 +61,19 @@ class Node:
 
 
 class _Marks(Subscription):
-    """Publishes a pod's condition at once when it is marked."""
+    """Compares with what it has seen, as the publisher of conditions does."""
 
     def __init__(self, node: Node) -> None:
         super().__init__()
         self._node = node
+        self.seen: dict[str, RelayAnswers] = {}
 
     def mark(self, uid: str) -> None:
-        self._node.changed.append(uid)
-        self._node.has_changed.set()
-        self._node.supervisor.pods.problem_for(self._node.store.pods[uid])
+        answers = self._node.supervisor.pods.answers_for(self._node.store.pods[uid])
+        if answers != self.seen.get(uid):
+            self.seen[uid] = answers
+            self._node.changed.append(uid)
+            self._node.has_changed.set()
 
 
 class _Stats(ConnectionStats):

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.gates.host_devices import programs_for
-from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.linux import rtnetlink, tunnels
 from agent.linux.cgroups import cgroup2_mount
@@ -28,10 +27,12 @@ from bpf.host_devices import HostDevicePrograms
 from bpf.node_config import NodeConfig
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
+from probes.netns import netns_cookie
 from tests import polling
 from tests.kernel import frames, guarded, links, offers, syns, traffic, tunnelled, wire
 from tests.kernel.devices import switch as switches
 from tests.kernel.guarded import PodState
+from tests.kernel.reply_tables import start_reply_table
 from tests.kernel.test_bypass_reentry import programs
 from tests.kernel.test_bypass_tunnels import code_of, unprivileged
 
@@ -179,7 +180,7 @@ def by_pod(switched: Switched, version: int) -> Iterator[Callable[[], None]]:
     pod = switched.lab.add_pod("bouncer", 7)
     switched.switch.connect(pod)
     switched.gates.install(pod.ifindex, GateConfig(Mode.AUDIT, pod.addresses))
-    switched.gates.start_reply_table(pod.ifindex)
+    start_reply_table(switched.gates, pod.ifindex)
     links.let_forward(pod)
     family = {4: "ip", 6: "ip6"}[version]
     to = traffic.address(switched.watched.pod, version)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.gates.worker import netns_cookie
 from agent.lab import lab as labs
 from agent.linux import rtnetlink, tunnels, udp_listeners
 from agent.linux.cgroups import cgroup2_mount
@@ -21,6 +20,7 @@ from bpf.hooks import Hooks
 from bpf.host_devices import HostDevicePrograms
 from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode, Reason, Verdict
+from probes.netns import netns_cookie
 from tests.kernel import frames, guarded, links, offers, syns, traffic, tunnelled, wire
 from tests.kernel.counting import Counting
 from tests.kernel.devices import tunnel_kinds

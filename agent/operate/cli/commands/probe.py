@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from agent.operate.cli.commands import options
+from probes.spec.handlers import KINDS, NAMES
 
 if TYPE_CHECKING:
     from probes.results import ProbeOutcome
@@ -56,7 +57,7 @@ def _headers(
     help="Network namespace of the pod: /run/netns/NAME or /proc/PID/ns/net.",
 )
 @click.option("--pod", metavar="NAME", help="Pod of the running agent: [NAMESPACE/]NAME.")
-@click.argument("kind", type=click.Choice(["http", "tcp", "grpc"]))
+@click.argument("kind", type=click.Choice(NAMES))
 @click.argument("port", type=click.IntRange(1, _ANY_PORT), required=False)
 @click.option("--path", default="/", show_default=True, help="http: path and query.")
 @click.option("--tls", is_flag=True, help="http: use https; grpc: mode TLS.")
@@ -161,15 +162,19 @@ def _handler(
     headers: tuple[tuple[str, str], ...],
     service: str,
 ) -> "Handler":
-    from probes.spec.definitions import Grpc, HttpGet, TcpSocket
+    from probes.spec.definitions import Grpc, HttpGet
 
-    if kind == "tcp":
-        return TcpSocket(port)
-    if kind == "grpc":
-        return Grpc(port, service, "TLS" if tls else "Plaintext")
-    if tls and h2c:
-        raise click.UsageError("--h2c is HTTP/2 without TLS: leave out --tls")
-    return HttpGet(port, path, "HTTPS" if tls else "HTTP", headers, "HTTP2" if h2c else "HTTP1")
+    match kind:
+        case "http":
+            if tls and h2c:
+                raise click.UsageError("--h2c is HTTP/2 without TLS: leave out --tls")
+            return HttpGet(
+                port, path, "HTTPS" if tls else "HTTP", headers, "HTTP2" if h2c else "HTTP1"
+            )
+        case "grpc":
+            return Grpc(port, service, "TLS" if tls else "Plaintext")
+    made: Handler = next(one.struct(port) for one in KINDS.values() if one.name == kind)
+    return made
 
 
 def _document(outcome: "ProbeOutcome", steps: list[ProbeStep]) -> ProbeReport:

@@ -1,7 +1,6 @@
 """`podgate proxy`."""
 
 import asyncio
-import contextlib
 import ipaddress
 import pathlib
 from collections.abc import Callable
@@ -11,8 +10,8 @@ import click
 
 from agent.logs import LogFormat, LogLevel
 from agent.operate.cli.commands import options
+from agent.services.proxy.backends import BACKENDS, BackendKind, BackendOptions
 from agent.settings import RUN_DIRECTORY
-from bpf import pins
 
 if TYPE_CHECKING:
     from agent.services.proxy.settings import ProxySettings
@@ -26,7 +25,7 @@ _TARGET = "unix:///run/podgate/localnet/localnet.sock"
 @click.command(short_help="Run a service proxy (kube-proxy replacement).")
 @click.option(
     "--backend",
-    type=click.Choice(["ebpf", "nft", "iptables", "ipvs"]),
+    type=click.Choice(list(BACKENDS)),
     required=True,
     help="Kernel mechanism.",
 )
@@ -138,66 +137,20 @@ def proxy(
     preflight.check()
     directory = run_directory / "proxy"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    kind = BACKENDS[backend]
+    chosen = BackendOptions(bpffs, networks, iptables_variant or "default", cgroup)
     with locks.exclusive(directory):
-        if cleanup:
-            asyncio.run(_clean_up(backend, bpffs))
-            return
-        asyncio.run(
-            _run(
-                backend,
-                settings,
-                pod_networks=networks,
-                iptables_variant=iptables_variant,
-                cgroup=cgroup,
-                bpffs=bpffs,
-            )
-        )
+        asyncio.run(kind.remove(chosen) if cleanup else _run(kind, chosen, settings))
 
 
-async def _run(
-    backend: str,
-    settings: "ProxySettings",
-    *,
-    pod_networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network],
-    iptables_variant: str | None,
-    cgroup: pathlib.Path | None,
-    bpffs: pathlib.Path,
-) -> None:
-    from agent.linux.cgroups import cgroup2_mount
-    from agent.services.linux.iptables import IptablesVariant
-    from agent.services.proxy import ebpf, iptables, ipvs, nftables, process
-    from agent.services.proxy.backends import Backend
-    from agent.services.proxy.combined import CombinedBackend
+async def _run(kind: BackendKind, options: BackendOptions, settings: "ProxySettings") -> None:
+    from agent.services.proxy import process
 
-    made: Backend = nftables.NftBackend(pod_networks)
-    if backend == "iptables":
-        variant = IptablesVariant[iptables_variant.upper() if iptables_variant else "DEFAULT"]
-        made = await iptables.IptablesBackend.open(pod_networks, variant)
-    elif backend == "ipvs":
-        made = await ipvs.IpvsBackend.open(pod_networks)
-    elif backend == "ebpf":
-        root = cgroup or cgroup2_mount()
-        assert root is not None  # `preflight.check`
-        sockets = await ebpf.EbpfBackend.open(bpffs, root)
-        made = await CombinedBackend.open(sockets, nftables.NftBackend(pod_networks))
-    async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(made.close)
-        await process.run(made, settings)
-
-
-async def _clean_up(backend: str, bpffs: pathlib.Path) -> None:
-    from agent.services.proxy import iptables, ipvs, nftables
-    from bpf.services import services
-
-    if backend == "iptables":
-        await iptables.remove()
-        return
-    if backend == "ipvs":
-        await ipvs.remove()
-        return
-    await nftables.remove()
-    if backend == "ebpf":
-        services.remove(pins.Pins(bpffs))
+    backend = await kind.open(options)
+    try:
+        await process.run(backend, settings)
+    finally:
+        await backend.close()
 
 
 def _parsed(parse: Callable[[_S], _T], given: _S, option: str) -> _T:

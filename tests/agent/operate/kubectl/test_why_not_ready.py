@@ -94,7 +94,8 @@ def test_failing_probe_is_named_with_the_kubelets_reason() -> None:
     events = recorded("events-failing")["items"]
     (finding,) = unmet(pod("failing"), events, agent_command="kubectl exec -c agent x --")
     assert finding.text == (
-        "Container web, readiness probe (http 8080/nope): HTTP probe failed with statuscode: 404."
+        "Container web, readiness probe (httpGet 8080/nope): "
+        "HTTP probe failed with statuscode: 404."
     )
     namespace = pod("failing")["metadata"]["namespace"]
     expected = f"kubectl exec -c agent x -- podgate probe --pod {namespace}/failing"
@@ -222,7 +223,7 @@ def test_startup_probe_is_named_before_the_readiness_probe() -> None:
     events = [event("Unhealthy", "Readiness probe failed: no", 1, "web")]
     (finding,) = unmet(found, events)
     assert finding.text == (
-        "Container web, startup probe (tcp 5432): the kubelet has no result yet."
+        "Container web, startup probe (tcpSocket 5432): the kubelet has no result yet."
     )
 
 
