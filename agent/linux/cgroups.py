@@ -69,7 +69,7 @@ def _is_root(mount: pathlib.Path) -> bool:
 def cgroup_paths(ids: set[int]) -> dict[int, str]:
     """Paths of cgroups by id (their directory's inode number), of those that still exist."""
     root = cgroup2_mount()
-    if root is None:
+    if root is None or not ids:
         return {}
     found = {}
     for directory, _, _ in os.walk(root):
