@@ -44,9 +44,9 @@ def qdiscs(pod: labs.LabPod) -> list[object]:
     return [qdisc["kind"] for qdisc in tc("qdisc", "show", "dev", pod.interface)]
 
 
-def filters(pod: labs.LabPod) -> list[dict[str, object]]:
-    """Of the egress, without the heads of chains."""
-    shown = tc("filter", "show", "dev", pod.interface, "egress")
+def filters(pod: labs.LabPod, side: str = "egress") -> list[dict[str, object]]:
+    """Without the heads of chains."""
+    shown = tc("filter", "show", "dev", pod.interface, side)
     return [entry for entry in shown if "options" in entry and "handle" in str(entry)]
 
 
@@ -68,7 +68,7 @@ def test_gate_closes_and_opens_again(
     assert gates.installed() == {}
     assert gates.counts() == {}
     assert links(installation) == []
-    assert filters(pod) == []
+    assert filters(pod) == filters(pod, "ingress") == []
     if tcx.TcxLinks.is_supported():
         assert syscalls.query_programs(pod.ifindex, syscalls.BPF_TCX_EGRESS) == []
 

@@ -67,7 +67,8 @@ def test_quick_gate_is_settled_without_a_gap(
         gates.settle(pod.ifindex)
     assert gates.unsettled == set()
     assert len(links(installation)) == 2
-    assert filters(pod) == []
+    assert filters(pod) == filters(pod, "ingress") == []
+    assert "clsact" in qdiscs(pod)
     assert gates.is_first(pod.ifindex)
 
 
@@ -125,7 +126,7 @@ def test_agent_that_ends_before_gates_are_settled_leaves_them_to_the_next_one(
         following.install(pod.ifindex, enforcing(pod))
         assert start_reply_table(following, pod.ifindex) is False
     assert len(links(installation)) == 2
-    assert filters(pod) == []
+    assert filters(pod) == filters(pod, "ingress") == []
 
 
 def test_settled_gate_stays_a_link_in_a_crowd(
@@ -175,7 +176,7 @@ def test_quick_gate_is_removed_completely(
     attach_quickly(gates, pod)
     gates.remove(pod.ifindex)
     assert traffic.node_reaches(pod, 4)
-    assert filters(pod) == []
+    assert filters(pod) == filters(pod, "ingress") == []
     assert gates.installed() == {}
     assert tables(loaded) == set()
 

@@ -17,6 +17,7 @@ from bpf.gates import Attachment
 from tests import polling
 from tests.kernel import cgroups, foreign, links, offers, traffic
 from tests.kernel.test_agent import LISTENING, PORT, isolated_as, web
+from tests.kernel.test_attach import tc
 
 pytestmark = pytest.mark.kernel
 
@@ -73,6 +74,7 @@ def test_filters_are_removed_and_those_of_others_stay(
         for interface in (bridge, "idle0", "idle1", web.interface):
             assert not filters_of(interface) & set(names)
         assert "foreign" in filters_of(bridge)
+        assert all(map(has_clsact, (bridge, "idle0", "idle1", web.interface)))
         assert traffic.is_dropped(web.ipv4, PORT)
 
 
@@ -117,6 +119,10 @@ def filters_of(interface: str) -> set[str]:
         with contextlib.closing(clsact.ClsactFilters(pins.Pins(), "", -1, parent)) as filters:
             found |= {one.program for one in filters.chain(links.index_of(interface))}
     return found
+
+
+def has_clsact(interface: str) -> bool:
+    return any(qdisc["kind"] == "clsact" for qdisc in tc("qdisc", "show", "dev", interface))
 
 
 def attach_link(path: str, ifindex: int) -> None:

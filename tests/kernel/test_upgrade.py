@@ -204,7 +204,7 @@ def test_gate_of_another_schema_is_removed_completely(
         gates.remove_stale()
         assert gates.installed() == {}
     assert traffic.node_reaches(pod, 4)
-    assert filters(pod) == []
+    assert filters(pod) == filters(pod, "ingress") == []
     assert schemas(after) == [after.installation.schema.name]
 
 
@@ -342,7 +342,7 @@ def test_clean_up_removes_the_gates_of_every_schema(before: Version, pod: labs.L
         start_reply_table(gates, pod.ifindex)
     removed = cleanup.remove_everything(pins.Pins(before.installation.bpffs, 99))
     assert removed.filters == (2 if before.attachment is Attachment.CLSACT else 0)
-    assert filters(pod) == []
+    assert filters(pod) == filters(pod, "ingress") == []
     assert traffic.node_reaches(pod, 4)
 
 
