@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from agent import state_files
 from agent.app import network_managers
 from agent.app.kubelet_access import KubeletAccess
 from agent.app.reconciler import Reconciler
@@ -241,6 +242,7 @@ class Gating:
         yield "pods", self.source.run
         yield "modes", self.modes.run
         yield "off-file", self._off_file.run
+        yield "state-files", state_files.run
         yield "off-switch", self.off_switch.run
         yield "cni-state", self._cni_state.run
         if self._callees and API_SERVER not in self._settings.disabled_default_rules:
