@@ -61,6 +61,7 @@ class Event(enum.Enum):
 
     ADDRESSES_UNCONFIRMED = "Pod has addresses that are not confirmed as its own."
     ADMISSION_NOT_WRITTEN = "Admission objects cannot be written; retrying."
+    ADMIN_NOT_SERVED = "Admin socket cannot be created; 'podgate status' has no agent. Retrying."
     AGENT_NOT_READY = "Agent is not ready."
     AGENT_READY = "Agent holds the node and is ready."
     AGENT_STARTED = "Agent started."
@@ -267,6 +268,7 @@ class Event(enum.Enum):
     RUNTIME_EVENTS_UNSUPPORTED = "Container runtime has no event stream; polling."
     RUNTIME_REACHABLE = "Container runtime reachable."
     RUNTIME_UNREACHABLE = "Container runtime unreachable; using the last known sandboxes."
+    RUN_DIRECTORY_UNAVAILABLE = "Run directory cannot be created; nothing is saved."
     SANDBOX_FOUND = "Sandbox found."
     SANDBOX_NETNS_MISSING = "Sandbox has no usable network namespace."
     SANDBOX_NOT_READY = "Sandbox not ready; its network namespace still exists."
@@ -302,6 +304,7 @@ class Event(enum.Enum):
     STALE_GATE_REMOVED = "Gate of a deleted pod removed."
     STANDBY_TAKING_OVER = "The other agent stopped or hands the node over; taking over."
     STANDBY_WAITING = "Another agent is running; standing by to take over."
+    STATE_WRITTEN = "State file written, which could not be written before."
     STRICT_UNAVAILABLE = "Strict unavailable; pods fall back to enforce, or their probes fail."
     SWITCHED_OFF = "podgate is off on this node: nothing is dropped any more."
     SWITCHED_ON = "podgate is on again on this node."

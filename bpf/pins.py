@@ -118,6 +118,11 @@ class Pins:
             return []
         return sorted({int(match[1]) for entry in entries if (match := name.fullmatch(entry))})
 
+    def remove_objects(self) -> int:
+        """Unpin all objects of every schema; other entries of `root` stay. Returns the number of
+        pins."""
+        return sum(_remove_tree(path) for path in self.root.glob("v*"))
+
     def remove_everything(self) -> int:
         """Unpin all objects of every schema. Returns the number of pins.
 

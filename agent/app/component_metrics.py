@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import core
 
+from agent import state_files
 from agent.app.cluster_outputs import ClusterOutputs
 from agent.cni.installer import PluginStatus
 from agent.default_deny.controller import DefaultDenyController
@@ -58,6 +59,7 @@ def checks(
         "default_deny": lambda: default_deny.is_installed if default_deny.is_desired else None,
         "relay": lambda: relays.is_up if relays.is_needed else None,
         "policies": lambda: not policy.problems,
+        "state": lambda: not state_files.unwritten(),
     }
     if cni_status:
         found["cni_plugin"] = lambda: cni_status.is_installed

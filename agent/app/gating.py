@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from agent import state_files
 from agent.app import network_managers
 from agent.app.kubelet_access import KubeletAccess
 from agent.app.reconciler import Reconciler
@@ -34,7 +35,7 @@ from agent.logs import Event
 from agent.pods.conditions import Conditions
 from agent.pods.events import PodEvents
 from agent.pods.object_labels import ObjectLabels
-from agent.pods.off_file import OffFile
+from agent.pods.off_marks import OffMarks
 from agent.pods.pod_modes import PodModes
 from agent.pods.store import PodStore
 from agent.policy.api_callees import ApiCallees
@@ -45,6 +46,7 @@ from agent.policy.raw_sockets import RawSocketAdmission
 from agent.settings import Settings
 from agent.sources.source import PodSource
 from agent.strict.relay_gates import RelayGates
+from bpf import pins
 from bpf.attachment import Attachment
 from bpf.replies import ReplyTables
 from bpf.rule_hits import RuleHits
@@ -92,7 +94,7 @@ class Gating:
             state=state / "modes.json",
             is_complete=api is None,
         )
-        self._off_file = OffFile(settings.run_directory, self.modes)
+        self._off_marks = OffMarks(settings.run_directory, pins.Pins(settings.bpffs), self.modes)
         self.metrics = GateMetrics(self.store)
         self.events = PodEvents()
         policies = ApiPolicies(api, state=state / "apipolicies.json") if api else None
@@ -210,7 +212,7 @@ class Gating:
         worker = self.gate_worker
         # Before all that acts on new pods, since the modes of these come with the saved state.
         self.modes.restore()
-        self._off_file.read()
+        self._off_marks.read()
         self.source.start()
         await self.off_switch.open()
         # Before gates use new maps, in which it is unknown: those that are taken over, and those
@@ -240,7 +242,8 @@ class Gating:
         yield "injectable", self._injectable.run
         yield "pods", self.source.run
         yield "modes", self.modes.run
-        yield "off-file", self._off_file.run
+        yield "off-marks", self._off_marks.run
+        yield "state-files", state_files.run
         yield "off-switch", self.off_switch.run
         yield "cni-state", self._cni_state.run
         if self._callees and API_SERVER not in self._settings.disabled_default_rules:

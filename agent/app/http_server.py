@@ -1,5 +1,6 @@
 """The agent over HTTP: metrics and health for the node, the admin API on a unix socket."""
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -53,8 +54,19 @@ async def serve(agent: AgentApi, listeners: Listeners) -> AsyncIterator[None]:
     page = StatusPage(agent)
     page.add_to(health, reject=endpoints.reject_remote)
     page.add_to(admin, reject=None)
-    async with _started(health, *listeners.http), _started(admin, listeners.admin):
-        yield
+    async with _started(health, *listeners.http), endpoints.runner_of(admin) as runner:
+        serving = asyncio.create_task(_serve_admin(runner, listeners), name="admin socket")
+        try:
+            if listeners.admin:
+                await serving
+            yield
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+
+async def _serve_admin(runner: web.AppRunner, listeners: Listeners) -> None:
+    await web.SockSite(runner, await listeners.bound_admin()).start()
 
 
 @contextlib.asynccontextmanager

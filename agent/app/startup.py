@@ -2,6 +2,9 @@
 
 import asyncio
 
+import structlog
+
+from agent import state_files
 from agent.app import readiness, watchdog
 from agent.app.agent import Agent
 from agent.app.handover import Handover
@@ -10,8 +13,11 @@ from agent.app.program_loading import Loading
 from agent.errors import PodgateError
 from agent.gates.worker import GateWorker
 from agent.kube.client import ApiClient
+from agent.logs import Event
 from agent.settings import Settings
 from bpf import pins
+
+log = structlog.get_logger(__name__)
 
 
 class StartError(PodgateError):
@@ -41,10 +47,12 @@ async def run(settings: Settings, loading: Loading) -> None:
     try:
         settings.run_directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     except OSError as error:
-        raise StartError(
-            f"cannot write to {settings.run_directory} ({error.strerror}); "
-            "name another directory with --run-directory."
-        ) from error
+        if not state_files.has_no_room(error):
+            raise StartError(
+                f"cannot write to {settings.run_directory} ({error.strerror}); "
+                "name another directory with --run-directory."
+            ) from error
+        log.error(Event.RUN_DIRECTORY_UNAVAILABLE, error=str(error))
     try:
         readiness.remove(settings.pod_directory)
         handover = Handover(settings, installation, loading)

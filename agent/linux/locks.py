@@ -39,3 +39,14 @@ def exclusive_if_present(
 ) -> contextlib.AbstractContextManager[None]:
     """As `exclusive` if the directory exists; otherwise no process can be using it."""
     return exclusive(directory) if directory.is_dir() else contextlib.nullcontext()
+
+
+def is_held(directory: pathlib.Path) -> bool:
+    """Whether another process holds a directory's lock; not of one that does not exist."""
+    try:
+        with exclusive(directory):
+            return False
+    except AlreadyRunningError:
+        return True
+    except OSError:
+        return False

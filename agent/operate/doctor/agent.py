@@ -15,7 +15,7 @@ from agent.operate.doctor.finding import Finding, Severity, ok, problem, warning
 from agent.operate.pinned import status as pinned_status
 from agent.operate.pinned.exposures import in_words
 from agent.operate.pinned.installation import PinsUnreadableError
-from agent.pods import off_file
+from agent.pods import off_marks
 from agent.policy.default_rules import NODE_DNS
 from agent.settings import admin_socket
 from bpf import errors, pins
@@ -30,7 +30,7 @@ async def check(
 ) -> list[Finding]:
     """Without an agent: what is in force, and until when."""
     socket = admin_socket(run_directory)
-    off = await asyncio.to_thread(lambda: list(_off(run_directory)))
+    off = await asyncio.to_thread(lambda: list(_off(bpffs, run_directory)))
     try:
         content, _ = await admin_client.fetch_with_version(socket, "/status")
         report = decoding.decode(content, AgentReport)
@@ -120,12 +120,11 @@ def dns_rule(report: AgentReport, rules: RulesReport) -> Finding:
     )
 
 
-def _off(run_directory: pathlib.Path) -> Iterator[Finding]:
-    path = off_file.path(run_directory)
-    if path.exists():
+def _off(bpffs: pathlib.Path, run_directory: pathlib.Path) -> Iterator[Finding]:
+    if off_marks.are_set(run_directory, pins.Pins(bpffs)):
         yield problem(
             "off",
-            f"This node is switched off by {path}: all of its pods are open.",
+            "This node is switched off by 'podgate off --node': all of its pods are open.",
             "Run 'podgate on --node' once that is not needed any more.",
         )
 

@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from agent.operate.kubectl import node_status, observed, printing, uncarried
+from agent.operate.kubectl import node_status, observed, outcome, printing, uncarried
 from agent.operate.kubectl.cluster import Cluster, NodeAnswer, Object
 from agent.operate.kubectl.observed import NodeObservations
 
@@ -26,6 +26,7 @@ def check(cluster: Cluster, namespace: str, mode: str) -> Checks:
     """Raises `KubectlError`."""
     statuses = node_status.query(cluster)
     reports = {one.node: json.loads(one.output) for one in statuses if not one.problem}
+    silent = {one.node for one in statuses if one.problem}
     pods = cluster.items("pods", f"--namespace={namespace}")
     nodes = observed.collect(cluster, f"--namespace={namespace}")
     merged = json.loads(
@@ -34,7 +35,8 @@ def check(cluster: Cluster, namespace: str, mode: str) -> Checks:
     problems = [
         *_unreachable(statuses),
         *_of_agents(reports, mode),
-        *_uncovered(pods, reports),
+        *_uncovered([pod for pod in pods if pod["spec"].get("nodeName") not in silent], reports),
+        *_unconfirmed(pods, silent),
         *observed.problems([one for one in nodes if one.output]),
         *(f"No policy admits {name}." for name in _missing(merged, is_doubtful=False)),
     ]
@@ -86,12 +88,23 @@ def _uncovered(pods: Sequence[Object], reports: dict[str, Object]) -> Iterator[s
     bare = [
         pod["metadata"]["name"]
         for pod in pods
-        if pod.get("status", {}).get("phase") == "Running"
-        and not pod["spec"].get("hostNetwork")
+        if outcome.is_gated(pod)
         and (pod["metadata"]["namespace"], pod["metadata"]["name"]) not in gated
     ]
     if bare:
         yield f"{len(bare)} running pods have no gate in place: {printing.listed(bare)}."
+
+
+def _unconfirmed(pods: Sequence[Object], silent: Collection[str]) -> Iterator[str]:
+    """Pods of nodes that did not answer."""
+    names = [
+        pod["metadata"]["name"]
+        for pod in pods
+        if pod["spec"].get("nodeName") in silent and outcome.is_gated(pod)
+    ]
+    if names:
+        listed = printing.listed(names)
+        yield f"{len(names)} running pods are on nodes that do not answer: {listed}."
 
 
 def _missing(merged: Object, *, is_doubtful: bool) -> list[str]:

@@ -9,7 +9,14 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 
 from agent.operate.kubectl import node_status, output, printing
-from agent.operate.kubectl.cluster import AgentPod, Cluster, KubectlError, Object, last_line
+from agent.operate.kubectl.agent_pods import AgentPod
+from agent.operate.kubectl.cluster import (
+    Cluster,
+    KubectlError,
+    Object,
+    last_line,
+    why_unreachable,
+)
 from agent.operate.kubectl.exit_status import NO_AGENT
 
 # A process in a container does not end with the kubectl that started it, unless it follows its
@@ -49,6 +56,9 @@ def run(
     if not agents:
         printing.progress("kubectl podgate: no agent responds; see 'kubectl podgate status'")
         return NO_AGENT
+    for node in cluster.all_nodes() if nodes is None else ():
+        if node.name not in chosen:
+            printing.progress(f"{node.name}: {why_unreachable(None, node)}")
     width = max(map(len, chosen))
     with contextlib.closing(lines(cluster, chosen)) as stream:
         for line in stream:

@@ -55,6 +55,7 @@ class NodeStatus:
     kubelet: str = ""
     default_mode: str = ""
     max_mode: str = ""
+    max_mode_from: str = ""
     problems: tuple[str, ...] = ()
     desired: dict[str, int] = dataclasses.field(default_factory=dict)
     in_force: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -90,6 +91,7 @@ def read(answer: NodeAnswer) -> NodeStatus:
         kubelet=_text(report, "kubelet"),
         default_mode=_text(report, "defaultMode") or _UNKNOWN,
         max_mode=_text(report, "maxMode") or _UNKNOWN,
+        max_mode_from=_text(report, "maxModeFrom"),
         problems=tuple(_problems(report)),
         desired=_by_mode(pod.desired for pod in pods),
         in_force=_by_mode(pod.in_force for pod in pods),

@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 
-from agent.operate.kubectl import node_status, output, printing
+from agent.operate.kubectl import ceilings, node_status, output, printing
 from agent.operate.kubectl.cluster import Cluster
 from agent.operate.kubectl.exit_status import of_nodes
 from agent.operate.kubectl.node_status import MODES, NodeStatus, PodInForce
@@ -30,22 +30,27 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     answers = node_status.query(cluster, arguments.node)
     nodes = [node_status.read(answer) for answer in answers]
     pods = [pod for node in nodes for pod in node.pods if not pod.is_as_desired]
+    limits = ceilings.sentences(nodes, ceilings.labelled_namespaces(cluster))
     for note in node_status.version_notes(nodes):
         printing.progress(note)
     if arguments.output in (output.JSON, output.YAML):
-        output.write(_document(nodes, pods), arguments.output)
+        output.write(_document(nodes, pods, limits), arguments.output)
     else:
-        _show(nodes, pods, is_wide=arguments.output == output.WIDE)
+        _show(nodes, pods, limits, is_wide=arguments.output == output.WIDE)
     return of_nodes([node.problem for node in nodes])
 
 
-def _show(nodes: list[NodeStatus], pods: list[PodInForce], *, is_wide: bool) -> None:
+def _show(
+    nodes: list[NodeStatus], pods: list[PodInForce], limits: list[str], *, is_wide: bool
+) -> None:
     head = ("NODE", "VERSION", "READY", "KUBELET", "PROBLEMS")
     further = ("DEFAULT", "MAX", "KUBELET CGROUP") if is_wide else ()
     printing.table([(*head, *further, "PODS"), *(_row(node, is_wide=is_wide) for node in nodes)])
     for node in nodes:
         for problem in filter(None, (node.problem, *node.problems)):
             printing.line(printing.clean(f"{node.node}: {problem}"))
+    for sentence in limits:
+        printing.line(printing.clean(sentence))
     if pods:
         printing.line()
         printing.table([("POD", "NODE", "DESIRED", "IN FORCE", "REASON"), *map(_pod_row, pods)])
@@ -60,12 +65,14 @@ def _row(node: NodeStatus, *, is_wide: bool) -> tuple[str | Cell, ...]:
         count = Cell("1", printing.RED)
         return (node.node, *unknown[:3], count, *unknown[3:], Cell("no answer", printing.RED))
     further = (node.default_mode, node.max_mode, node.kubelet or "-") if is_wide else ()
+    is_off = node.max_mode == "off"
+    problems = len(node.problems) + is_off
     return (
         node.node,
         node.version,
         "yes" if node.is_ready else Cell("no", printing.YELLOW),
         "yes" if node.kubelet else Cell("no", printing.YELLOW),
-        Cell(str(len(node.problems)), printing.YELLOW if node.problems else 0),
+        Cell(str(problems), printing.YELLOW if problems else 0),
         *further,
         _modes(node),
     )
@@ -86,11 +93,14 @@ def _pod_row(pod: PodInForce) -> tuple[str | Cell, ...]:
     return (f"{pod.namespace}/{pod.name}", pod.node, pod.desired, in_force, pod.reason)
 
 
-def _document(nodes: list[NodeStatus], pods: list[PodInForce]) -> dict[str, object]:
+def _document(
+    nodes: list[NodeStatus], pods: list[PodInForce], limits: list[str]
+) -> dict[str, object]:
     documents = [output.camel(dataclasses.asdict(node)) for node in nodes]
     for document in documents:
         del document["pods"]
     return {
         "nodes": documents,
+        "ceilings": limits,
         "podsNotAsDesired": [output.camel(dataclasses.asdict(pod)) for pod in pods],
     }

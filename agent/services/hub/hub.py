@@ -14,7 +14,7 @@ import prometheus_client
 import structlog
 from aiohttp import web
 
-from agent import VERSION, tasks
+from agent import VERSION, state_files, tasks
 from agent.admin import endpoints as http_endpoints
 from agent.errors import PodgateError
 from agent.kube.client import ApiClient
@@ -71,7 +71,10 @@ async def run(settings: HubSettings) -> None:
         port = await undo.enter_async_context(_http(hub, settings))
         log.info(Event.HUB_STARTED, version=VERSION, http_port=port)
         async with asyncio.TaskGroup() as group:
-            running = [tasks.start(group, "service endpoints", hub.endpoints.run)]
+            running = [
+                tasks.start(group, "service endpoints", hub.endpoints.run),
+                tasks.start(group, "state files", state_files.run),
+            ]
             if hub.nodes:
                 running.append(tasks.start(group, "watch of all nodes", hub.nodes.run))
             await stopping.wait()

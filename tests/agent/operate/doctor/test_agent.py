@@ -17,7 +17,7 @@ from agent.admin.report import (
 from agent.operate.doctor import agent
 from agent.operate.doctor.finding import Finding, Severity
 from agent.operate.pinned import status as pinned_status
-from agent.pods import off_file
+from agent.pods import off_marks
 from agent.policy import host_agents
 from agent.policy.default_rules import NODE_DNS
 from tests.agent.operate.cli.reports import PINNED
@@ -108,7 +108,7 @@ def test_dns_rule_is_named_as_the_default_rules_name_it() -> None:
 async def test_node_that_is_switched_off_is_a_problem(tmp_path: pathlib.Path) -> None:
     findings = await agent.check(tmp_path, tmp_path, is_in_cluster=False)
     assert [finding.check for finding in findings] == ["agent"]
-    off_file.path(tmp_path).touch()
+    off_marks.file(tmp_path).touch()
     off, silent = await agent.check(tmp_path, tmp_path, is_in_cluster=False)
     assert (off.check, off.severity) == ("off", Severity.PROBLEM)
     assert "all of its pods are open" in off.text

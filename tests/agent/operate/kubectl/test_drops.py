@@ -231,7 +231,7 @@ def followed(
         raise _EndOfStreams
 
     monkeypatch.setattr(drop_stream, "lines", streams)
-    kubectl.serve_nodes("a", "node-b")
+    kubectl.serve_nodes("a", "node-b", "silent", without_agent=["silent"])
     with pytest.raises(_EndOfStreams):
         run(kubectl, "--follow", "--pod", "web", "-o", form)
 
@@ -251,6 +251,7 @@ def test_followed_events_are_chosen_and_have_their_node(
     captured = capsys.readouterr()
     assert captured.out == f"a       {drop_stream.describe(encoded(EVENT))}\n"
     assert captured.err.splitlines() == [
+        "silent: no agent runs on this node",
         "node-b: the stream has ended; trying again",
         "node-b: {no event",
     ]

@@ -106,6 +106,39 @@ def step(kubectl: KubectlStandin, cluster: Cluster) -> Step:
     return Step(kubectl, cluster)
 
 
+def test_label_that_is_there_already_is_confirmed_by_its_pods(
+    step: Step, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step.label("enforce")
+    assert step.run() == 0
+    assert "already; its gates are in force for 1 pods." in capsys.readouterr().out
+    step.report_pods(reporting.pod("web", "off", "Off"))
+    assert step.run() == 0
+    output = capsys.readouterr().out
+    assert "force for 0 pods" in output
+    assert "stay below enforce by their own label or their node's ceiling: web" in output
+    assert step.labels() == []
+
+
+def test_pods_of_a_silent_node_are_not_confirmed_and_are_no_pods_without_a_gate(
+    step: Step, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = {
+        "metadata": {"namespace": NAMESPACE, "name": "client"},
+        "spec": {"nodeName": "two"},
+        "status": {"phase": "Running"},
+    }
+    step.kubectl.respond("get", "pods", f"--namespace={NAMESPACE}", output={"items": [elsewhere]})
+    step.kubectl.respond("exec", "agent-two", "status", error="podgate: no agent responds\n")
+    assert step.run() == 1
+    output = capsys.readouterr().out
+    assert "1 running pods are on nodes that do not answer: client." in output
+    assert "have no gate in place" not in output
+    assert step.run(yes=True) == 1
+    output = capsys.readouterr().out
+    assert "not confirmed on two: 1 pods (podgate: no agent responds)." in output
+
+
 def test_namespace_stays_enforced_if_nothing_harmful_is_dropped(
     step: Step, capsys: pytest.CaptureFixture[str]
 ) -> None:

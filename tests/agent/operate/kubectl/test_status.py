@@ -197,5 +197,53 @@ def test_dead_agent_is_named_with_what_its_gates_do(
     assert "b: no agent responds; 2 gates are in force. All gates open in 23 h 59 min" in output
     assert "--dead-man-hours)\n" in output
     kubectl.respond("label", output="")
+    kubectl.respond("exec", "agent-b", "off", error="podgate: it is left\n")
     assert main.main(["--kubectl", kubectl.command, "--timeout", "1", "off", "--node", "b"]) == 1
     assert "b     no agent responds; 2 gates are in force." in capsys.readouterr().out
+
+
+NODE_LABEL = "the node's label podgate.io/max-mode"
+
+
+def test_ceiling_below_a_namespaces_label_is_named_with_the_way_back(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a", "b")
+    kubectl.respond("exec", "agent-a", output=report())
+    limited = report(max_mode="off", max_mode_from=NODE_LABEL)
+    kubectl.respond("exec", "agent-b", output=limited)
+    shop = {"metadata": {"name": "shop", "labels": {"podgate.io/mode": "strict"}}}
+    typo = {"metadata": {"name": "typo", "labels": {"podgate.io/mode": "Enforce"}}}
+    kubectl.respond(
+        "get", "namespaces", output={"items": [shop, typo, {"metadata": {"name": "x"}}]}
+    )
+    assert run(kubectl) == 0
+    printed = capsys.readouterr().out
+    assert (
+        f"b: at most off, by {NODE_LABEL}; labelled above that: shop (strict). "
+        "'kubectl podgate on b' undoes it.\n"
+    ) in printed
+    assert f"b     {VERSION}    yes    yes      1         none" in printed
+    run(kubectl, "-o", "json")
+    assert len(json.loads(capsys.readouterr().out)["ceilings"]) == 1
+
+
+def test_ceiling_of_the_whole_cluster_is_one_line(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a", "b")
+    origin = "the label podgate.io/max-mode of podgate's namespace"
+    kubectl.respond("exec", output=report(max_mode="off", max_mode_from=origin))
+    run(kubectl)
+    expected = f"a, b: at most off, by {origin}. 'kubectl podgate on' undoes it.\n"
+    assert expected in capsys.readouterr().out
+
+
+def test_ceiling_that_limits_no_label_is_not_named(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a")
+    kubectl.respond("exec", output=report(max_mode="audit", max_mode_from="--max-mode"))
+    kubectl.respond("get", "namespaces", error="Error from server (Forbidden): no\n")
+    run(kubectl)
+    assert "at most" not in capsys.readouterr().out
