@@ -10,6 +10,7 @@ from agent.app.program_loading import Loading
 from agent.errors import PodgateError
 from agent.gates.worker import GateWorker
 from agent.kube.client import ApiClient
+from agent.linux import directories
 from agent.settings import Settings
 from bpf import pins
 
@@ -29,7 +30,7 @@ async def run(settings: Settings, loading: Loading) -> None:
     """Start an agent and run it to its end. loading: of its programs.
 
     Raises `StartError`, `NoClusterConfigError`, `AlreadyRunningError`, `TakeOverError`,
-    `PinError`, `CompileError` or `ListenError`, each one sentence.
+    `DirectoryError`, `PinError`, `CompileError` or `ListenError`, each one sentence.
     """
     _check_feed(settings)
     if settings.rules is not None and not settings.rules.exists():
@@ -39,7 +40,7 @@ async def run(settings: Settings, loading: Loading) -> None:
     installation = pins.Pins(settings.bpffs)
     installation.prepare()
     try:
-        settings.run_directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        directories.ensure_own(settings.run_directory)
     except OSError as error:
         raise StartError(
             f"cannot write to {settings.run_directory} ({error.strerror}); "
