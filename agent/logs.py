@@ -125,6 +125,7 @@ class Event(enum.Enum):
     DEFAULT_DENY_UNAVAILABLE = (
         "Default-deny table unavailable; new pods are open until their gate is attached."
     )
+    DESCRIPTORS_EXHAUSTED = "No file descriptor is left for a task; starting the task again."
     DROP_EVENTS_SUPPRESSED = (
         "Drop events suppressed by rate limiting; 'podgate drops' counts all of them."
     )
