@@ -23,7 +23,7 @@ from agent.cni.conflist import ConflistError, Entry
 from agent.errors import PodgateError
 from agent.linux import directory_changes, locks
 from agent.linux.directories import DirectoryError
-from agent.linux.locks import AlreadyRunningError
+from agent.linux.locks import AlreadyRunningError, LockError
 from agent.logs import Event
 from agent.settings import CNI_BIN_DIRECTORY, CNI_CONF_DIRECTORY, RUN_DIRECTORY, Settings
 from bpf import pins
@@ -260,8 +260,8 @@ async def run(plugin: CniInstaller, status: "PluginStatus | None" = None) -> Non
         except AlreadyRunningError:
             reconciler.report(f"it is being removed from {directory} by hand.")
             await asyncio.sleep(_CHECK_SECONDS)
-        except (DirectoryError, OSError) as error:
-            reconciler.report(f"{plugin.lock} cannot be locked: {error}")
+        except (DirectoryError, LockError) as error:
+            reconciler.report(str(error))
             await asyncio.sleep(_CHECK_SECONDS)
 
 

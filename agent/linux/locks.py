@@ -22,12 +22,16 @@ class AlreadyRunningError(PodgateError):
     """Another process holds the lock."""
 
 
+class LockError(PodgateError):
+    """The lock cannot be made."""
+
+
 @contextlib.contextmanager
 def exclusive(directory: pathlib.Path) -> Iterator[None]:
     """Hold the lock of a run directory, or of podgate's directory in a BPF file system.
 
     The kernel releases it when the process ends for any reason. Raises `AlreadyRunningError` when
-    another agent holds it, `DirectoryError`, and `OSError` if the lock cannot be made.
+    another agent holds it, `DirectoryError`, and `LockError` where nothing can be written.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -51,7 +55,7 @@ def exclusive_if_present(directory: pathlib.Path) -> Iterator[None]:
         if directory.is_dir():
             try:
                 stack.enter_context(exclusive(directory))
-            except OSError:
+            except LockError:
                 stack.enter_context(_previous_lock(directory))
         yield
 
@@ -60,10 +64,19 @@ def exclusive_if_present(directory: pathlib.Path) -> Iterator[None]:
 def held(lock: pathlib.Path) -> Iterator[int]:
     """Hold one lock, a directory of its own; yields its descriptor.
 
-    Raises `AlreadyRunningError` when another process holds it, `DirectoryError` and `OSError`.
+    Raises `AlreadyRunningError` when another process holds it, `FileNotFoundError` without the
+    directory that it is in, `DirectoryError` and `LockError`.
     """
     while True:
-        descriptor = directories.open_private(lock)
+        try:
+            descriptor = directories.open_private(lock)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise LockError(
+                f"the lock {lock} cannot be made ({error.strerror}); make room there, and remount "
+                "what is read-only."
+            ) from error
         try:
             if not _take(descriptor):
                 raise AlreadyRunningError(f"another process holds the lock {lock}.")
