@@ -145,7 +145,7 @@ def _claim(root: pathlib.Path) -> None:
 
     A BPF file system that was mounted without `mode=` has the mode 1777 (kernel/bpf/inode.c), so
     any user may have made that directory first, and could then exchange what is pinned there.
-    Refusing it would let that user keep podgate out, so it is moved aside: in a directory of this
+    An error would let that user keep podgate out, so it is moved aside: in a directory of this
     mode only root and its owner can do that.
     """
     if _is_own(root):
@@ -162,7 +162,7 @@ def _claim(root: pathlib.Path) -> None:
             os.rename(root, f"{made}-foreign{attempt}")
     os.rmdir(made)
     raise errors.PinError(
-        f"{root} belongs to another user, who makes it again whenever it is moved aside; end that "
+        f"{root} belongs to another user and is made again whenever it is moved aside; end that "
         f"user's processes, and run 'chmod 0700 {root.parent}'"
     )
 

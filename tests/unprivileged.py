@@ -19,10 +19,10 @@ def ready(*found):
 
 
 @contextlib.contextmanager
-def running(program: str, *arguments: str) -> Iterator[str]:
+def running(program: str, *arguments: str, user: int = USER) -> Iterator[str]:
     """Run Python code as that user until the block ends; yields what it passes to `ready`."""
     with subprocess.Popen(
-        [sys.executable, "-c", _DROP + program, *arguments],
+        [sys.executable, "-c", _DROP.replace(str(USER), str(user)) + program, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -5,12 +5,12 @@ import asyncio
 from agent.app import readiness, watchdog
 from agent.app.agent import Agent
 from agent.app.handover import Handover
-from agent.app.listeners import Listeners
 from agent.app.program_loading import Loading
 from agent.errors import PodgateError
 from agent.gates.worker import GateWorker
 from agent.kube.client import ApiClient
 from agent.linux import directories
+from agent.serving import descriptors
 from agent.settings import Settings
 from bpf import pins
 
@@ -30,8 +30,9 @@ async def run(settings: Settings, loading: Loading) -> None:
     """Start an agent and run it to its end. loading: of its programs.
 
     Raises `StartError`, `NoClusterConfigError`, `AlreadyRunningError`, `TakeOverError`,
-    `DirectoryError`, `PinError`, `CompileError` or `ListenError`, each one sentence.
+    `DirectoryError`, `PinError` or `CompileError`, each one sentence.
     """
+    descriptors.raise_limit()
     _check_feed(settings)
     if settings.rules is not None and not settings.rules.exists():
         raise StartError(
@@ -78,13 +79,8 @@ async def _run(
             return False
         # The other agent may have removed another version's.
         installation.prepare()
-        listeners = await Listeners.open(settings)
+        gate_worker = await GateWorker.open(settings, await asyncio.wrap_future(loading))
         try:
-            gate_worker = await GateWorker.open(settings, await asyncio.wrap_future(loading))
-            try:
-                agent = Agent(settings, gate_worker, api, listeners, handover, turn)
-                return await agent.run()
-            finally:
-                await gate_worker.aclose()
+            return await Agent(settings, gate_worker, api, handover, turn).run()
         finally:
-            listeners.close()
+            await gate_worker.aclose()

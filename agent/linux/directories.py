@@ -19,7 +19,7 @@ class DirectoryError(PodgateError):
 
 
 def ensure_own(path: pathlib.Path) -> None:
-    """Make a directory that everybody may enter, or check that only this user can change it.
+    """Make a directory that every user may enter, or check that only this user can change it.
 
     Raises `DirectoryError`, and `OSError` if it cannot be made.
     """

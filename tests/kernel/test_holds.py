@@ -1,12 +1,14 @@
-"""A process without rights (user 65534) holds what an agent needs to start: locks and
-directories. The next agent starts nevertheless, so the gates stay closed.
+"""A process without rights (user 65534) holds what an agent needs to start: locks, ports,
+connections, directories. The next agent starts nevertheless, so the gates stay closed.
 """
 
 import fcntl
 import os
 import pathlib
+import resource
 import signal
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -21,8 +23,11 @@ from tests.kernel.secondagent import SecondAgent
 from tests.kernel.test_agent import PORT, isolated_as, refuses, start_enforcing
 from tests.kernel.test_standby import _held_by, take_over
 from tests.kernel.test_standin import beat_long_ago
+from tests.polling import wait_until
 
 pytestmark = pytest.mark.kernel
+
+PORT_OF_HEALTH = 9650
 
 
 @pytest.fixture
@@ -128,6 +133,101 @@ def hold(directory: pathlib.Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:
         os.close(descriptor)
+
+
+SQUAT_PORT = """
+import socket
+address = sys.argv[1], int(sys.argv[2])
+while True:
+    taken = socket.socket()
+    try:
+        taken.bind(address)
+        break
+    except OSError:
+        taken.close()
+if sys.argv[3] == "listening":
+    taken.listen()
+ready(os.getpid())
+"""
+
+
+@pytest.mark.parametrize("how", ["listening", "bound"])
+def test_port_that_a_user_holds_keeps_no_agent_out_and_is_reported(
+    operator: AgentProcess, web: LabPod, how: str
+) -> None:
+    address = f"127.0.0.1:{PORT_OF_HEALTH}"
+    with unprivileged.running(SQUAT_PORT, "127.0.0.1", str(PORT_OF_HEALTH), how) as process:
+        operator.write_manifest(web, mode="enforce", container={})
+        operator.start("--http-address", address)
+        operator.wait_for("the gate", isolated_as("web", "Enforced"))
+        line = operator.event(Event.HTTP_NOT_SERVED)
+        report = operator.wait_for("the problem", lambda report: bool(report.server_problems))
+        assert report.http_address == ""
+        (problem,) = report.server_problems
+        assert address in problem
+        assert f"process {process}" in problem or how == "bound"
+        assert "of user 65534" in problem or "has bound the port" in problem
+        assert line["error"] in problem
+        assert refuses(web)
+    operator.wait_for("the port", lambda report: report.http_address == address)
+    assert not operator.wait_for("no problem", lambda report: True).server_problems
+
+
+CONNECT = """
+import resource, socket
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+host, port = sys.argv[1].rsplit(":", 1)
+held = []
+for number in range(int(sys.argv[2])):
+    try:
+        held.append(socket.create_connection(
+            (host, int(port)), 1, source_address=(f"127.0.{number % 200}.{1 + number % 7}", 0)))
+    except OSError:
+        break
+ready(len(held))
+"""
+"""Makes connections and holds them. Arguments: the address, and how many."""
+
+
+def test_connections_that_a_user_holds_stop_no_agent(
+    operator: AgentProcess, web: LabPod, lab: Lab
+) -> None:
+    report = start_enforcing(operator, web)
+    descriptors = pathlib.Path(f"/proc/{operator.pid}/fd")
+    before = len(os.listdir(descriptors))
+    with unprivileged.running(CONNECT, report.http_address, "3000"):
+        wait_until("few descriptors", lambda: len(os.listdir(descriptors)) < before + 100)
+        # Root has places of its own.
+        assert get(report.http_address, "/metrics").startswith(b"# HELP")
+        late = lab.add_pod("late", 2)
+        operator.write_manifest(late, mode="enforce", container={})
+        operator.wait_for("a new pod's gate", isolated_as("late", "Enforced"))
+
+
+def get(address: str, path: str) -> bytes:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=20) as answer:
+        return bytes(answer.read())
+
+
+def test_agent_without_a_free_descriptor_stays_and_gates_the_next_pod(
+    operator: AgentProcess, web: LabPod, lab: Lab
+) -> None:
+    start_enforcing(operator, web)
+    pid = operator.pid
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        late = lab.add_pod("late", 2)
+        operator.write_manifest(late, mode="enforce", container={})
+        wait_until(
+            "tasks without descriptors",
+            lambda: len(operator.log_lines(Event.DESCRIPTORS_EXHAUSTED)) > 3,
+        )
+        assert refuses(web)
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    operator.wait_for("a new pod's gate", isolated_as("late", "Enforced"))
+    assert operator.pid == pid
 
 
 def test_run_directory_of_another_user_is_one_sentence(operator: AgentProcess, web: LabPod) -> None:
