@@ -60,8 +60,8 @@ class Event(enum.Enum):
     sentence for people. Details are fields of the line, never part of the sentence."""
 
     ADDRESSES_UNCONFIRMED = "Pod has addresses that are not confirmed as its own."
+    ADMIN_API_NOT_SERVED = "Admin API cannot be served; commands do not reach the agent. Retrying."
     ADMISSION_NOT_WRITTEN = "Admission objects cannot be written; retrying."
-    ADMIN_NOT_SERVED = "Admin socket cannot be created; 'podgate status' has no agent. Retrying."
     AGENT_NOT_READY = "Agent is not ready."
     AGENT_READY = "Agent holds the node and is ready."
     AGENT_STARTED = "Agent started."
@@ -126,6 +126,7 @@ class Event(enum.Enum):
     DEFAULT_DENY_UNAVAILABLE = (
         "Default-deny table unavailable; new pods are open until their gate is attached."
     )
+    DESCRIPTORS_EXHAUSTED = "No file descriptor is left for a task; starting the task again."
     DROP_EVENTS_SUPPRESSED = (
         "Drop events suppressed by rate limiting; 'podgate drops' counts all of them."
     )
@@ -175,6 +176,7 @@ class Event(enum.Enum):
         "Addresses that the kubelet may not connect to (--kubelet-host-probes) changed."
     )
     HOST_SOCKETS_UNREADABLE = "Host sockets cannot be listed; existing flows are not counted."
+    HTTP_NOT_SERVED = "Metrics and health are not served to this machine; retrying."
     HUB_STARTED = "Hub started."
     HUB_STOPPED = "Hub stopped."
     INJECTABLE_INTERFACES_CHANGED = "Injectable interfaces changed."
@@ -206,7 +208,7 @@ class Event(enum.Enum):
     METRICS_CERTIFICATE_UNREADABLE = (
         "Certificate of --metrics-address cannot be read; using the last one."
     )
-    METRICS_NOT_SERVED = "Metrics are not served to other machines."
+    METRICS_NOT_SERVED = "Metrics are not served to other machines; retrying."
     MODES_NOT_SAVED = (
         "Mode labels cannot be saved; after a restart those that are no mode have no effect."
     )

@@ -186,6 +186,9 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     kubelet_unfollowed: str = ""
     open_ports: str = ""
     http_address: str
+    """Empty while its port is not open."""
+    server_problems: list[str] = []
+    """Why ports are not open, one sentence each."""
     default_mode: str = ""
     """Mode of pods for which no label decides."""
     max_mode: str = ""

@@ -14,7 +14,6 @@ from agent import tasks
 from agent.app import watchdog
 from agent.app.gating import Gating
 from agent.app.handover import Handover, Turn
-from agent.app.listeners import Listeners
 from agent.app.readiness import Readiness
 from agent.gates.worker import GateWorker
 from agent.kube.client import ApiClient
@@ -38,14 +37,12 @@ class Agent:
         settings: Settings,
         gate_worker: GateWorker,
         api: ApiClient | None,
-        listeners: Listeners,
         handover: Handover,
         turn: Turn,
     ) -> None:
-        """api: for a node of a cluster; listeners: to be served, and closed by the caller."""
+        """api: for a node of a cluster."""
         self._settings = settings
         self._api = api
-        self._listeners = listeners
         self._handover = handover
         self._gating = Gating(settings, gate_worker, api, self._on_kubelet)
         self._pod_services: PodServices | None = None
@@ -89,7 +86,7 @@ class Agent:
                 await self._gating.store.synced.wait()
         pod_services = await asyncio.to_thread(_import_pod_services)
         self._pod_services = pod_services.PodServices(
-            self._settings, self._gating, self._api, self._listeners, self._handover
+            self._settings, self._gating, self._api, self._handover
         )
         await self._pod_services.run()
 

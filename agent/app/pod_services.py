@@ -21,9 +21,9 @@ from agent.app.gating import Gating
 from agent.app.handover import Handover
 from agent.app.isolation_conditions import IsolationConditions
 from agent.app.kernel_metrics import KernelCollector
-from agent.app.listeners import Listeners
 from agent.app.loop_lag import LoopLag
 from agent.app.node_reporter import NodeReporter
+from agent.app.ports import Ports
 from agent.app.reports import Reports
 from agent.app.servers import Servers
 from agent.app.service_outputs import ManifestServices
@@ -52,11 +52,11 @@ class PodServices:
         settings: Settings,
         gating: Gating,
         api: ApiClient | None,
-        listeners: Listeners,
         handover: Handover,
     ) -> None:
-        """api: for a node of a cluster; listeners: to be served, and closed by the caller."""
+        """api: for a node of a cluster."""
         self._gating = gating
+        ports = Ports(settings)
         store, cluster, gate_worker = gating.store, gating.cluster, gating.gate_worker
         self._outputs: ClusterOutputs | None = None
         if api and cluster:
@@ -109,6 +109,7 @@ class PodServices:
                         cni_status=gating.cni_status if settings.cni_conf_directory else None,
                         cluster=cluster,
                         outputs=self._outputs,
+                        ports=ports,
                     ),
                     unready_reason=gating.unready_reason,
                     turns=lambda: handover.turns,
@@ -168,13 +169,13 @@ class PodServices:
             answers=answers,
             drops=self._drops,
             node=settings.node_name or "",
-            http_address=listeners.http_address,
+            ports=ports,
             metrics=exporter,
             handover=handover,
         )
         self._servers = Servers(
             settings,
-            listeners,
+            ports,
             reports=reports,
             pod_info=pod_info,
             api=api,

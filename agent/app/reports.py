@@ -30,6 +30,7 @@ from agent.app.exporter import Exporter
 from agent.app.gating import Gating
 from agent.app.handover import Handover
 from agent.app.isolation_conditions import IsolationConditions
+from agent.app.ports import Ports
 from agent.drops.source_processes import CgroupName, protocol_word, wall_clock
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
@@ -60,12 +61,12 @@ class Reports:
         answers: AnswerReport,
         drops: DropReporting,
         node: str,
-        http_address: str,
+        ports: Ports,
         metrics: Exporter,
         handover: Handover,
     ) -> None:
         """services: of a node without a cluster; node: its name, empty without a cluster."""
-        self.http_address = http_address
+        self._ports = ports
         self._started = datetime.datetime.now(datetime.UTC)
         self._gating = gating
         self._store = gating.store
@@ -114,7 +115,8 @@ class Reports:
             kubelet_problem=kubelet.identity.problem,
             kubelet_unfollowed=kubelet.admission.problem,
             open_ports=kubelet.open_ports.problem,
-            http_address=self.http_address,
+            http_address=self._ports.http.address,
+            server_problems=list(self._ports.problems()),
             default_mode=self._modes.node.default.label,
             max_mode=self._modes.node.ceiling.label,
             max_mode_from=self._modes.node.ceiling_from,

@@ -53,6 +53,22 @@ class Procfs:
                 return bool(int(line.split()[1], 16) >> capability & 1)
         return False
 
+    def users(self, pid: int) -> list[int]:
+        """Its user ids: the real one, the effective one and two more (credentials(7)); none when it
+        has exited. Of a set-user-ID program only some are root's."""
+        for line in (self._read(f"{pid}/status") or "").splitlines():
+            if line.startswith("Uid:"):
+                return [int(uid) for uid in line.split()[1:]]
+        return []
+
+    def lock_holders(self, major: int, minor: int, inode: int) -> set[int]:
+        """Processes that hold a lock of flock(2) on this file, of those in this process' pid
+        namespace (proc_locks(5))."""
+        file = f"{major:02x}:{minor:02x}:{inode}"
+        lines = (line.split() for line in (self._read("locks") or "").splitlines())
+        # A process that waits has an arrow before its kind.
+        return {int(line[4]) for line in lines if line[1] == "FLOCK" and line[5] == file}
+
     def cgroup(self, pid: int | str) -> str | None:
         """Its cgroup of version 2, "/a/b"; None when it has exited, or its cgroup was removed.
 

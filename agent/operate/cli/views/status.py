@@ -138,6 +138,8 @@ def _problems(report: AgentReport) -> Iterator[tuple[Signal, str]]:
             "Without the agent the kernel does not follow the kubelet's restarts: "
             f"{report.kubelet_unfollowed}",
         )
+    for problem in report.server_problems:
+        yield Signal.CAUTION, problem
     for hook in report.hooks:
         if hook.problem:
             yield (
@@ -165,7 +167,7 @@ def head(screen: Screen, report: AgentReport) -> Iterator[str]:
         f"podgate {report.version}, pid {report.pid}, {running}; {report.programs} programs, "
         f"attached by {report.attachment}"
     )
-    if screen.is_wide:
+    if screen.is_wide and report.http_address:
         yield f"metrics and health: http://{report.http_address}"
     if report.kubelet:
         yield f"kubelet: {report.kubelet}"
