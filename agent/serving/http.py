@@ -129,7 +129,14 @@ class _Server:
         def handle(accepted: socket.socket, place: Place) -> None:
             task = asyncio.create_task(self._serve(made(), accepted, place), name="http connection")
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+
+            def release(ended: asyncio.Task[None]) -> None:
+                # Not by the task itself: one that is cancelled before it runs runs no `finally`.
+                self._tasks.discard(ended)
+                accepted.close()
+                place.release()
+
+            task.add_done_callback(release)
 
             def close() -> None:
                 task.cancel()
@@ -165,9 +172,7 @@ class _Server:
                 await connection.closed.wait()
         finally:
             connection.abort()
-            accepted.close()
             self._connections.pop(handler, None)
-            place.release()
 
     @web.middleware
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
