@@ -47,6 +47,8 @@ _RESPONSE_SECONDS = 30.0
 # etcd stores no object over 1.5 MiB; JSON may be several times the size of its protobuf.
 _MAX_LINE_BYTES = 16 << 20
 _MAX_ERROR_BYTES = 64 << 10
+# The API server's own are seconds; a proxy before it, or a page of its maintenance, may name hours.
+_MAX_RETRY_AFTER_SECONDS = 60.0
 # A list of all pods of a node is a few of these.
 _READ_BYTES = 2 << 20
 
@@ -67,11 +69,12 @@ class ApiError(PodgateError):
         retry_after_seconds: float = 0.0,
         causes: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        """code: the HTTP status, 0 without a response; causes: field and reason of each."""
+        """code: the HTTP status, 0 without a response; causes: field and reason of each;
+        retry_after_seconds: as the server requests, of which a minute is respected."""
         super().__init__(message)
         self.code = code
         self.reason = reason
-        self.retry_after_seconds = retry_after_seconds
+        self.retry_after_seconds = min(_MAX_RETRY_AFTER_SECONDS, retry_after_seconds)
         self.causes = causes
 
     @property

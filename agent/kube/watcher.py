@@ -11,7 +11,7 @@ watches from there until cancelled. Failures:
   from a backup; list the newest.
 * 404 for an optional resource: it has no objects. Retried about once a minute, as after 403, since
   the resource may be installed, or the permission be granted.
-* Other errors: the same request again, with back-off; Retry-After is respected.
+* Other errors: the same request again, with back-off; Retry-After is respected, up to a minute.
 * Duplicate and late events are recognised by their resource version and ignored.
 
 client-go's reflector.go is the model for the order of requests.
@@ -41,7 +41,6 @@ _SERVER_TIMEOUT_SECONDS: Final = 300
 # A stream without events that ended sooner is a failure, not a server that closes idle streams.
 _SHORTEST_STREAM_SECONDS: Final = 5.0
 _LIST_SECONDS: Final = 60.0
-_MAX_RETRY_AFTER_SECONDS: Final = 300.0
 _INITIAL_EVENTS_END: Final = "k8s.io/initial-events-end"
 # People change this, rarely; with 5,000 nodes these are 80 small responses per second.
 _LASTING_SECONDS: Final = 60.0
@@ -139,8 +138,7 @@ class Watcher(Generic[ObjectT]):
                 else:
                     await self._list()
             except ApiError as error:
-                wait = min(error.retry_after_seconds, _MAX_RETRY_AFTER_SECONDS)
-                wait *= 1.0 + 0.1 * self._jitter()
+                wait = error.retry_after_seconds * (1.0 + 0.1 * self._jitter())
                 wait = max(wait, self._backoff.next_seconds())
                 if self.query.may_be_absent and error.code in (403, 404):
                     wait = max(wait, _LASTING_SECONDS * (0.5 + self._jitter()))
