@@ -171,6 +171,23 @@ class ApiClient:
         return found.replace(tzinfo=found.tzinfo or datetime.UTC)
 
     @contextlib.asynccontextmanager
+    async def content(
+        self, path: str, *, query: Mapping[str, str], accept: str = JSON, timeout_seconds: float
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """A response's body in parts, for one that may be large. Raises `ApiError`, also while it
+        is read. timeout_seconds: for all of it."""
+        import aiohttp
+
+        limits = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=_CONNECT_SECONDS)
+        response = await self._send("GET", path, query, None, JSON, accept, limits)
+        parts = _parts(response)
+        try:
+            yield parts
+        finally:
+            await parts.aclose()
+            response.close()
+
+    @contextlib.asynccontextmanager
     async def stream(
         self, path: str, *, query: Mapping[str, str], accept: str = JSON, silence_seconds: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -288,6 +305,16 @@ def _session(tls: ssl.SSLContext) -> "aiohttp.ClientSession":
         headers={"User-Agent": f"podgate/{VERSION}"},
         read_bufsize=_READ_BYTES,
     )
+
+
+async def _parts(response: "aiohttp.ClientResponse") -> AsyncGenerator[bytes, None]:
+    import aiohttp
+
+    try:
+        async for part in response.content.iter_any():
+            yield part
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise _connection_error(error) from error
 
 
 async def _lines(response: "aiohttp.ClientResponse") -> AsyncGenerator[bytes, None]:

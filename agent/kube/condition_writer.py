@@ -55,7 +55,7 @@ _STALE_SECONDS = 2.0
 _LASTING_SECONDS = 10.0
 _PATCH_SECONDS = 10.0
 _REJECTED_BASE_SECONDS, _REJECTED_CAP_SECONDS = 5.0, 300.0
-# Of a pod that others outlast: sooner than a rejection, since nobody may have to change the pod.
+# Of a pod that others outlast: sooner than after a rejection, which may need a change of the pod.
 _FAILING_CAP_SECONDS = 30.0
 # A patch of theirs may take all of _PATCH_SECONDS.
 _FAILING_AT_ONCE = 2

@@ -26,7 +26,7 @@ import msgspec
 import structlog
 
 from agent import backoff
-from agent.kube import objects, responses
+from agent.kube import lists, objects, responses
 from agent.kube.client import JSON, ApiClient, ApiError
 from agent.logs import Event
 
@@ -40,7 +40,6 @@ _SILENCE_SECONDS: Final = 70.0
 _SERVER_TIMEOUT_SECONDS: Final = 300
 # A stream without events that ended sooner is a failure, not a server that closes idle streams.
 _SHORTEST_STREAM_SECONDS: Final = 5.0
-_LIST_SECONDS: Final = 60.0
 _INITIAL_EVENTS_END: Final = "k8s.io/initial-events-end"
 # People change this, rarely; with 5,000 nodes these are 80 small responses per second.
 _LASTING_SECONDS: Final = 60.0
@@ -186,19 +185,23 @@ class Watcher(Generic[ObjectT]):
         query = self._query()
         # From the server's cache: at first any version, later none older than what was received.
         query["resourceVersion"] = "" if self._needs_newest else self._version or "0"
-        content = await self._api.request(
-            "GET",
+        found: list[ObjectT] = []
+
+        def add(item: bytes) -> None:
+            if read := self._read(item):
+                found.append(read)
+            elif not responses.is_json(item):
+                # The others may be all, and objects that a list lacks count as deleted.
+                raise ApiError("the API server's list cannot be decoded: it is not JSON")
+
+        version = await lists.read(
+            self._api,
             self.query.path,
             query=query,
             accept=_METADATA_LIST if self.query.is_metadata_only else JSON,
-            timeout_seconds=_LIST_SECONDS,
+            on_item=add,
         )
-        try:
-            listed = responses.decode(content, responses.ObjectList)
-        except msgspec.DecodeError as error:
-            raise ApiError(f"the API server's list cannot be decoded: {error}") from error
-        found = [self._read(item) for item in listed.items or ()]
-        self._replace_all([item for item in found if item], listed.metadata.resource_version)
+        self._replace_all(found, version)
 
     async def _stream_list(self) -> None:
         """List and watch in one request, or detect that this server cannot."""
@@ -276,7 +279,7 @@ class Watcher(Generic[ObjectT]):
             "timeoutSeconds": str(seconds),
         }
 
-    def _read(self, raw: msgspec.Raw) -> ObjectT | None:
+    def _read(self, raw: bytes | msgspec.Raw) -> ObjectT | None:
         """The object; its previous version if it cannot be decoded, or None."""
         try:
             found = responses.decode(raw, self.query.kind)

@@ -32,7 +32,7 @@ class WriteFailures:
         self._backoff = backoff.Backoff(base_seconds=1.0, cap_seconds=30.0, jitter=jitter)
         self._resume_at = self._try_at = 0.0
         self._failed_at: dict[str, float] = {}
-        """When a pod's writes began to fail."""
+        """When a pod's writes started to fail."""
         self._written = set[str]()
         self._in_a_row = set[str]()
         """Pods that failed since the last success of any."""
@@ -45,7 +45,7 @@ class WriteFailures:
         self._in_a_row.discard(uid)
 
     def is_failing(self, uid: str) -> bool:
-        """Whether other pods were written since this pod's writes began to fail."""
+        """Whether other pods were written since this pod's writes started to fail."""
         failed_at = self._failed_at.get(uid)
         return failed_at is not None and self._succeeded_at > failed_at
 
