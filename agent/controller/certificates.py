@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.kube import self_signed
+from agent.kube import responses, self_signed
 from agent.kube.self_signed import KeyPair
 
 SECRET_NAME: Final = "podgate-controller-tls"  # noqa: S105  a name
@@ -58,7 +58,7 @@ class _Secret(msgspec.Struct):
 def read(content: bytes) -> Certificates | None:
     """The content of a Secret's JSON; None if it is not usable and a new one is needed."""
     try:
-        data = msgspec.json.decode(content, type=_Secret).data
+        data = responses.decode(content, _Secret).data
         found = Certificates(
             KeyPair(base64.b64decode(data.serving), base64.b64decode(data.serving_key)),
             KeyPair(base64.b64decode(data.next), base64.b64decode(data.next_key))

@@ -343,7 +343,12 @@ async def _error_response(response: "aiohttp.ClientResponse") -> ApiError:
         async with asyncio.timeout(_CONNECT_SECONDS):
             content = await response.content.read(_MAX_ERROR_BYTES)
         status = msgspec.json.decode(content, type=ApiStatus)
-    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError):
+    except (
+        aiohttp.ClientError,
+        OSError,
+        ValueError,
+        RecursionError,
+    ):  # DecodeError is a ValueError
         status = ApiStatus(message=f"HTTP status {response.status} {response.reason}")
     finally:
         response.close()

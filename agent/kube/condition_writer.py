@@ -30,7 +30,7 @@ import msgspec
 import structlog
 
 from agent import backoff
-from agent.kube import objects, patches
+from agent.kube import objects, patches, responses
 from agent.kube.client import STRATEGIC_MERGE, ApiClient, ApiError
 from agent.kube.objects import ApiPod
 from agent.kube.patches import Difference, SandboxStamp
@@ -299,7 +299,7 @@ class ConditionWriter:
     ) -> None:
         """Record what the API has now: the watch reports it later, after older versions."""
         try:
-            response = msgspec.json.decode(content, type=ApiPod)
+            response = responses.decode(content, ApiPod)
         except msgspec.DecodeError as error:
             log.warning(
                 Event.PATCH_RESPONSE_INVALID,

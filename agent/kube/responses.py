@@ -47,11 +47,13 @@ class PartialObject(msgspec.Struct):
 
 
 def decode(content: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """Decode JSON of any depth. Raises `msgspec.DecodeError`."""
+    """Decode any bytes. Raises `msgspec.DecodeError`, and nothing else."""
     try:
         return msgspec.json.decode(content, type=kind)
     except RecursionError as error:
         raise msgspec.DecodeError("JSON is nested too deeply") from error
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError("JSON is not UTF-8") from error
 
 
 def is_json(content: bytes) -> bool:

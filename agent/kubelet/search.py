@@ -91,6 +91,12 @@ def find(
             f"the kubelet (pid {pid}) is in the root cgroup, the default of all processes; run it "
             "as a systemd unit, or move it to a cgroup of its own."
         )
+    if not path.isprintable():
+        # Neither nft nor a report could name it, and no kubelet has such a unit.
+        raise KubeletCgroupError(
+            f"the kubelet (pid {pid}) is in a cgroup whose name is not printable; run it as a "
+            "systemd unit."
+        )
     if ".." in path.split("/"):
         raise KubeletCgroupError(
             f"the kubelet (pid {pid}) is in a cgroup outside of podgate's cgroup namespace; run "
@@ -99,7 +105,7 @@ def find(
     directory = cgroup2 / path[1:]
     try:
         number = directory.stat().st_ino
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if pid is None or procfs.started(pid) is None:
             return None
         raise KubeletCgroupError(
@@ -163,7 +169,11 @@ def _reject_pods_cgroup(
     for count, (below, names, _) in enumerate(os.walk(directory)):
         pods = [name for name in names if _PODS.fullmatch(name)]
         if pods or count > _MAX_CGROUPS:
-            what = pods[0] if pods else f"more than {_MAX_CGROUPS} cgroups"
+            what = (
+                os.fsencode(pods[0]).decode(errors="backslashreplace")
+                if pods
+                else f"more than {_MAX_CGROUPS} cgroups"
+            )
             raise KubeletCgroupError(
                 f"the kubelet's cgroup {path} also holds pods ({what}); run the kubelet in a "
                 "cgroup of its own."
@@ -204,7 +214,7 @@ def _descends(pid: int, ancestor: int, procfs: Procfs) -> bool:
 def _members(directory: pathlib.Path) -> list[int]:
     """Processes in exactly this cgroup; none if it is removed, or of a type without processes."""
     with contextlib.suppress(OSError):
-        return [int(line) for line in (directory / "cgroup.procs").read_text().split()]
+        return [int(line) for line in (directory / "cgroup.procs").read_bytes().split()]
     return []
 
 
