@@ -125,6 +125,10 @@ class Event(enum.Enum):
     DEFAULT_DENY_UNAVAILABLE = (
         "Default-deny table unavailable; new pods are open until their gate is attached."
     )
+    DIRECTORY_NOT_WATCHED = (
+        "A directory cannot be watched, so it is read every two seconds; raise "
+        "fs.inotify.max_user_instances or max_user_watches."
+    )
     DROP_EVENTS_SUPPRESSED = (
         "Drop events suppressed by rate limiting; 'podgate drops' counts all of them."
     )
