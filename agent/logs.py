@@ -92,6 +92,7 @@ class Event(enum.Enum):
         "the default mode."
     )
     CNI_STATE_UNREADABLE = "podgate-cni's state file of a previous run cannot be read."
+    COMPONENT_FAILED = "A part of the agent failed; it starts again, and the others go on."
     CONDITION_CHANGED = "Pod condition changed."
     CONDITION_POD_DELETED = "Pod deleted from the API; its pending conditions are discarded."
     CONDITION_WRITE_REJECTED = (
@@ -125,6 +126,7 @@ class Event(enum.Enum):
     DEFAULT_DENY_UNAVAILABLE = (
         "Default-deny table unavailable; new pods are open until their gate is attached."
     )
+    DESCRIPTORS_EXHAUSTED = "No descriptors are left; those in reserve are released for gates."
     DIRECTORY_NOT_WATCHED = (
         "A directory cannot be watched, so it is read every two seconds; raise "
         "fs.inotify.max_user_instances or max_user_watches."

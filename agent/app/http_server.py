@@ -61,7 +61,8 @@ async def serve(agent: AgentApi, listeners: Listeners) -> AsyncIterator[None]:
 async def _started(app: web.Application, *sockets: socket.socket) -> AsyncIterator[None]:
     async with endpoints.runner_of(app) as runner:
         for bound in sockets:
-            await web.SockSite(runner, bound).start()
+            # The site closes its socket, and the next one needs another.
+            await web.SockSite(runner, bound.dup()).start()
         yield
 
 

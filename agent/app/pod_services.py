@@ -25,6 +25,7 @@ from agent.app.listeners import Listeners
 from agent.app.loop_lag import LoopLag
 from agent.app.node_reporter import NodeReporter
 from agent.app.reports import Reports
+from agent.app.rings import Rings
 from agent.app.servers import Servers
 from agent.app.service_outputs import ManifestServices
 from agent.kube.client import ApiClient
@@ -54,6 +55,7 @@ class PodServices:
         api: ApiClient | None,
         listeners: Listeners,
         handover: Handover,
+        rings: Rings,
     ) -> None:
         """api: for a node of a cluster; listeners: to be served, and closed by the caller."""
         self._gating = gating
@@ -123,6 +125,7 @@ class PodServices:
                 RelayCollector(self._relays, connections),
                 answers,
                 *gating.kubelet.collectors,
+                rings,
                 self._loop_lag,
             ),
         )

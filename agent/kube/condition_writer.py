@@ -6,8 +6,7 @@ at rest, other clients' changes are corrected, and after an outage each changed 
 
 * Node: a token bucket. While the API server is unreachable, one pod tries for all, with back-off.
 * Pod: a small bucket, for probes that flap and for other writers of the same conditions.
-* Where the API server fails to write one pod and writes others, only that one waits
-  (agent/kube/write_failures.py).
+* Where the API server fails to write one pod only, no other waits (agent/kube/write_failures.py).
 * A change that does not affect readiness waits longer: while one condition of a starting pod is
   False, the others are not urgent.
 * `isolation-ready` is sent by itself as soon as it is True, before the changes of other pods: the
@@ -255,31 +254,37 @@ class ConditionWriter:
         return self._failures.order(uid), self._pods[uid].urgency, self._due[uid]
 
     async def _write(self, uid: str, pod: _PodWrites, *, is_failing: bool) -> None:
+        try:
+            await self._patch(uid, pod)
+        finally:
+            pod.is_in_flight = False
+            self._in_flight -= 1
+            self._failing_in_flight -= is_failing
+            self._wake.set()
+            if self._pods.get(uid) is pod:
+                self.enqueue(uid)
+
+    async def _patch(self, uid: str, pod: _PodWrites) -> None:
         conditions = self._desired(uid, pod)
-        if patches.difference(pod.actual, conditions) is not Difference.NONE:
-            pod.bucket.take()
-            pod.differs_since = None
-            try:
-                content = await self._api.request(
-                    "PATCH",
-                    patches.path(pod.actual),
-                    body=patches.body(pod.actual, conditions),
-                    content_type=STRATEGIC_MERGE,
-                    timeout_seconds=_PATCH_SECONDS,
-                )
-            except ApiError as error:
-                self.patches_by_code[str(error.code or "none")] += 1
-                self._handle_error(error, uid, pod)
-            else:
-                self.patches_by_code["200"] += 1
-                self._mark_healthy(uid, pod)
-                self._handle_response(content, pod, conditions)
-        pod.is_in_flight = False
-        self._in_flight -= 1
-        self._failing_in_flight -= is_failing
-        self._wake.set()
-        if self._pods.get(uid) is pod:
-            self.enqueue(uid)
+        if patches.difference(pod.actual, conditions) is Difference.NONE:
+            return
+        pod.bucket.take()
+        pod.differs_since = None
+        try:
+            content = await self._api.request(
+                "PATCH",
+                patches.path(pod.actual),
+                body=patches.body(pod.actual, conditions),
+                content_type=STRATEGIC_MERGE,
+                timeout_seconds=_PATCH_SECONDS,
+            )
+        except ApiError as error:
+            self.patches_by_code[str(error.code or "none")] += 1
+            self._handle_error(error, uid, pod)
+        else:
+            self.patches_by_code["200"] += 1
+            self._mark_healthy(uid, pod)
+            self._handle_response(content, pod, conditions)
 
     def _desired(self, uid: str, pod: _PodWrites) -> tuple[objects.PodCondition, ...]:
         now = SandboxStamp(self._sandbox_of(uid), self._boot)

@@ -40,7 +40,7 @@ async def follow(
             watches = DirectoryWatches(reports_writes=True)
         except OSError as error:
             if not is_logged:
-                _log(directory, error.strerror)
+                _log(directory, str(error.strerror))
             is_logged = True
             retry_at = loop.time() + _RETRY_SECONDS
             while loop.time() < retry_at:
