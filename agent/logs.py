@@ -92,7 +92,7 @@ class Event(enum.Enum):
         "the default mode."
     )
     CNI_STATE_UNREADABLE = "podgate-cni's state file of a previous run cannot be read."
-    COMPONENT_FAILED = "A part of the agent failed; it starts again, and the others go on."
+    COMPONENT_FAILED = "A part of the agent failed and starts again; the others continue."
     CONDITION_CHANGED = "Pod condition changed."
     CONDITION_POD_DELETED = "Pod deleted from the API; its pending conditions are discarded."
     CONDITION_WRITE_REJECTED = (

@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 # Editors write in several steps; an immediate read would report a half-written file as invalid.
 _SETTLE_SECONDS = 0.05
-# A look at a directory of files costs some system calls.
+# Reading the stamps of a directory takes some system calls.
 _POLL_SECONDS = 2.0
 # Others may have released theirs.
 _RETRY_SECONDS = 60.0
