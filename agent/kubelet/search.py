@@ -7,7 +7,6 @@ anyway. It must be in the node's network namespace and in no container's cgroup,
 that serves the kubelet's port comes before all others.
 """
 
-import contextlib
 import dataclasses
 import os
 import pathlib
@@ -15,7 +14,7 @@ import re
 from collections.abc import Iterator
 
 from agent.errors import PodgateError
-from agent.linux.procfs import Procfs
+from agent.linux.procfs import Procfs, raise_own
 from agent.settings import KUBELET_NAME, ByProcess, KubeletSetting
 
 _KUBELET_PORT = 10250  # --port's default, kubernetes/pkg/cluster/ports
@@ -166,7 +165,7 @@ def _reject_pods_cgroup(
     _reject_pods_path(path)
     process: int | str = "self" if pid is None else pid
     own = [procfs.namespace(process, kind) for kind in ("net", "pid")]
-    for count, (below, names, _) in enumerate(os.walk(directory)):
+    for count, (below, names, _) in enumerate(os.walk(directory, onerror=raise_own)):
         pods = [name for name in names if _PODS.fullmatch(name)]
         if pods or count > _MAX_CGROUPS:
             what = (
@@ -213,9 +212,11 @@ def _descends(pid: int, ancestor: int, procfs: Procfs) -> bool:
 
 def _members(directory: pathlib.Path) -> list[int]:
     """Processes in exactly this cgroup; none if it is removed, or of a type without processes."""
-    with contextlib.suppress(OSError):
+    try:
         return [int(line) for line in (directory / "cgroup.procs").read_bytes().split()]
-    return []
+    except OSError as error:
+        raise_own(error)
+        return []
 
 
 def _is_pods(path: str) -> bool:

@@ -6,7 +6,7 @@ import os
 import pathlib
 import re
 
-from agent.linux.procfs import Procfs
+from agent.linux.procfs import Procfs, raise_own
 
 _ROOT_INODE = 1
 # Spaces, tabs, line breaks and backslashes in /proc/mounts (the kernel's fs/proc_namespace.c);
@@ -82,7 +82,7 @@ def cgroup_paths(ids: set[int]) -> dict[int, str]:
     if root is None:
         return {}
     found = {}
-    for directory, _, _ in os.walk(root):
+    for directory, _, _ in os.walk(root, onerror=raise_own):
         with contextlib.suppress(OSError):
             inode = os.stat(directory).st_ino
             if inode in ids:

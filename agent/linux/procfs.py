@@ -3,12 +3,18 @@
 Names of processes and cgroups are any bytes but zero and, in a cgroup's, "/" and a line break. So
 files are split as the kernel writes them, at line breaks and spaces alone: `str.splitlines` and
 `str.split` know more separators, with which a process could write a line of its own. A file that is
-not as the kernel writes it is unknown, like one that is gone: nothing here raises.
+not as the kernel writes it is unknown, like one that is gone.
+
+Methods raise `OSError` only where this process has no descriptor or memory left: then nothing is
+known of another one, and one that counts as gone might be the kubelet.
 """
 
+import errno
 import os
 import pathlib
 from collections.abc import Iterator
+
+from agent.linux.descriptors import EXHAUSTED
 
 _COMM_BYTES = 15  # TASK_COMM_LEN without the zero
 _LISTENING = b"0A"  # TCP_LISTEN, as /proc/net/tcp prints it
@@ -77,7 +83,8 @@ class Procfs:
         """The namespace it is in, such as "net:[4026531840]"; pid "self" for this process."""
         try:
             return os.readlink(f"{self._root}/{pid}/ns/{kind}")
-        except OSError:
+        except OSError as error:
+            raise_own(error)
             return None
 
     def name(self, pid: int) -> str:
@@ -113,7 +120,8 @@ class Procfs:
     def _descriptors(self, pid: int) -> Iterator[str]:
         try:
             numbers = os.listdir(f"{self._root}/{pid}/fd")
-        except OSError:
+        except OSError as error:
+            raise_own(error)
             return
         for number in numbers:
             try:
@@ -130,8 +138,15 @@ class Procfs:
         try:
             with open(f"{self._root}/{path}", "rb") as file:
                 return file.read()
-        except OSError:
+        except OSError as error:
+            raise_own(error)
             return None
+
+
+def raise_own(error: OSError) -> None:
+    """Raise an error that is this process' own, and none of what it was to read."""
+    if error.errno in (*EXHAUSTED, errno.ENOMEM):
+        raise error
 
 
 def _lines(content: bytes | None) -> list[bytes]:
