@@ -93,6 +93,7 @@ class Event(enum.Enum):
         "the default mode."
     )
     CNI_STATE_UNREADABLE = "podgate-cni's state file of a previous run cannot be read."
+    COMPONENT_FAILED = "A part of the agent failed and starts again; the others continue."
     CONDITION_CHANGED = "Pod condition changed."
     CONDITION_POD_DELETED = "Pod deleted from the API; its pending conditions are discarded."
     CONDITION_WRITE_REJECTED = (
@@ -126,7 +127,11 @@ class Event(enum.Enum):
     DEFAULT_DENY_UNAVAILABLE = (
         "Default-deny table unavailable; new pods are open until their gate is attached."
     )
-    DESCRIPTORS_EXHAUSTED = "No file descriptor is left for a task; starting the task again."
+    DESCRIPTORS_EXHAUSTED = "No descriptors are left; those in reserve are released for gates."
+    DIRECTORY_NOT_WATCHED = (
+        "A directory cannot be watched, so it is read every two seconds; raise "
+        "fs.inotify.max_user_instances or max_user_watches."
+    )
     DROP_EVENTS_SUPPRESSED = (
         "Drop events suppressed by rate limiting; 'podgate drops' counts all of them."
     )
@@ -310,6 +315,7 @@ class Event(enum.Enum):
     STRICT_UNAVAILABLE = "Strict unavailable; pods fall back to enforce, or their probes fail."
     SWITCHED_OFF = "podgate is off on this node: nothing is dropped any more."
     SWITCHED_ON = "podgate is on again on this node."
+    TASK_WITHOUT_DESCRIPTOR = "No file descriptor is left for a task; starting the task again."
     TUNNEL_PORTS_PROTECTED = "Tunnel ports protected."
     UNKNOWN_PROGRAMS_DETACHED = "Programs of other versions, which this one lacks, detached."
     WATCH_INTERRUPTED = "Watch interrupted; using the last known objects."

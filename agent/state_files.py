@@ -42,7 +42,7 @@ def read(path: pathlib.Path, kind: type[T], *, failure: Event) -> T | None:
             return msgspec.json.decode(stream.read(_MAX_BYTES), type=kind)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # MsgspecError is a ValueError
         log.warning(failure, path=str(path), error=str(error))
         return None
 

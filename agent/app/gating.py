@@ -36,7 +36,7 @@ from agent.pods.conditions import Conditions
 from agent.pods.events import PodEvents
 from agent.pods.object_labels import ObjectLabels
 from agent.pods.off_marks import OffMarks
-from agent.pods.pod_modes import PodModes
+from agent.pods.pod_modes import NODE, PodModes
 from agent.pods.store import PodStore
 from agent.policy.api_callees import ApiCallees
 from agent.policy.api_source import ApiPolicies
@@ -252,6 +252,23 @@ class Gating:
             yield "policy", self.policy.run
         if plugin := installer.CniInstaller.of(self._settings):
             yield "cni", functools.partial(installer.run, plugin, self.cni_status)
+
+    def mark_everything(self) -> None:
+        """A component starts again that may have lost what it had taken: all of it may have
+        changed. Notifications are hints, so this costs time alone."""
+        self.store.mark_all()
+        for uid in self.store.removed:
+            self.store.to_reconcile.mark(uid)
+        uids = set(self.store.pods)
+        if self.cluster:
+            uids |= self.cluster.pods.uids
+            for uid in uids:
+                self.cluster.pods.changes.mark(uid)
+                self.cluster.changes.mark(uid)
+        for uid in uids:
+            self.store.in_force.mark(uid)
+            self.store.conditions.changes.mark(uid)
+        self.modes.changes.mark(NODE)
 
     def unhealthy_reason(self) -> str | None:
         """Why this agent should be started again."""

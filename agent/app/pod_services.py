@@ -25,6 +25,7 @@ from agent.app.loop_lag import LoopLag
 from agent.app.node_reporter import NodeReporter
 from agent.app.ports import Ports
 from agent.app.reports import Reports
+from agent.app.rings import Rings
 from agent.app.servers import Servers
 from agent.app.service_outputs import ManifestServices
 from agent.kube.client import ApiClient
@@ -53,6 +54,7 @@ class PodServices:
         gating: Gating,
         api: ApiClient | None,
         handover: Handover,
+        rings: Rings,
     ) -> None:
         """api: for a node of a cluster."""
         self._gating = gating
@@ -124,6 +126,7 @@ class PodServices:
                 RelayCollector(self._relays, connections),
                 answers,
                 *gating.kubelet.collectors,
+                rings,
                 self._loop_lag,
             ),
         )

@@ -72,7 +72,7 @@ def saved_pods(path: pathlib.Path) -> dict[int, ObservedPod]:
 
     Empty if there is no such file. Blocks.
     """
-    with contextlib.suppress(OSError, msgspec.MsgspecError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         saved = msgspec.json.decode(path.read_bytes(), type=_SavedPods)
         if saved.boot == boot_id():
             return saved.pods

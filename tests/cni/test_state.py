@@ -58,7 +58,7 @@ def test_file_has_programs_and_modes(tmp_path: pathlib.Path) -> None:
         "programs": sources.fingerprint(),
         "namespaces": {"shop": "enforce"},
     }
-    assert (tmp_path / "cni.json").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "cni.json").stat().st_mode & 0o777 == 0o600
 
 
 async def test_file_follows_labels_and_ceiling(tmp_path: pathlib.Path) -> None:

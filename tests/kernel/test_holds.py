@@ -221,7 +221,7 @@ def test_agent_without_a_free_descriptor_stays_and_gates_the_next_pod(
         operator.write_manifest(late, mode="enforce", container={})
         wait_until(
             "tasks without descriptors",
-            lambda: len(operator.log_lines(Event.DESCRIPTORS_EXHAUSTED)) > 3,
+            lambda: len(operator.log_lines(Event.COMPONENT_FAILED)) > 3,
         )
         assert refuses(web)
     finally:

@@ -451,7 +451,8 @@ async def test_pods_of_api_server_and_manifests_are_not_confirmed(
     server.put(pod("a"))
     kubelet.first.append((ADDED, encoded(_stored("gone"))))
     async with kubelet.running(socket), Following(api, socket).running() as seen:
-        await until(lambda: seen.names == {"a", "static"})
+        # Also the case before the kubelet's stream has sent the last pod.
+        await until(lambda: bool(kubelet.requested) and seen.names == {"a", "static"})
         assert set(kubelet.requested) == {"uid-gone"}
 
 
