@@ -39,7 +39,7 @@ INNER = frozenset(
         "kubelet",
         "reconciler",
         "modes",
-        "off-file",
+        "off-marks",
         "off-switch",
     )
 )

@@ -79,7 +79,7 @@ class Procfs:
         file = f"{major:02x}:{minor:02x}:{inode}".encode()
         lines = (line.split() for line in _lines(self._read("locks")))
         # A process that waits has an arrow before its kind.
-        return {int(line[4]) for line in lines if line[1] == b"FLOCK" and line[5] == file}
+        return {int(line[4]) for line in lines if line[1:2] == [b"FLOCK"] and line[5:6] == [file]}
 
     def cgroup(self, pid: int | str) -> str | None:
         """Its cgroup of version 2, "/a/b"; None when it has exited, or its cgroup was removed.
