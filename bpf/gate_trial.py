@@ -75,9 +75,17 @@ class GateTrial:
     def __exit__(self, *_: object) -> None:
         self._close.close()
 
-    def run(self, node: abi.CConfig, gate: GateConfig, frame: bytes) -> tuple[Verdict, Reason]:
-        """The verdict on a frame that the host made, to a pod with this gate."""
+    def run(
+        self,
+        node: abi.CConfig,
+        gate: GateConfig,
+        frame: bytes,
+        remade: abi.CKubeletRemade | None = None,
+    ) -> tuple[Verdict, Reason]:
+        """The verdict on a frame that the host made, to a pod with this gate. remade: what the
+        kernel recorded of the kubelet, None for nothing."""
         self._loaded.map(abi.CONFIG).set(_KEY, bytes(node))
+        self._loaded.map(abi.KUBELET_REMADE).set(_KEY, bytes(remade or abi.CKubeletRemade()))
         self._table.set(_LOOPBACK, gate, 0)
         before = Counters(self._loaded).of_gate(_LOOPBACK)
         context = bytearray(_SKB_BYTES)

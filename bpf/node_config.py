@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from bpf import abi, loader
+from bpf.rule_evaluation import NodeFacts
 
 _KEY = bytes(4)
 
@@ -14,6 +15,7 @@ class NodeConfig:
     def __init__(self, loaded: loader.Loaded, *, now_ns: Callable[[], int] | None = None) -> None:
         """now_ns: CLOCK_MONOTONIC, the clock of bpf_ktime_get_ns."""
         self._map = loaded.map(abi.CONFIG)
+        self._remade = loaded.map(abi.KUBELET_REMADE)
         self._now_ns = now_ns or time.monotonic_ns
 
     def set_kubelet(self, cgroup: int | None) -> None:
@@ -81,6 +83,12 @@ class NodeConfig:
         value = self._map.get(_KEY)
         assert value is not None  # an array has all of its keys
         return abi.CConfig.from_buffer_copy(value)
+
+    def facts(self) -> NodeFacts:
+        """What gates and hooks compare now, with what the kernel has recorded of the kubelet."""
+        value = self._remade.get(_KEY)
+        assert value is not None  # an array has all of its keys
+        return NodeFacts.of(self.read(), abi.CKubeletRemade.from_buffer_copy(value))
 
     def _change(self, **fields: int) -> None:
         config = self.read()

@@ -35,6 +35,14 @@ class Rule:
     level: int = 0
     id: int = 0
 
+    @property
+    def ports_text(self) -> str:
+        if (self.first_port, self.last_port) == (0, MAX_PORT):
+            return "any"
+        if self.first_port == self.last_port:
+            return str(self.first_port)
+        return f"{self.first_port}-{self.last_port}"
+
     def pack(self) -> abi.CRule:
         return abi.CRule(
             cgroup=self.cgroup,

@@ -3,7 +3,8 @@
 from agent.linux.cgroups import ancestors, cgroup2_mount
 from agent.linux.procfs import Procfs
 from agent.operate.explain import facts
-from agent.operate.explain.facts import Cgroup, Source
+from agent.operate.explain.facts import Source
+from bpf.rule_evaluation import Cgroup
 
 
 def source_in(path: str) -> Source:

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import ipaddress
+import itertools
 import pathlib
 import time
 from collections.abc import Iterator
@@ -12,14 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.operate.explain import confirmation, evaluation, model
-from agent.operate.explain.facts import HOST, Cgroup, Facts, Flow, GateFacts, NodeFacts, Source
-from bpf import artefacts, compiling, features, loader, pins
+from agent.operate.explain.facts import HOST, Facts, Flow, GateFacts, Source
+from bpf import abi, artefacts, compiling, features, loader, pins
 from bpf.artefacts import Artefact
 from bpf.counters import Counters
 from bpf.drop_sources import DropSources
+from bpf.gate_config import GateConfig
 from bpf.gate_trial import GateTrial
+from bpf.rule_evaluation import Cgroup, NodeFacts
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
+from tests.kernel.explained import own_source
 
 pytestmark = pytest.mark.kernel
 
@@ -31,6 +35,7 @@ CGROUPS = (11, 12, 13, 14)
 PORTS = (0, 53, 80, 8080, 65535)
 PROTOCOLS = {4: (6, 17, 132, 1), 6: (6, 17, 132, 58)}
 HOUR_NS = 3600 * 10**9
+OPENED = Flow(OWN[4], 6, 80)
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +78,11 @@ def nodes(draw: st.DrawFn, now_ns: int) -> NodeFacts:
     """Ages far from the limits, since the program has a clock of its own."""
     limits = st.sampled_from((0, HOUR_NS))
     ages = st.sampled_from((HOUR_NS // 2, 2 * HOUR_NS))
+    is_unit_followed = draw(st.booleans())
     return NodeFacts(
         kubelet_cgroup=draw(st.sampled_from((0, *CGROUPS))),
-        remade_cgroup=draw(st.sampled_from((0, *CGROUPS))),
-        is_unit_followed=draw(st.booleans()),
+        remade_cgroup=draw(st.sampled_from((0, *CGROUPS))) if is_unit_followed else 0,
+        is_unit_followed=is_unit_followed,
         pods_cgroup=draw(st.sampled_from((0, *CGROUPS))),
         pods_level=draw(st.integers(1, 3)),
         heartbeat_ns=draw(st.one_of(st.just(0), ages.map(lambda age: max(1, now_ns - age)))),
@@ -93,7 +99,7 @@ def gates(draw: st.DrawFn) -> GateFacts:
         "test0",
         draw(st.sampled_from((Mode.AUDIT, Mode.ENFORCE, Mode.STRICT))),
         frozenset(OWN.values()),
-        tuple(draw(st.lists(rules(), max_size=8))),
+        tuple(draw(st.lists(rules(), max_size=abi.GATE_RULES))),
         has_any_address=draw(st.booleans()),
         has_fallback=draw(st.booleans()),
     )
@@ -119,6 +125,88 @@ def test_verdict_and_reason_are_those_of_the_gates_program(
     assert confirmation.can_confirm(source, found)
     answer = confirmation.trial_verdict(trial, facts, source, flow, found)
     assert answer == (found.verdict, found.reason)
+
+
+class Program:
+    """The gate's program, for flows of this process: nothing is put in the source's place."""
+
+    def __init__(self, trial: GateTrial) -> None:
+        self._trial = trial
+        self._source = own_source()
+        assert self._source.cgroup is not None
+        self.own = self._source.cgroup
+        assert self.own.id == trial.cgroup
+
+    def assert_same(
+        self,
+        rule: Rule,
+        *,
+        config: abi.CConfig | None = None,
+        remade: abi.CKubeletRemade | None = None,
+        flow: Flow = OPENED,
+    ) -> Reason:
+        """The reason of both, of a gate with this rule."""
+        config, remade = config or abi.CConfig(), remade or abi.CKubeletRemade()
+        gate = GateConfig(Mode.ENFORCE, tuple(OWN.values()), (rule,))
+        of_gate = GateFacts(IFINDEX, "test0", gate.mode, frozenset(OWN.values()), gate.rules)
+        node = NodeFacts.of(config, remade)
+        facts = Facts(node, {IFINDEX: of_gate}, {}, route=IFINDEX)
+        found = evaluation.evaluate(facts, self._source, flow, time.monotonic_ns())
+        answer = self._trial.run(config, gate, confirmation.first_frame(flow), remade)
+        assert answer == (found.verdict, found.reason), (rule, node)
+        return answer[1]
+
+
+def test_kubelet_is_the_same_as_for_the_program(trial: GateTrial) -> None:
+    program, now_ns = Program(trial), time.monotonic_ns()
+    own, seen = program.own, set()
+    others = own.ancestors[-2], own.id
+    for kubelet, unit, remade, of_unit, (pods, level), (age_ns, limit_ns) in itertools.product(
+        (0, *others),
+        (0, 1),
+        others,
+        (1, 2),
+        ((0, 0), (own.ancestors[1], 1), (own.ancestors[1], 2), (own.id, len(own.ancestors))),
+        ((0, HOUR_NS), (HOUR_NS // 2, HOUR_NS), (2 * HOUR_NS, HOUR_NS), (2 * HOUR_NS, 0)),
+    ):
+        config = abi.CConfig(
+            kubelet_cgroup=kubelet,
+            kubelet_unit=unit,
+            pods_cgroup=pods,
+            pods_cgroup_level=level,
+            heartbeat_ns=max(1, now_ns - age_ns) if age_ns else 0,
+            stale_after_ns=limit_ns,
+        )
+        made = abi.CKubeletRemade(remade, of_unit)
+        seen.add(program.assert_same(Rule(SourceKind.KUBELET), config=config, remade=made))
+    assert seen == {Reason.PROBE, Reason.UNIDENTIFIED, Reason.STALE, Reason.NODE}
+
+
+def test_dead_man_is_the_same_as_for_the_program(trial: GateTrial) -> None:
+    program, now_ns, seen = Program(trial), time.monotonic_ns(), []
+    for age_ns, limit_ns in itertools.product((0, HOUR_NS // 2, 2 * HOUR_NS), (0, HOUR_NS)):
+        heartbeat_ns = max(1, now_ns - age_ns) if age_ns else 0
+        config = abi.CConfig(heartbeat_ns=heartbeat_ns, dead_man_ns=limit_ns)
+        seen.append(program.assert_same(Rule(SourceKind.KERNEL), config=config))
+    assert seen.count(Reason.DEAD_MAN) == 1
+
+
+def test_source_of_a_rule_is_the_same_as_for_the_program(trial: GateTrial) -> None:
+    program = Program(trial)
+    above = program.own.ancestors
+    for kind, cgroup, level in itertools.product(
+        SourceKind, (*above, max(above) + 1), range(len(above) + 2)
+    ):
+        program.assert_same(Rule(kind, cgroup=cgroup, level=level))
+
+
+def test_destination_of_a_rule_is_the_same_as_for_the_program(trial: GateTrial) -> None:
+    program = Program(trial)
+    for protocol, first, last, opened in itertools.product(
+        (0, 6, 17), (0, 79, 80, 81), (79, 80, 81, 65535), (6, 17, 132, 1)
+    ):
+        flow = Flow(OWN[4], opened, 0 if opened == 1 else 80)
+        program.assert_same(Rule(SourceKind.ANY, protocol, first, last), flow=flow)
 
 
 def enforced() -> tuple[Facts, Source, Flow]:

@@ -12,19 +12,11 @@ import struct
 from agent.linux import packets
 from agent.operate.explain import model
 from agent.operate.explain.evaluation import ICMP, ICMPV6, TCP, UDP, Evaluation
-from agent.operate.explain.facts import (
-    HOST,
-    ROOT_CGROUP,
-    Cgroup,
-    Facts,
-    Flow,
-    GateFacts,
-    NodeFacts,
-    Source,
-)
+from agent.operate.explain.facts import HOST, Facts, Flow, GateFacts, Source
 from bpf import abi, errors, pins, sources
 from bpf.gate_config import GateConfig
 from bpf.gate_trial import GateTrial
+from bpf.rule_evaluation import ROOT_CGROUP, Cgroup, NodeFacts
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Reason, Verdict
 
@@ -79,10 +71,11 @@ def trial_verdict(
     assert gate is not None
     assert cgroup is not None
     own = trial.cgroup
-    return trial.run(_node(facts.node, cgroup, own), _gate(gate, cgroup, own), new_flow(flow))
+    config, remade = _node(facts.node, cgroup, own)
+    return trial.run(config, _gate(gate, cgroup, own), first_frame(flow), remade)
 
 
-def new_flow(flow: Flow) -> bytes:
+def first_frame(flow: Flow) -> bytes:
     """The first frame of a flow, from the loopback's address."""
     ports = _SOURCE_PORT, flow.port
     if flow.protocol == TCP:
@@ -107,13 +100,14 @@ def _ip(flow: Flow, payload: bytes) -> bytes:
     return header + socket.inet_pton(socket.AF_INET6, "::1") + to + payload
 
 
-def _node(node: NodeFacts, source: Cgroup, own: int) -> abi.CConfig:
-    """Without a relay and a followed unit's own record: the kubelet's cgroup is one of both."""
-    kubelets = {node.kubelet_cgroup, node.remade_cgroup} - {0}
-    is_in_pods = source.ancestor(node.pods_level) == node.pods_cgroup
-    return abi.CConfig(
-        kubelet_cgroup=own if source.id in kubelets else _NO_CGROUP if kubelets else 0,
-        pods_cgroup=(ROOT_CGROUP if is_in_pods else _NO_CGROUP) if node.pods_cgroup else 0,
+def _node(node: NodeFacts, source: Cgroup, own: int) -> tuple[abi.CConfig, abi.CKubeletRemade]:
+    # The root is above every process.
+    pods_cgroup = _NO_CGROUP if node.pods_cgroup else 0
+    if node.is_in_pod(source):
+        pods_cgroup = ROOT_CGROUP
+    config = abi.CConfig(
+        kubelet_cgroup=_cgroup(node.kubelet_cgroup, source, own),
+        pods_cgroup=pods_cgroup,
         pods_cgroup_level=0,
         heartbeat_ns=node.heartbeat_ns,
         stale_after_ns=node.stale_after_ns,
@@ -121,6 +115,11 @@ def _node(node: NodeFacts, source: Cgroup, own: int) -> abi.CConfig:
         has_ovs=node.has_ovs,
         kubelet_unit=_UNIT if node.is_unit_followed else 0,
     )
+    return config, abi.CKubeletRemade(_cgroup(node.remade_cgroup, source, own), _UNIT)
+
+
+def _cgroup(number: int, source: Cgroup, own: int) -> int:
+    return own if number == source.id else _NO_CGROUP if number else 0
 
 
 def _gate(gate: GateFacts, source: Cgroup, own: int) -> GateConfig:
@@ -136,7 +135,7 @@ def _gate(gate: GateFacts, source: Cgroup, own: int) -> GateConfig:
 def _rule(rule: Rule, source: Cgroup, own: int) -> Rule:
     match rule.source:
         case SourceKind.CGROUP:
-            cgroup = own if rule.cgroup == source.id else _NO_CGROUP
+            cgroup = _cgroup(rule.cgroup, source, own)
         case SourceKind.ANCESTOR:
             # The root is above every process.
             is_above = source.ancestor(rule.level) == rule.cgroup

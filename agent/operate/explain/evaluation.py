@@ -7,7 +7,7 @@ Tests compare it with what the kernel does: with the gate's own program on the s
 
 import dataclasses
 
-from agent.operate.explain import gate_rules, model
+from agent.operate.explain import model
 from agent.operate.explain.facts import (
     HOST,
     KERNEL,
@@ -19,10 +19,11 @@ from agent.operate.explain.facts import (
     Source,
 )
 from agent.operate.explain.model import Step
+from bpf.rule_evaluation import NewFlow, find_rule
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 
-TCP, UDP, UDPLITE, ICMP, ICMPV6 = 6, 17, 136, 1, 58
+TCP, UDP, ICMP, ICMPV6 = 6, 17, 1, 58
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,6 +48,12 @@ def evaluate(facts: Facts, source: Source, flow: Flow, now_ns: int) -> Evaluatio
     return _Evaluator(facts, source, flow, now_ns).run()
 
 
+def new_flow(source: Source, flow: Flow, *, is_kubelet: bool) -> NewFlow:
+    """What rules are compared with."""
+    is_kernel = source.origin == KERNEL
+    return NewFlow(flow.protocol, flow.port, source.cgroup, is_kubelet, is_kernel)
+
+
 class _Evaluator:
     """One evaluation. Each step returns the evaluation if it decides, otherwise None."""
 
@@ -57,8 +64,8 @@ class _Evaluator:
         self._now_ns = now_ns
         self._steps: list[Step] = []
         self._gate = facts.gate_of(flow.address)
-        self._may_be_kubelet = gate_rules.may_be_kubelet(facts.node, source.cgroup, now_ns)
-        self._is_kubelet = gate_rules.is_kubelet_cgroup(facts.node, source.cgroup)
+        self._may_be_kubelet = facts.node.may_be_kubelet(source.cgroup, now_ns)
+        self._is_kubelet = facts.node.is_kubelet_cgroup(source.cgroup)
 
     def run(self) -> Evaluation:
         for step in (
@@ -132,7 +139,7 @@ class _Evaluator:
         node, source = self._facts.node, "bpf/src/hooks.c: check_tunnel_port"
         if self._flow.port not in node.tunnel_ports:
             return None
-        if gate_rules.is_dead_man_expired(node, self._now_ns):
+        if node.is_dead_man_expired(self._now_ns):
             return None
         text = "UDP to a port of the node's tunnels is rejected with EPERM: it could encapsulate"
         return self._end(
@@ -143,18 +150,16 @@ class _Evaluator:
         """check_connect: the pod's gate decides, by the address's owner."""
         flow, facts = self._flow, self._facts
         source = "bpf/src/hooks.c: check_connect"
-        is_denied = (flow.address, flow.port) in facts.node.denied_host_probes
-        if is_denied and self._is_kubelet and not gate_rules.is_stale(facts.node, self._now_ns):
+        is_denied = (flow.address, flow.port) in facts.denied_host_probes
+        if is_denied and self._is_kubelet and not facts.node.is_stale(self._now_ns):
             text = "the host of a probe or hook names this address: rejected with EPERM"
             return self._end(Verdict.DROP, model.CONNECT_HOOK, None, "connect hook", text, source)
         gate = facts.gates.get(facts.owners.get(flow.address, 0))
         if gate is None or gate.mode < Mode.ENFORCE:
             self._add("connect hook", "allows: no enforcing gate for this address", source)
             return None
-        rule = gate_rules.find_rule(
-            gate, self._source, flow, is_kubelet=self._may_be_kubelet, is_hook=True
-        )
-        if rule or gate_rules.is_dead_man_expired(facts.node, self._now_ns):
+        rule = find_rule(gate.rules, new_flow(self._source, flow, is_kubelet=self._may_be_kubelet))
+        if rule or facts.node.is_dead_man_expired(self._now_ns):
             self._add("connect hook", "allows, as the gate does", source)
             return None
         self._add("rules", self._no_rule(gate), "bpf/src/rules.h: find_rule")
@@ -190,13 +195,11 @@ class _Evaluator:
             return cgroup is not None
         if self._flow.protocol != TCP:
             return False
-        is_confirmed = cgroup.id == node.kubelet_cgroup and not gate_rules.is_stale(
-            node, self._now_ns
-        )
+        is_confirmed = cgroup.id == node.kubelet_cgroup and not node.is_stale(self._now_ns)
         has_priority = node.is_unit_followed and self._is_kubelet and not is_confirmed
         if table.admits_priority and has_priority and self._connect_hook_name in self._facts.hooks:
             return True
-        return (table.is_open or not table.is_alive) and not gate_rules.is_in_pod(node, cgroup)
+        return (table.is_open or not table.is_alive) and not node.is_in_pod(cgroup)
 
     # The gate
 
@@ -270,12 +273,8 @@ class _Evaluator:
     def _rules(self) -> Evaluation | None:
         gate, source = self._own_gate, "bpf/src/new_flow.h: evaluate_new_flow"
         is_rejected = self._is_rejected_kubelet
-        rule = gate_rules.find_rule(
-            gate,
-            self._source,
-            self._flow,
-            is_kubelet=self._may_be_kubelet and not is_rejected,
-        )
+        is_kubelet = self._may_be_kubelet and not is_rejected
+        rule = find_rule(gate.rules, new_flow(self._source, self._flow, is_kubelet=is_kubelet))
         if rule is None:
             self._add("rules", self._no_rule(gate), "bpf/src/rules.h: find_rule")
             return None
@@ -285,14 +284,14 @@ class _Evaluator:
             reason, text = Reason.PROBE, "the kubelet, to a port that the pod declares"
         else:
             reason, why = Reason.UNIDENTIFIED, "the kubelet is not identified"
-            if self._facts.node.has_kubelet:
+            if self._facts.node.kubelet_cgroups:
                 reason = Reason.STALE
                 why = "the heartbeat is stale and the kernel does not follow the kubelet"
             text = f"{why}: host processes outside pods reach ports that the pod declares"
         return self._end(Verdict.PASS, model.GATE, reason, "rules", text, source, rule)
 
     def _dead_man(self) -> Evaluation | None:
-        if not gate_rules.is_dead_man_expired(self._facts.node, self._now_ns):
+        if not self._facts.node.is_dead_man_expired(self._now_ns):
             return None
         text = "no agent for --dead-man-hours: all gates are open"
         source = "bpf/src/rules.h: is_dead_man_expired"

@@ -5,38 +5,9 @@ from collections.abc import Mapping
 
 from bpf import abi
 from bpf.abi import IPAddress
+from bpf.rule_evaluation import Cgroup, NodeFacts
 from bpf.rules import Rule
 from bpf.verdicts import Mode
-
-ROOT_CGROUP = 1
-"""Id of the hierarchy's root, the ancestor of level 0 of every cgroup."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """The map `config` and what belongs to it; cgroups by id, 0 for unknown; times of
-    CLOCK_MONOTONIC in nanoseconds, 0 for none."""
-
-    kubelet_cgroup: int = 0
-    remade_cgroup: int = 0
-    """The kubelet's, as the kernel has recorded it."""
-    is_unit_followed: bool = False
-    pods_cgroup: int = 0
-    pods_level: int = 0
-    heartbeat_ns: int = 0
-    stale_after_ns: int = 0
-    dead_man_ns: int = 0
-    has_ovs: bool = False
-    tunnel_ports: frozenset[int] = frozenset()
-    denied_host_probes: frozenset[tuple[IPAddress, int]] = frozenset()
-
-    @property
-    def has_kubelet(self) -> bool:
-        return bool(self.kubelet_cgroup or self.remade_cgroup)
-
-    def heartbeat_age_ns(self, now_ns: int) -> int:
-        """As `age_ns` of bpf/src/clock.h."""
-        return max(0, now_ns - self.heartbeat_ns)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,7 +64,7 @@ class DefaultDenyFacts:
     admits_priority: bool = False
     is_open: bool = False
 
-    def is_kubelet(self, cgroup: "Cgroup") -> bool:
+    def is_kubelet(self, cgroup: Cgroup) -> bool:
         """Whether it admits the cgroup as the kubelet's: that one, and below it."""
         return bool(self.kubelet) and f"{cgroup.path}/".startswith(f"{self.kubelet}/")
 
@@ -102,7 +73,8 @@ class DefaultDenyFacts:
 class Facts:
     """All of them. owners: the map `addresses`, 0 for an address of several pods; hooks: names of
     those attached to the root cgroup; route: the interface by which the node sends to the target,
-    0 if it is not known; is_veth: whether that is one of a veth pair."""
+    0 if it is not known; is_veth: whether that is one of a veth pair; denied_host_probes: the map
+    of that name."""
 
     node: NodeFacts
     gates: Mapping[int, GateFacts]
@@ -112,6 +84,7 @@ class Facts:
     default_deny: DefaultDenyFacts | None = None
     route: int = 0
     is_veth: bool = False
+    denied_host_probes: frozenset[tuple[IPAddress, int]] = frozenset()
 
     def gate_of(self, address: IPAddress) -> GateFacts | None:
         """The gate that sees packets to this address: of the interface by which they leave, or
@@ -122,19 +95,6 @@ class Facts:
             return self.gates.get(owner)
         listed = [gate for gate in self.gates.values() if address in gate.addresses]
         return listed[0] if len(listed) == 1 else None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Cgroup:
-    """ancestors: ids from the root down to the cgroup itself."""
-
-    id: int
-    path: str
-    ancestors: tuple[int, ...]
-
-    def ancestor(self, level: int) -> int:
-        """As bpf_skb_ancestor_cgroup_id: 0 below the cgroup itself."""
-        return self.ancestors[level] if level < len(self.ancestors) else 0
 
 
 HOST, KERNEL, POD, OUTSIDE = "host", "kernel", "pod", "outside"

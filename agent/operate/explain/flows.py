@@ -15,13 +15,13 @@ from agent.operate.explain import (
     confirmation,
     evaluation,
     facts,
-    gate_rules,
     policies,
     reading,
     replies,
+    rule_answers,
 )
 from agent.operate.explain.evaluation import ICMP, ICMPV6, TCP, Evaluation
-from agent.operate.explain.facts import Flow, GateFacts, NodeFacts, Source
+from agent.operate.explain.facts import Flow, GateFacts, Source
 from agent.operate.explain.model import (
     AgentFacts,
     Explanation,
@@ -37,6 +37,7 @@ from agent.operate.pinned.names import Names
 from agent.pods.object_labels import LabelSnapshot
 from bpf import loader, pins
 from bpf.abi import IPAddress
+from bpf.rule_evaluation import NodeFacts
 
 PROTOCOLS = {"tcp": TCP, "udp": 17, "sctp": 132, "icmp": ICMP, "icmpv6": ICMPV6}
 _WITH_PORTS = ("tcp", "udp", "sctp")
@@ -133,7 +134,7 @@ class _Answer:
             *(self._installation, self._facts, source, flow),
             evaluation.evaluate(self._facts, source, flow, now_ns),
         )
-        is_kubelet = gate_rules.is_kubelet_cgroup(self._facts.node, source.cgroup)
+        is_kubelet = self._facts.node.is_kubelet_cgroup(source.cgroup)
         policy = self._policies.of(found.rule.id) if found.rule else ""
         rules = self._rules(found, source, flow, now_ns)
         return Explanation(
@@ -219,9 +220,10 @@ class _Answer:
         if found.gate is None or not any(step.name == "rules" for step in found.steps):
             return []
         self._names.learn({rule.cgroup for rule in found.gate.rules if rule.cgroup})
-        return gate_rules.answers(
-            *(found.gate, source, flow),
-            is_kubelet=gate_rules.may_be_kubelet(self._facts.node, source.cgroup, now_ns),
+        is_kubelet = self._facts.node.may_be_kubelet(source.cgroup, now_ns)
+        return rule_answers.answers(
+            found.gate.rules,
+            evaluation.new_flow(source, flow, is_kubelet=is_kubelet),
             path_of=self._names.cgroup,
             policy_of=self._policies.of,
         )
@@ -252,25 +254,26 @@ class _Answer:
 
 def agent_facts(node: NodeFacts, now_ns: int, *, is_alive: bool) -> AgentFacts:
     """What the agent's state means for the gates."""
-    age = node.heartbeat_age_ns(now_ns) / 1e9 if node.heartbeat_ns else None
+    age_ns = node.heartbeat_age_ns(now_ns)
     return AgentFacts(
         state="alive" if is_alive else "dead",
-        heartbeat_age_seconds=age,
+        heartbeat_age_seconds=None if age_ns is None else age_ns / 1e9,
         consequence=_consequence(node, now_ns),
     )
 
 
 def _consequence(node: NodeFacts, now_ns: int) -> str:
-    if gate_rules.is_dead_man_expired(node, now_ns):
+    if node.is_dead_man_expired(now_ns):
         return "all gates are open, since no agent ran for --dead-man-hours"
-    if not node.has_kubelet:
+    if not node.kubelet_cgroups:
         return "ports that pods declare are open to host processes: no kubelet is identified"
-    if gate_rules.is_stale(node, now_ns) and not node.is_unit_followed:
+    if node.is_kubelet_unsure(now_ns):
         return "the heartbeat is stale: ports that pods declare are open to host processes"
-    if not node.heartbeat_ns or not node.dead_man_ns:
+    age_ns = node.heartbeat_age_ns(now_ns)
+    if age_ns is None or not node.dead_man_ns:
         return "gates and rules stay in force without an agent"
-    left = (node.dead_man_ns - node.heartbeat_age_ns(now_ns)) / 1e9
-    return f"without an agent gates and rules stay in force, and all gates open in {in_words(left)}"
+    left = in_words((node.dead_man_ns - age_ns) / 1e9)
+    return f"without an agent gates and rules stay in force, and all gates open in {left}"
 
 
 def _own_addresses() -> frozenset[IPAddress]:

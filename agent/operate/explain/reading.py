@@ -17,7 +17,7 @@ from agent.default_deny import installed
 from agent.linux import nft
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.node_routes import NodeRoutes
-from agent.operate.explain.facts import DefaultDenyFacts, Facts, GateFacts, NodeFacts, RelayFacts
+from agent.operate.explain.facts import DefaultDenyFacts, Facts, GateFacts, RelayFacts
 from agent.operate.pinned.gate_attachments import GateAttachments
 from bpf import abi, errors, hooks, loader, pins, syscalls
 from bpf.abi import IPAddress
@@ -35,7 +35,7 @@ def read(installation: pins.Pins, loaded: loader.Loaded, target: IPAddress) -> F
     """All facts about packets to this address. Raises `BpfError` or `OSError`."""
     route = asyncio.run(_route(target))
     return Facts(
-        node=_node(loaded),
+        node=NodeConfig(loaded).facts(),
         gates={gate.ifindex: gate for gate in gates(installation, loaded)},
         owners={
             abi.unpack_address(key): _NUMBER.unpack(value)[0]
@@ -46,6 +46,7 @@ def read(installation: pins.Pins, loaded: loader.Loaded, target: IPAddress) -> F
         default_deny=default_deny(),
         route=route,
         is_veth=_is_veth(route),
+        denied_host_probes=frozenset(HostProbes(loaded).counts()),
     )
 
 
@@ -72,27 +73,6 @@ def gates(installation: pins.Pins, loaded: loader.Loaded) -> list[GateFacts]:
                 )
             )
     return found
-
-
-def _node(loaded: loader.Loaded) -> NodeFacts:
-    config = NodeConfig(loaded).read()
-    value = loaded.map(abi.KUBELET_REMADE).get(_FIRST)
-    assert value is not None  # an array has all of its keys
-    remade = abi.CKubeletRemade.from_buffer_copy(value)
-    is_followed = config.kubelet_unit != 0
-    return NodeFacts(
-        kubelet_cgroup=config.kubelet_cgroup,
-        remade_cgroup=remade.cgroup if is_followed and remade.unit == config.kubelet_unit else 0,
-        is_unit_followed=is_followed,
-        pods_cgroup=config.pods_cgroup,
-        pods_level=config.pods_cgroup_level,
-        heartbeat_ns=config.heartbeat_ns,
-        stale_after_ns=config.stale_after_ns,
-        dead_man_ns=config.dead_man_ns,
-        has_ovs=bool(config.has_ovs),
-        tunnel_ports=frozenset(config.tunnel_ports[: config.tunnel_port_count]),
-        denied_host_probes=frozenset(HostProbes(loaded).counts()),
-    )
 
 
 def relay(installation: pins.Pins, loaded: loader.Loaded) -> RelayFacts:

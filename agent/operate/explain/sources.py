@@ -9,11 +9,12 @@ from agent.errors import PodgateError
 from agent.linux.cgroups import ancestors, cgroup2_mount, cgroup_paths
 from agent.linux.procfs import Procfs
 from agent.operate.explain import facts
-from agent.operate.explain.facts import Cgroup, Source
+from agent.operate.explain.facts import Source
 from agent.operate.explain.pods import NamedPods
 from agent.policy.api_types import RuleSource
 from agent.policy.source_cgroups import SourceCgroups
 from bpf.abi import IPAddress
+from bpf.rule_evaluation import ROOT_CGROUP, Cgroup
 
 KINDS = ("pid", "cgroup", "unit", "pod", "ip")
 
@@ -127,7 +128,7 @@ class Sources:
     def _address(self, address: IPAddress) -> Source:
         if address in self._own_addresses or address.is_loopback:
             text = f"a host process without a rule of its own ({address} is the node's)"
-            return Source(facts.HOST, text, Cgroup(_SOME_CGROUP, "", (facts.ROOT_CGROUP,)))
+            return Source(facts.HOST, text, Cgroup(_SOME_CGROUP, "", (ROOT_CGROUP,)))
         if address in self._owners:
             return Source(facts.POD, f"the pod with {address}")
         return Source(facts.OUTSIDE, f"{address}")

@@ -1,15 +1,11 @@
-"""What opens while no agent runs, and when: the conditions of bpf/src/rules.h, evaluated for an
-operator.
+"""What opens while no agent runs, and when, in sentences for an operator."""
 
-Declared ports: `may_be_kubelet`; all gates: `is_dead_man_expired`.
-"""
-
-import dataclasses
 import datetime
 from collections.abc import Sequence
 
 from agent.operate.pinned.report import Exposure
 from bpf.gate_config import GateConfig
+from bpf.rule_evaluation import NodeFacts
 from bpf.rules import SourceKind
 from bpf.verdicts import Mode
 
@@ -17,86 +13,69 @@ DECLARED_PORTS = "declared-ports"
 ALL = "all"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Facts:
-    """What gates compare. Ages and limits in seconds; a limit of 0: never.
+def exposures(
+    node: NodeFacts,
+    gates: Sequence[GateConfig],
+    *,
+    is_relay_up: bool,
+    now_ns: int,
+    now: datetime.datetime,
+) -> list[Exposure]:
+    """What is open and what will be, the soonest first.
 
-    heartbeat_age: None if there never was a heartbeat; is_identified: whether one cgroup is
-    admitted as the kubelet's; is_followed: whether the kernel follows its restarts; knows_pods:
-    whether processes of pods are distinguished; is_relay_up: then strict admits not even the
-    kubelet.
+    is_relay_up: then strict admits not even the kubelet; now_ns: `now`, of CLOCK_MONOTONIC.
     """
-
-    heartbeat_age: float | None
-    stale_after: float
-    dead_man: float
-    is_identified: bool
-    is_followed: bool
-    knows_pods: bool
-    is_relay_up: bool
-
-
-def exposures(facts: Facts, gates: Sequence[GateConfig], now: datetime.datetime) -> list[Exposure]:
-    """What is open and what will be, the soonest first. now: the time of `facts`."""
     found = []
     enforced = [gate for gate in gates if gate.mode >= Mode.ENFORCE]
-    declared = [gate for gate in enforced if has_declared_ports(gate, facts)]
-    if declared and (exposure := _declared_ports(facts, len(declared), now)):
+    declared = sum(_has_declared_ports(gate, is_relay_up=is_relay_up) for gate in enforced)
+    if declared and (exposure := _declared_ports(node, declared, now_ns, now)):
         found.append(exposure)
-    if enforced and facts.heartbeat_age is not None and facts.dead_man:
-        found.append(_all(facts, facts.heartbeat_age, len(enforced), now))
+    if enforced and (exposure := _all(node, len(enforced), now_ns, now)):
+        found.append(exposure)
     return sorted(found, key=lambda exposure: exposure.at or now)
 
 
-def has_declared_ports(gate: GateConfig, facts: Facts) -> bool:
-    """Whether this gate drops, and admits the kubelet to any port."""
-    if gate.mode < Mode.ENFORCE:
-        return False
-    if gate.mode is Mode.STRICT and (gate.without_fallback or facts.is_relay_up):
+def _has_declared_ports(gate: GateConfig, *, is_relay_up: bool) -> bool:
+    """Whether an enforcing gate admits the kubelet to any port."""
+    if gate.mode is Mode.STRICT and (gate.without_fallback or is_relay_up):
         return False
     return any(rule.source is SourceKind.KUBELET for rule in gate.rules)
 
 
-def _declared_ports(facts: Facts, pods: int, now: datetime.datetime) -> Exposure | None:
-    to = "host processes outside pods" if facts.knows_pods else "all host and pod processes"
-    ports = f"declared ports of {_pods(pods)}"
-    if not facts.is_identified:
-        return Exposure(
-            what=DECLARED_PORTS,
-            pods=pods,
-            is_open=True,
-            at=None,
-            text=f"{_capitalised(ports)} are open to {to}: the kubelet is not identified.",
-        )
-    if facts.is_followed or facts.heartbeat_age is None or not facts.stale_after:
-        return None
-    left = facts.stale_after - facts.heartbeat_age
+def _declared_ports(
+    node: NodeFacts, pods: int, now_ns: int, now: datetime.datetime
+) -> Exposure | None:
+    ports = f"Declared ports of {pods} pod{'s' if pods > 1 else ''}"
+    to = "host processes outside pods" if node.pods_cgroup else "all host and pod processes"
+    is_open, at = node.is_kubelet_unsure(now_ns), None
+    age_ns = node.heartbeat_age_ns(now_ns)
     reason = "the kernel does not follow the kubelet's restarts"
-    if left <= 0:
-        text = (
-            f"{_capitalised(ports)} are open to {to}: no heartbeat for "
-            f"{in_words(facts.heartbeat_age)}, and {reason}."
-        )
+    if not node.kubelet_cgroups:
+        text = f"{ports} are open to {to}: the kubelet is not identified."
+    elif node.is_unit_followed or age_ns is None or not node.stale_after_ns:
+        return None
     else:
-        text = (
-            f"{_capitalised(ports)} open to {to} in {in_words(left)} unless an agent starts: "
-            f"{reason}."
-        )
-    return Exposure(
-        what=DECLARED_PORTS, pods=pods, is_open=left <= 0, at=_after(now, left), text=text
-    )
+        left = (node.stale_after_ns - age_ns) / 1e9
+        at = _after(now, left)
+        text = f"{ports} open to {to} in {in_words(left)} unless an agent starts: {reason}."
+        if is_open:
+            age = in_words(age_ns / 1e9)
+            text = f"{ports} are open to {to}: no heartbeat for {age}, and {reason}."
+    return Exposure(what=DECLARED_PORTS, pods=pods, is_open=is_open, at=at, text=text)
 
 
-def _all(facts: Facts, age: float, pods: int, now: datetime.datetime) -> Exposure:
-    left = facts.dead_man - age
-    if left < 0:
-        text = (
-            f"All gates are open: no heartbeat for {in_words(age)}, and --dead-man-hours is "
-            f"{facts.dead_man / 3600:g}."
-        )
-    else:
-        text = f"All gates open in {in_words(left)} unless an agent starts (--dead-man-hours)."
-    return Exposure(what=ALL, pods=pods, is_open=left < 0, at=_after(now, left), text=text)
+def _all(node: NodeFacts, pods: int, now_ns: int, now: datetime.datetime) -> Exposure | None:
+    age_ns = node.heartbeat_age_ns(now_ns)
+    if age_ns is None or not node.dead_man_ns:
+        return None
+    is_open = node.is_dead_man_expired(now_ns)
+    left = (node.dead_man_ns - age_ns) / 1e9
+    text = f"All gates open in {in_words(left)} unless an agent starts (--dead-man-hours)."
+    if is_open:
+        hours = f"{node.dead_man_ns / 3600e9:g}"
+        age = in_words(age_ns / 1e9)
+        text = f"All gates are open: no heartbeat for {age}, and --dead-man-hours is {hours}."
+    return Exposure(what=ALL, pods=pods, is_open=is_open, at=_after(now, left), text=text)
 
 
 def in_words(seconds: float) -> str:
@@ -111,11 +90,3 @@ def in_words(seconds: float) -> str:
 
 def _after(now: datetime.datetime, seconds: float) -> datetime.datetime:
     return now + datetime.timedelta(seconds=seconds)
-
-
-def _pods(number: int) -> str:
-    return "1 pod" if number == 1 else f"{number} pods"
-
-
-def _capitalised(text: str) -> str:
-    return text[:1].upper() + text[1:]

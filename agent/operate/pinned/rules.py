@@ -11,7 +11,7 @@ from agent.relay.interfaces import is_relay_interface
 from bpf import pins
 from bpf.gate_reader import GateReader
 from bpf.rule_hits import RuleHits
-from bpf.rules import MAX_PORT, Rule, SourceKind
+from bpf.rules import Rule, SourceKind
 
 _SOURCES = {
     SourceKind.ANY: "any process",
@@ -58,16 +58,8 @@ def _policy(rule: Rule, pods: list[str], hits: Mapping[int, int], names: Names) 
     status = RuleStatus(
         source=source,
         protocol=protocol_word(rule.protocol) if rule.protocol else "any",
-        ports=_ports(rule),
+        ports=rule.ports_text,
         hits=hits.get(rule.id, 0) if rule.id else 0,
         problem="",
     )
     return PolicyStatus(name=name, source="pins", pods=pods, rules=[status])
-
-
-def _ports(rule: Rule) -> str:
-    if (rule.first_port, rule.last_port) == (0, MAX_PORT):
-        return "any"
-    if rule.first_port == rule.last_port:
-        return str(rule.first_port)
-    return f"{rule.first_port}-{rule.last_port}"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from agent.admin.report import HookStatus
 from agent.linux.cgroups import cgroup2_mount
 from agent.operate.pinned import installation as pinned_installation
-from agent.operate.pinned.exposures import Facts, exposures
+from agent.operate.pinned.exposures import exposures
 from agent.operate.pinned.gate_attachments import GateAttachments
 from agent.operate.pinned.names import Names
 from agent.operate.pinned.report import PinnedGateStatus, PinnedRelayStatus, PinnedStatus
@@ -47,25 +47,11 @@ class _Reader:
         self._names = names
         self._now_ns = now_ns or time.monotonic_ns()
         self._counters = Counters(loaded)
-        self._config = NodeConfig(loaded).read()
-        value = loaded.map(abi.KUBELET_REMADE).get(_KEY) or bytes(abi.KUBELET_REMADE.value_size)
-        remade = abi.CKubeletRemade.from_buffer_copy(value)
-        unit = self._config.kubelet_unit
-        self._kubelet = remade.cgroup if remade.unit == unit != 0 else 0
-        self._kubelet = self._kubelet or self._config.kubelet_cgroup
+        self._node = NodeConfig(loaded).facts()
 
     def read(self, agent: str) -> PinnedStatus:
-        config = self._config
-        relay = self._relay()
-        facts = Facts(
-            heartbeat_age=self._age(config.heartbeat_ns),
-            stale_after=config.stale_after_ns / 1e9,
-            dead_man=config.dead_man_ns / 1e9,
-            is_identified=self._kubelet != 0,
-            is_followed=config.kubelet_unit != 0,
-            knows_pods=config.pods_cgroup != 0,
-            is_relay_up=relay.is_up,
-        )
+        node, relay = self._node, self._relay()
+        kubelet = node.remade_cgroup or node.kubelet_cgroup
         reader = GateReader(self._loaded)
         gates = {
             ifindex: gate
@@ -75,12 +61,18 @@ class _Reader:
         return PinnedStatus(
             agent=agent,
             schema=abi.SCHEMA,
-            heartbeat_age_seconds=facts.heartbeat_age,
-            stale_after_seconds=facts.stale_after,
-            dead_man_seconds=facts.dead_man,
-            exposures=exposures(facts, list(gates.values()), datetime.datetime.now(datetime.UTC)),
-            kubelet=self._names.cgroup(self._kubelet) if self._kubelet else None,
-            is_kubelet_followed=facts.is_followed,
+            heartbeat_age_seconds=self._age(node.heartbeat_ns),
+            stale_after_seconds=node.stale_after_ns / 1e9,
+            dead_man_seconds=node.dead_man_ns / 1e9,
+            exposures=exposures(
+                node,
+                list(gates.values()),
+                is_relay_up=relay.is_up,
+                now_ns=self._now_ns,
+                now=datetime.datetime.now(datetime.UTC),
+            ),
+            kubelet=self._names.cgroup(kubelet) if kubelet else None,
+            is_kubelet_followed=node.is_unit_followed,
             hooks=list(self._hooks()),
             relay=relay,
             node_drops=_reasons(self._counters.of_host()),

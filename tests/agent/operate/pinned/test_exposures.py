@@ -5,22 +5,26 @@ import datetime
 
 import pytest
 
-from agent.operate.pinned.exposures import ALL, DECLARED_PORTS, Facts, exposures, in_words
+from agent.operate.pinned.exposures import ALL, DECLARED_PORTS, exposures, in_words
+from agent.operate.pinned.report import Exposure
 from bpf.gate_config import GateConfig
+from bpf.rule_evaluation import NodeFacts
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 KUBELET = Rule(SourceKind.KUBELET, protocol=6, first_port=8080, last_port=8080)
 OTHER = Rule(SourceKind.CGROUP, cgroup=7)
-DEAD = Facts(
-    heartbeat_age=40,
-    stale_after=15,
-    dead_man=24 * 3600,
-    is_identified=True,
-    is_followed=True,
-    knows_pods=True,
-    is_relay_up=False,
+SECOND_NS, HOUR_NS = 10**9, 3600 * 10**9
+NOW_NS = 1000 * HOUR_NS
+DEAD = NodeFacts(
+    kubelet_cgroup=7,
+    is_unit_followed=True,
+    pods_cgroup=8,
+    pods_level=1,
+    heartbeat_ns=NOW_NS - 40 * SECOND_NS,
+    stale_after_ns=15 * SECOND_NS,
+    dead_man_ns=24 * HOUR_NS,
 )
 
 
@@ -28,8 +32,12 @@ def gate(mode: Mode = Mode.ENFORCE, *rules: Rule, without_fallback: bool = False
     return GateConfig(mode, (), rules or (KUBELET,), without_fallback=without_fallback)
 
 
-def texts(facts: Facts, *gates: GateConfig) -> list[str]:
-    return [exposure.text for exposure in exposures(facts, gates, NOW)]
+def opened(node: NodeFacts, *gates: GateConfig, is_relay_up: bool = False) -> list[Exposure]:
+    return exposures(node, gates, is_relay_up=is_relay_up, now_ns=NOW_NS, now=NOW)
+
+
+def texts(node: NodeFacts, *gates: GateConfig, is_relay_up: bool = False) -> list[str]:
+    return [exposure.text for exposure in opened(node, *gates, is_relay_up=is_relay_up)]
 
 
 def test_only_the_dead_man_opens_where_the_kernel_follows_the_kubelet() -> None:
@@ -39,8 +47,8 @@ def test_only_the_dead_man_opens_where_the_kernel_follows_the_kubelet() -> None:
 
 
 def test_stale_heartbeat_opens_declared_ports_where_nothing_follows_the_kubelet() -> None:
-    facts = dataclasses.replace(DEAD, is_followed=False)
-    found = exposures(facts, [gate(), gate(), gate(Mode.ENFORCE, OTHER)], NOW)
+    node = dataclasses.replace(DEAD, is_unit_followed=False)
+    found = opened(node, gate(), gate(), gate(Mode.ENFORCE, OTHER))
     assert found[0].text == (
         "Declared ports of 2 pods are open to host processes outside pods: no heartbeat for 40 s, "
         "and the kernel does not follow the kubelet's restarts."
@@ -51,8 +59,8 @@ def test_stale_heartbeat_opens_declared_ports_where_nothing_follows_the_kubelet(
 
 
 def test_fresh_heartbeat_is_counted_down() -> None:
-    facts = dataclasses.replace(DEAD, is_followed=False, heartbeat_age=3)
-    found = exposures(facts, [gate()], NOW)
+    node = dataclasses.replace(DEAD, is_unit_followed=False, heartbeat_ns=NOW_NS - 3 * SECOND_NS)
+    found = opened(node, gate())
     assert found[0].text == (
         "Declared ports of 1 pod open to host processes outside pods in 12 s unless an agent "
         "starts: the kernel does not follow the kubelet's restarts."
@@ -61,42 +69,44 @@ def test_fresh_heartbeat_is_counted_down() -> None:
 
 
 def test_unknown_kubelet_is_open_now() -> None:
-    facts = dataclasses.replace(DEAD, is_identified=False, knows_pods=False)
-    assert texts(facts, gate())[0] == (
+    node = dataclasses.replace(DEAD, kubelet_cgroup=0, pods_cgroup=0)
+    assert texts(node, gate())[0] == (
         "Declared ports of 1 pod are open to all host and pod processes: the kubelet is not "
         "identified."
     )
 
 
 def test_after_the_dead_man_time_all_gates_are_open() -> None:
-    facts = dataclasses.replace(DEAD, heartbeat_age=25 * 3600)
-    assert texts(facts, gate()) == [
+    node = dataclasses.replace(DEAD, heartbeat_ns=NOW_NS - 25 * HOUR_NS)
+    assert texts(node, gate()) == [
         "All gates are open: no heartbeat for 25 h 0 min, and --dead-man-hours is 24."
     ]
-    assert exposures(facts, [gate()], NOW)[0].is_open
+    assert opened(node, gate())[0].is_open
 
 
 @pytest.mark.parametrize(
     ("change", "gates"),
     [
-        pytest.param({"dead_man": 0}, [gate()], id="dead man never"),
-        pytest.param({"heartbeat_age": None}, [gate()], id="no agent has run yet"),
+        pytest.param({"dead_man_ns": 0}, [gate()], id="dead man never"),
+        pytest.param({"heartbeat_ns": 0}, [gate()], id="no agent has run yet"),
         pytest.param({}, [], id="no gates"),
-        pytest.param({"is_followed": False}, [gate(Mode.AUDIT)], id="audit is open anyway"),
+        pytest.param({"is_unit_followed": False}, [gate(Mode.AUDIT)], id="audit is open anyway"),
         pytest.param(
-            {"is_followed": False, "dead_man": 0, "stale_after": 0}, [gate()], id="never stale"
+            {"is_unit_followed": False, "dead_man_ns": 0, "stale_after_ns": 0},
+            [gate()],
+            id="never stale",
         ),
     ],
 )
-def test_nothing_opens(change: dict[str, float], gates: list[GateConfig]) -> None:
+def test_nothing_opens(change: dict[str, int], gates: list[GateConfig]) -> None:
     assert texts(dataclasses.replace(DEAD, **change), *gates) == []  # type: ignore[arg-type]
 
 
 def test_strict_opens_with_the_relay_gone_unless_it_has_no_fallback() -> None:
-    facts = dataclasses.replace(DEAD, is_followed=False, dead_man=0)
-    assert len(texts(facts, gate(Mode.STRICT))) == 1
-    assert texts(facts, gate(Mode.STRICT, KUBELET, without_fallback=True)) == []
-    assert texts(dataclasses.replace(facts, is_relay_up=True), gate(Mode.STRICT)) == []
+    node = dataclasses.replace(DEAD, is_unit_followed=False, dead_man_ns=0)
+    assert len(texts(node, gate(Mode.STRICT))) == 1
+    assert texts(node, gate(Mode.STRICT, KUBELET, without_fallback=True)) == []
+    assert texts(node, gate(Mode.STRICT), is_relay_up=True) == []
 
 
 @pytest.mark.parametrize(
