@@ -38,7 +38,6 @@ class KubeletUnit:
     ) -> None:
         """Attaches nothing: `attach` does. types: the BTF."""
         self._map = loaded.map(abi.KUBELET_UNIT)
-        self._remade = loaded.map(abi.KUBELET_REMADE)
         self._config = config
         self._installation = installation
         self._program_fd = loaded.programs.get(abi.FOLLOW_KUBELET.name)
@@ -80,14 +79,6 @@ class KubeletUnit:
         unit = self._read()
         is_followed = unit.number and unit.number == self._config.read().kubelet_unit
         return os.fsdecode(unit.path) if is_followed else None
-
-    @property
-    def remade(self) -> int | None:
-        """Id of the newest cgroup that was made at this path; None for none."""
-        value = self._remade.get(_KEY)
-        assert value is not None  # an array has all of its keys
-        remade = abi.CKubeletRemade.from_buffer_copy(value)
-        return remade.cgroup if remade.unit == self._config.read().kubelet_unit != 0 else None
 
     @property
     def priority(self) -> int | None:

@@ -192,7 +192,7 @@ class Gating:
         )
         self.existing_flows = ExistingFlows(
             store=self.store,
-            kubelet_cgroup=lambda: self.kubelet.cgroup,
+            node=gate_worker.config.facts,
             replies=ReplyTables(gate_worker.loaded),
             closes=settings.close_existing_flows,
         )

@@ -55,12 +55,6 @@ class KubeletAccess:
         )
 
     @property
-    def cgroup(self) -> int:
-        """The id of the kubelet's cgroup; 0 while it is unknown."""
-        current = self.identity.current
-        return current.id if current else 0
-
-    @property
     def path(self) -> str | None:
         """Of the kubelet's cgroup; None while it is unknown."""
         current = self.identity.current

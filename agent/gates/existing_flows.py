@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import structlog
 from prometheus_client import core
 
-from agent.linux.cgroups import cgroup_paths
+from agent.linux.cgroups import ancestors, cgroup2_mount, cgroup_paths
 from agent.logs import Event
 from agent.metrics import MetricFamily, labelled, single
 from agent.pods.changes import Subscription
@@ -30,6 +30,7 @@ from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
 from bpf import abi
 from bpf.replies import ReplyFlow, ReplyTables
+from bpf.rule_evaluation import Cgroup, NewFlow, NodeFacts, find_rule, is_destination
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode
 from probes import sock_diag
@@ -112,15 +113,15 @@ class ExistingFlows:
         self,
         *,
         store: PodStore,
-        kubelet_cgroup: Callable[[], int],
+        node: Callable[[], NodeFacts],
         replies: ReplyTables,
         closes: bool,
     ) -> None:
-        """kubelet_cgroup: its id, 0 while unknown; closes: whether to close found flows."""
+        """node: what gates compare now; closes: whether to close found flows."""
         self._store = store
         self._wake = asyncio.Event()
         self._changes = store.in_force.subscribe(Subscription(self._wake))
-        self._kubelet_cgroup = kubelet_cgroup
+        self._node = node
         self._replies = replies
         self._closed = 0
         self._closes = closes
@@ -234,7 +235,7 @@ class ExistingFlows:
         found: dict[str, FlowCount],
     ) -> None:
         """Count those whose source would not be admitted today, and close them if enabled."""
-        check = AccessCheck(self._kubelet_cgroup(), {flow.cgroup for flow in flows})
+        check = AccessCheck(self._node(), time.monotonic_ns(), _cgroups(flows))
         for flow in flows:
             target = by_address[flow.remote]
             access = check.of(target.rules, flow)
@@ -257,55 +258,45 @@ class ExistingFlows:
             return False
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class AccessCheck:
-    """What gates would admit today: `find_rule` of bpf/src/rules.h, for existing sockets."""
+    """What gates would admit today, for existing sockets. Access is unknown where a rule would
+    admit the source if it were the kubelet, or if its cgroup were still there or reported.
 
-    def __init__(self, kubelet_cgroup: int, cgroups: Iterable[int | None]) -> None:
-        """cgroups: of all sources that will be checked."""
-        self._kubelet_cgroup = kubelet_cgroup
-        self._cgroups = {cgroup for cgroup in cgroups if cgroup is not None}
-        self._paths: dict[int, str] = {}
-        self._searched: set[int] = set()
+    now_ns: CLOCK_MONOTONIC; cgroups: by id, of sources whose cgroup still exists.
+    """
 
-    def of(self, rules: Iterable[Rule], flow: sock_diag.InetSocket) -> Access:
-        access = Access.DROPPED
-        for rule in rules:
-            if rule.protocol not in (0, flow.protocol):
-                continue
-            if not rule.first_port <= flow.remote_port <= rule.last_port:
-                continue
-            match self._is_source(rule, flow.cgroup):
-                case True:
-                    return Access.ADMITTED
-                case None:
-                    access = Access.UNKNOWN
-        return access
+    node: NodeFacts
+    now_ns: int
+    cgroups: Mapping[int, Cgroup]
 
-    def _is_source(self, rule: Rule, cgroup: int | None) -> bool | None:
-        """None where it cannot be determined."""
-        match rule.source:
-            case SourceKind.ANY:
-                return True
-            case SourceKind.KERNEL:
-                return False
-        if cgroup is None:
-            return None
-        match rule.source:
-            case SourceKind.KUBELET:
-                return cgroup == self._kubelet_cgroup if self._kubelet_cgroup else None
-            case SourceKind.CGROUP:
-                return cgroup == rule.cgroup
-        return self._is_below(cgroup, rule.cgroup)
+    def of(self, rules: Sequence[Rule], flow: sock_diag.InetSocket) -> Access:
+        cgroup, unsure = None, {SourceKind.KUBELET, SourceKind.CGROUP, SourceKind.ANCESTOR}
+        if flow.cgroup is not None:
+            cgroup = self.cgroups.get(flow.cgroup)
+            unsure = set() if cgroup else {SourceKind.ANCESTOR}
+            cgroup = cgroup or Cgroup(flow.cgroup, "", ())
+            if self.node.may_be_kubelet(cgroup, self.now_ns):
+                unsure.add(SourceKind.KUBELET)
+        is_kubelet = self.node.is_kubelet_cgroup(cgroup)
+        new_flow = NewFlow(flow.protocol, flow.remote_port, cgroup, is_kubelet)
+        if find_rule(rules, new_flow):
+            return Access.ADMITTED
+        if any(rule.source in unsure and is_destination(rule, new_flow) for rule in rules):
+            return Access.UNKNOWN
+        return Access.DROPPED
 
-    def _is_below(self, cgroup: int, ancestor: int) -> bool | None:
-        if ancestor not in self._searched:
-            cgroups = self._cgroups | {ancestor}
-            self._paths |= cgroup_paths(cgroups)
-            self._searched |= cgroups
-        path, above = self._paths.get(cgroup), self._paths.get(ancestor)
-        if path is None:
-            return None
-        return above is not None and f"{path}/".startswith(f"{above.rstrip('/')}/")
+
+def _cgroups(flows: Iterable[sock_diag.InetSocket]) -> dict[int, Cgroup]:
+    """Those that exist. Walks over all cgroups."""
+    root = cgroup2_mount()
+    found = {}
+    for cgroup, path in cgroup_paths({flow.cgroup for flow in flows if flow.cgroup}).items():
+        above = ancestors(root, path) if root else []
+        # Otherwise it was removed meanwhile.
+        if above and above[-1] == cgroup:
+            found[cgroup] = Cgroup(cgroup, path, tuple(above))
+    return found
 
 
 def _sockets(

@@ -84,7 +84,7 @@ class KubeletAdmission:
     @property
     def has_cgroup(self) -> bool:
         """Whether gates admit one cgroup; otherwise all host processes outside pods."""
-        return self._config.read().kubelet_cgroup != 0 or self._unit.remade is not None
+        return bool(self._config.facts().kubelet_cgroups)
 
     @property
     def problem(self) -> str:

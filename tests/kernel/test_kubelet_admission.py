@@ -167,7 +167,7 @@ def test_configured_unit_is_followed_before_it_starts(
     cgroups.remove(service)
     admission_of(config, unit, ByCgroup(service.path))
     service.directory.mkdir()
-    assert unit.remade == service.id
+    assert config.facts().remade_cgroup == service.id
 
 
 @pytest.mark.parametrize("how", ["owner", "mode"])

@@ -11,20 +11,32 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent.gates.existing_flows import EnforcedPod, ExistingFlows, FlowCount
 from agent.lab import lab as labs
+from agent.pods.conditions import Conditions
+from agent.pods.pod import Pod
+from agent.pods.store import PodStore
 from bpf import abi, errors, kubelet_unit, loader, pins, syscalls
 from bpf.gates import Gates
 from bpf.kubelet_unit import KubeletUnit
 from bpf.node_config import NodeConfig
+from bpf.replies import ReplyTables
 from bpf.verdicts import Reason
 from tests.kernel import cgroups, traffic
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.test_rules import PORT, PROBE, connects, guard, is_dropped, passed
+from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
 STALE_AFTER_SECONDS = 15
 TEN_MINUTES_NS = int(600e9)
+
+HOLD = f"""
+import socket, sys
+sock = socket.create_connection((sys.argv[1], {PORT}))
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -101,26 +113,55 @@ def test_kubelet_is_followed_and_a_stale_heartbeat_opens_nothing(
         assert connects(service, address, PORT)
         for _ in range(5):
             make_again(service)
-            assert unit.remade == service.id
+            assert config.facts().remade_cgroup == service.id
             assert connects(service, address, PORT)
             for stranger in (other, system):
                 assert is_dropped(stranger, address, PORT)
 
 
+def test_existing_flow_of_a_kubelet_that_the_kernel_alone_has_followed_is_admitted(
+    lab: labs.Lab, loaded: loader.Loaded, config: NodeConfig, unit: KubeletUnit, service: Cgroup
+) -> None:
+    """It counts as no flow from before enforcement, and is not closed."""
+    config.set_kubelet(service.id)
+    unit.follow(service.path)
+    make_again(service)
+    pod = lab.add_pod("web", 1)
+    flows = ExistingFlows(
+        store=PodStore(Conditions()), node=config.facts, replies=ReplyTables(loaded), closes=True
+    )
+    enforced = EnforcedPod(
+        Pod(uid="web", namespace="shop", name="web"),
+        pod.netns,
+        (pod.ifindex,),
+        tuple(map(abi.pack_address, pod.addresses)),
+        (PROBE,),
+    )
+    with pod.listen(PORT) as listener:
+        process = service.popen([*BARE_PYTHON, "-c", HOLD, pod.ipv4], stdin=subprocess.PIPE)
+        with process, listener.accept()[0] as server:
+            assert flows._scan([enforced]) == {}
+            unit.follow("/elsewhere")
+            assert flows._scan([enforced]) == {"web": FlowCount(closed=1)}
+            with pytest.raises(ConnectionResetError):
+                server.recv(1)
+            process.kill()
+
+
 @pytest.mark.parametrize("name", ["kubelet.servic", "kubelet.service2", "Kubelet.service"])
 def test_similar_path_is_not_followed(
-    unit: KubeletUnit, system: Cgroup, service: Cgroup, name: str
+    config: NodeConfig, unit: KubeletUnit, system: Cgroup, service: Cgroup, name: str
 ) -> None:
     unit.follow(service.path)
     with cgroups.cgroup(name, below=system), cgroups.cgroup("kubelet.service", below=service):
-        assert unit.remade is None
+        assert config.facts().remade_cgroup == 0
     make_again(service)
     with cgroups.cgroup("below", below=service):
-        assert unit.remade == service.id
+        assert config.facts().remade_cgroup == service.id
 
 
 def test_cgroup_of_version_1_at_the_same_path_is_not_followed(
-    unit: KubeletUnit, service: Cgroup, tmp_path: pathlib.Path
+    config: NodeConfig, unit: KubeletUnit, service: Cgroup, tmp_path: pathlib.Path
 ) -> None:
     """In a hierarchy of the test's own, which ends with its mount namespace."""
     unit.follow(service.path)
@@ -131,7 +172,7 @@ def test_cgroup_of_version_1_at_the_same_path_is_not_followed(
         check=True,
         timeout=20,
     )
-    assert unit.remade is None
+    assert config.facts().remade_cgroup == 0
 
 
 def test_unit_is_followed_before_its_first_start(
@@ -140,7 +181,7 @@ def test_unit_is_followed_before_its_first_start(
     cgroups.remove(service)
     unit.follow(service.path)
     service.directory.mkdir()
-    assert unit.remade == service.id
+    assert config.facts().remade_cgroup == service.id
 
 
 @pytest.mark.parametrize("version", [4, 6])
@@ -179,7 +220,7 @@ def test_next_agent_agrees_with_what_the_kernel_recorded(
     following = KubeletUnit(loaded, installation, config)
     following.attach()
     following.follow(service.path)
-    assert following.remade == service.id
+    assert config.facts().remade_cgroup == service.id
     assert following.path == service.path
     after = config.read().kubelet_unit, program_of(installation)
     assert after == before
@@ -210,26 +251,28 @@ def test_agent_that_is_killed_while_it_changes_the_path_leaves_the_heartbeat_to_
 
 @pytest.mark.parametrize("path", ["/elsewhere", None])
 def test_other_path_or_none_forgets_what_was_recorded(
-    unit: KubeletUnit, service: Cgroup, path: str | None
+    config: NodeConfig, unit: KubeletUnit, service: Cgroup, path: str | None
 ) -> None:
     unit.follow(service.path)
     make_again(service)
-    assert unit.remade == service.id
+    assert config.facts().remade_cgroup == service.id
     if path is None:
         unit.forget()
     else:
         unit.follow(path)
     assert unit.path == path
     unit.follow(service.path)
-    assert unit.remade is None
+    assert config.facts().remade_cgroup == 0
 
 
-def test_without_a_path_nothing_is_recorded(unit: KubeletUnit, service: Cgroup) -> None:
+def test_without_a_path_nothing_is_recorded(
+    config: NodeConfig, unit: KubeletUnit, service: Cgroup
+) -> None:
     unit.follow(service.path)
     unit.forget()
     make_again(service)
     unit.follow(service.path)
-    assert unit.remade is None
+    assert config.facts().remade_cgroup == 0
 
 
 async def test_program_of_another_version_is_replaced(
@@ -299,14 +342,14 @@ def test_where_the_kernel_cannot_follow_a_stale_heartbeat_opens_declared_ports(
         assert lacking.path == service.path
 
 
-def test_longest_path_is_followed(unit: KubeletUnit, system: Cgroup) -> None:
+def test_longest_path_is_followed(config: NodeConfig, unit: KubeletUnit, system: Cgroup) -> None:
     name = "x" * (kubelet_unit.MAX_PATH_BYTES - len(system.path) - 1)
     unit.follow(f"{system.path}/{name}")
     assert unit.problem == ""
     with cgroups.cgroup(f"{name}y", below=system):
-        assert unit.remade is None
+        assert config.facts().remade_cgroup == 0
     with cgroups.cgroup(name, below=system) as made:
-        assert unit.remade == made.id
+        assert config.facts().remade_cgroup == made.id
 
 
 def test_doctor_s_trial_finds_this_kernel_able(isolated: None) -> None:

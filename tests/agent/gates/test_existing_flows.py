@@ -1,5 +1,6 @@
 """The sources that a gate would admit today; and a kernel that cannot close a flow."""
 
+import dataclasses
 import errno
 import socket
 
@@ -13,21 +14,22 @@ from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
 from bpf.replies import ReplyTables
+from bpf.rule_evaluation import Cgroup, NodeFacts
 from bpf.rules import Rule, SourceKind
 from probes import sock_diag
 from probes.netns import Netns
 
-KUBELET, SOURCE, ABOVE, GONE = 10, 20, 30, 40
-PATHS = {SOURCE: "/above/source", ABOVE: "/above", KUBELET: "/kubelet"}
-
-
-@pytest.fixture(autouse=True)
-def _paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        existing_flows,
-        "cgroup_paths",
-        lambda cgroups: {cgroup: PATHS[cgroup] for cgroup in cgroups if cgroup in PATHS},
+KUBELET, SOURCE, ABOVE, GONE, POD, PODS = 10, 20, 30, 40, 50, 60
+CGROUPS = {
+    found.id: found
+    for found in (
+        Cgroup(KUBELET, "/kubelet", (1, KUBELET)),
+        Cgroup(SOURCE, "/above/source", (1, ABOVE, SOURCE)),
+        Cgroup(ABOVE, "/above", (1, ABOVE)),
+        Cgroup(POD, "/pods/pod", (1, PODS, POD)),
     )
+}
+NODE = NodeFacts(kubelet_cgroup=KUBELET, pods_cgroup=PODS, pods_level=1)
 
 
 def flow(cgroup: int | None = SOURCE, port: int = 80) -> sock_diag.InetSocket:
@@ -36,6 +38,10 @@ def flow(cgroup: int | None = SOURCE, port: int = 80) -> sock_diag.InetSocket:
     return sock_diag.InetSocket(
         socket.AF_INET, protocol, nowhere, 40000, nowhere, port, 0, cgroup, bytes(48)
     )
+
+
+def access_of(flow: sock_diag.InetSocket, *rules: Rule, node: NodeFacts = NODE) -> Access:
+    return AccessCheck(node, 1, CGROUPS).of(rules, flow)
 
 
 @pytest.mark.parametrize(
@@ -50,12 +56,12 @@ def flow(cgroup: int | None = SOURCE, port: int = 80) -> sock_diag.InetSocket:
         (Rule(SourceKind.CGROUP, cgroup=SOURCE), SOURCE, Access.ADMITTED),
         (Rule(SourceKind.CGROUP, cgroup=ABOVE), SOURCE, Access.DROPPED),
         (Rule(SourceKind.CGROUP, cgroup=SOURCE), None, Access.UNKNOWN),
-        (Rule(SourceKind.ANCESTOR, cgroup=ABOVE), SOURCE, Access.ADMITTED),
-        (Rule(SourceKind.ANCESTOR, cgroup=ABOVE), ABOVE, Access.ADMITTED),
-        (Rule(SourceKind.ANCESTOR, cgroup=SOURCE), ABOVE, Access.DROPPED),
-        (Rule(SourceKind.ANCESTOR, cgroup=ABOVE), KUBELET, Access.DROPPED),
-        (Rule(SourceKind.ANCESTOR, cgroup=ABOVE), GONE, Access.UNKNOWN),
-        (Rule(SourceKind.ANCESTOR, cgroup=GONE), SOURCE, Access.DROPPED),
+        (Rule(SourceKind.ANCESTOR, cgroup=ABOVE, level=1), SOURCE, Access.ADMITTED),
+        (Rule(SourceKind.ANCESTOR, cgroup=ABOVE, level=1), ABOVE, Access.ADMITTED),
+        (Rule(SourceKind.ANCESTOR, cgroup=SOURCE, level=2), ABOVE, Access.DROPPED),
+        (Rule(SourceKind.ANCESTOR, cgroup=ABOVE, level=1), KUBELET, Access.DROPPED),
+        (Rule(SourceKind.ANCESTOR, cgroup=ABOVE, level=1), GONE, Access.UNKNOWN),
+        (Rule(SourceKind.ANCESTOR, cgroup=GONE, level=1), SOURCE, Access.DROPPED),
         (Rule(SourceKind.KUBELET), KUBELET, Access.ADMITTED),
         (Rule(SourceKind.KUBELET), SOURCE, Access.DROPPED),
     ],
@@ -63,20 +69,40 @@ def flow(cgroup: int | None = SOURCE, port: int = 80) -> sock_diag.InetSocket:
 def test_access_follows_from_the_rule_of_the_gate(
     rule: Rule, cgroup: int | None, access: Access
 ) -> None:
-    assert AccessCheck(KUBELET, {cgroup}).of([rule], flow(cgroup)) is access
+    assert access_of(flow(cgroup), rule) is access
 
 
-def test_without_a_kubelet_any_process_may_be_it() -> None:
-    assert AccessCheck(0, {SOURCE}).of([Rule(SourceKind.KUBELET)], flow()) is Access.UNKNOWN
+@pytest.mark.parametrize(
+    ("cgroup", "access"),
+    [
+        (SOURCE, Access.UNKNOWN),
+        (GONE, Access.UNKNOWN),
+        (POD, Access.DROPPED),
+        (None, Access.UNKNOWN),
+    ],
+)
+def test_without_a_kubelet_any_process_outside_pods_may_be_it(
+    cgroup: int | None, access: Access
+) -> None:
+    node = dataclasses.replace(NODE, kubelet_cgroup=0)
+    assert access_of(flow(cgroup), Rule(SourceKind.KUBELET), node=node) is access
+
+
+@pytest.mark.parametrize("found_before", [0, GONE])
+def test_kubelet_that_the_kernel_followed_is_admitted(found_before: int) -> None:
+    node = NodeFacts(kubelet_cgroup=found_before, remade_cgroup=KUBELET, is_unit_followed=True)
+    rule = Rule(SourceKind.KUBELET)
+    assert access_of(flow(KUBELET), rule, node=node) is Access.ADMITTED
+    assert access_of(flow(SOURCE), rule, node=node) is Access.DROPPED
 
 
 def test_one_rule_that_admits_is_enough() -> None:
     rules = [Rule(SourceKind.CGROUP, cgroup=ABOVE), Rule(SourceKind.KUBELET), Rule(SourceKind.ANY)]
-    assert AccessCheck(0, {SOURCE}).of(rules, flow()) is Access.ADMITTED
+    assert access_of(flow(), *rules) is Access.ADMITTED
 
 
 def test_without_rules_no_source_is_admitted() -> None:
-    assert AccessCheck(KUBELET, {SOURCE}).of([], flow()) is Access.DROPPED
+    assert access_of(flow()) is Access.DROPPED
 
 
 class _CannotClose(sock_diag.SockDiag):
@@ -98,7 +124,7 @@ class _NoReplies(ReplyTables):
 def test_a_kernel_that_cannot_close_flows_is_logged_once() -> None:
     flows = existing_flows.ExistingFlows(
         store=PodStore(Conditions()),
-        kubelet_cgroup=lambda: KUBELET,
+        node=lambda: NODE,
         replies=_NoReplies(),
         closes=True,
     )
