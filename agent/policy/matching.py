@@ -145,28 +145,38 @@ class RuleSet:
         )
 
     def _pack(self, rule: PolicyRule, pod: Pod) -> Iterator[Rule]:
-        """The gate's form of the rule, without an id; nothing while it admits nothing."""
-        ports = [(rule.first_port, rule.last_port)]
+        named: Iterable[int] = ()
         if rule.port_name:
-            numbers = pod.spec.port_numbers(rule.port_name, rule.protocol_text)
-            ports = [(number, number) for number in numbers]
-        for first, last in ports:
-            for kind, cgroup, level in self._matches_of(rule.source):
-                yield Rule(kind, rule.protocol, first, last, cgroup, level)
+            named = pod.spec.port_numbers(rule.port_name, rule.protocol_text)
+        return packed(rule, self.cgroups.get(rule.source.name, ()), named)
 
-    def _matches_of(self, source: RuleSource) -> Iterator[tuple[SourceKind, int, int]]:
-        """What sockets are compared with: the kind, a cgroup's id, and its level."""
-        match source.kind:
-            case "any":
-                yield SourceKind.ANY, 0, 0
-            case "kernel":
-                yield SourceKind.KERNEL, 0, 0
-            case kind:
-                for found in self.cgroups.get(source.name, ()):
-                    if kind == "exact":
-                        yield SourceKind.CGROUP, found.id, 0
-                    elif found.level is not None:
-                        yield SourceKind.ANCESTOR, found.id, found.level
+
+def packed(rule: PolicyRule, cgroups: Sequence[CgroupId], named: Iterable[int]) -> Iterator[Rule]:
+    """The gate's form of the rule, without an id; nothing while it admits nothing. cgroups: of its
+    source; named: the pod's ports with its port's name."""
+    ports = [(rule.first_port, rule.last_port)]
+    if rule.port_name:
+        ports = [(number, number) for number in named]
+    for first, last in ports:
+        for kind, cgroup, level in compared(rule.source, cgroups):
+            yield Rule(kind, rule.protocol, first, last, cgroup, level)
+
+
+def compared(
+    source: RuleSource, cgroups: Iterable[CgroupId]
+) -> Iterator[tuple[SourceKind, int, int]]:
+    """What sockets are compared with: the kind, a cgroup's id, and its level."""
+    match source.kind:
+        case "any":
+            yield SourceKind.ANY, 0, 0
+        case "kernel":
+            yield SourceKind.KERNEL, 0, 0
+        case kind:
+            for found in cgroups:
+                if kind == "exact":
+                    yield SourceKind.CGROUP, found.id, 0
+                elif found.level is not None:
+                    yield SourceKind.ANCESTOR, found.id, found.level
 
 
 _MISSING = {

@@ -1,11 +1,18 @@
-"""Replay of observed flows against policies: what each policy would have admitted."""
+"""Replay of observed flows against policies: what each policy would have admitted.
+
+Policies become rules of a gate, and bpf/rule_evaluation.py evaluates these. A flow's cgroup is
+known by its path alone, so the cgroups on that path are numbered from the root.
+"""
 
 from collections.abc import Iterable, Iterator
 
 from agent.admin.observations import ObservedFlows, ObservedPod
 from agent.drops.source_processes import NO_SOCKET
+from agent.linux.cgroups import CgroupId
 from agent.policy.api_types import Policy, PolicyRule, RuleSource
-from bpf.rules import MAX_PORT
+from agent.policy.matching import compared, packed
+from bpf.rule_evaluation import Cgroup, NewFlow, find_rule, is_source
+from bpf.rules import Rule
 
 # The kubelet's directories, which are slices, too (agent/policy/source_cgroups.py).
 _PODS = "kubepods.slice"
@@ -20,8 +27,14 @@ def selects(policy: Policy, pod: ObservedPod) -> bool:
 def admitting_rules(policy: Policy, flows: ObservedFlows) -> Iterator[PolicyRule]:
     """The rules of a policy that admit these flows, if it selects the pod."""
     if selects(policy, flows.pod):
+        flow = _new_flow(flows)
         for rule in policy.rules:
-            if _has_port(rule, flows) and _is_source(policy, rule.source, flows):
+            named = [
+                number
+                for name, protocol, number in flows.pod.named_ports
+                if (name, protocol) == (rule.port_name, rule.protocol_text)
+            ]
+            if find_rule(packed(rule, _cgroups(policy, rule.source, flows), named), flow):
                 yield rule
 
 
@@ -32,10 +45,11 @@ def is_admitted(policies: Iterable[Policy], flows: ObservedFlows) -> bool:
 def is_listed(policies: Iterable[Policy], flows: ObservedFlows) -> bool:
     """Whether a policy names the source, to any port of the pod."""
     return any(
-        _is_source(policy, rule.source, flows)
+        is_source(Rule(kind, cgroup=cgroup, level=level), _new_flow(flows))
         for policy in policies
         if selects(policy, flows.pod)
         for rule in policy.rules
+        for kind, cgroup, level in compared(rule.source, _cgroups(policy, rule.source, flows))
     )
 
 
@@ -49,33 +63,35 @@ def units(path: str) -> Iterator[str]:
         yield part
 
 
-def _has_port(rule: PolicyRule, flows: ObservedFlows) -> bool:
-    if rule.protocol not in (0, flows.protocol):
-        return False
-    if flows.has_many_ports:
-        return not rule.port_name and (rule.first_port, rule.last_port) == (0, MAX_PORT)
-    if rule.port_name:
-        return (rule.port_name, rule.protocol_text, flows.port) in flows.pod.named_ports
-    return rule.first_port <= flows.port <= rule.last_port
+def _new_flow(flows: ObservedFlows) -> NewFlow:
+    """To port 0 if it has many: rules for all ports alone include that."""
+    ids = tuple(range(1, len(_above(flows.cgroup)) + 1))
+    cgroup = Cgroup(ids[-1], flows.cgroup, ids) if ids else None
+    return NewFlow(flows.protocol, flows.port, cgroup, is_kernel=flows.cgroup == NO_SOCKET)
 
 
-def _is_source(policy: Policy, source: RuleSource, flows: ObservedFlows) -> bool:
-    path = flows.cgroup
+def _cgroups(policy: Policy, source: RuleSource, flows: ObservedFlows) -> list[CgroupId]:
+    """The source's cgroups, of those on the path of the flows'."""
+    above, levels = _above(flows.cgroup), []
     match source.kind:
-        case "any":
-            return True
-        case "kernel":
-            return path == NO_SOCKET
-        case "exact":
-            return path == source.name
-        case "subtree":
-            return path == source.name or path.startswith(f"{source.name.rstrip('/')}/")
+        case "exact" | "subtree" if source.name in above:
+            levels = [above.index(source.name)]
         case "unit":
-            return source.name in units(path)
+            levels = [at for at, name in enumerate(units(flows.cgroup), 1) if name == source.name]
         case "pods":
             pod, selector = flows.source_pod, policy.host_pods[source.name]
-            return (
+            if (
                 pod is not None
                 and pod.host_network
                 and selector.matches(pod.namespace, pod.labels, pod.namespace_labels)
-            )
+            ):
+                levels = [len(above) - 1]
+    return [CgroupId(level + 1, level) for level in levels]
+
+
+def _above(path: str) -> list[str]:
+    """Paths from the root down to this one; none if it is no path."""
+    if not path.startswith("/"):
+        return []
+    parts = [part for part in path.split("/") if part]
+    return [f"/{'/'.join(parts[:level])}" for level in range(len(parts) + 1)]
