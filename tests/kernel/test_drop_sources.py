@@ -56,6 +56,27 @@ def test_each_combination_is_one_entry_with_a_count(
     assert found == {1: 10, 2: 1}
 
 
+def test_packets_are_counted_by_the_mode_of_their_time(
+    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
+) -> None:
+    """So that those which passed in audit are not taken for dropped ones."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for mode, packets in ((Mode.AUDIT, 5), (Mode.ENFORCE, 1), (Mode.STRICT, 2)):
+            gates.install(pod.ifindex, GateConfig(mode, pod.addresses))
+            for _ in range(packets):
+                sock.sendto(b"", (pod.ipv4, 1))
+    found = {one.mode: one.count for one in seen(loaded, pod)}
+    assert found == {Mode.AUDIT: 5, Mode.ENFORCE: 1, Mode.STRICT: 2}
+
+
+def test_rejected_call_is_counted_by_the_mode_of_its_time(
+    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
+) -> None:
+    gates.install(pod.ifindex, GateConfig(Mode.STRICT, pod.addresses))
+    assert traffic.node_is_dropped(pod, 4, PORT)
+    assert {one.mode for one in seen(loaded, pod)} == {Mode.STRICT}
+
+
 def test_admitted_source_is_not_recorded(
     gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
 ) -> None:
