@@ -64,11 +64,15 @@ class NamedPods:
                     self._pods[uid] = _saved(pod)
         for status in report.pods if report else ():
             self._pods[status.uid] = _reported(status, self._pods.get(status.uid))
-        names = {pod.full_name for pod in self._pods.values()}
+        by_name = {pod.full_name: pod for pod in self._pods.values()}
         for observed, addresses in gated:
             made = _gated(observed, addresses)
-            if made.full_name not in names:
+            reported = by_name.get(made.full_name)
+            if reported is None:
                 self._pods[made.full_name] = made
+            elif reported.saved is None:
+                # Without an API server, nothing else has its labels.
+                self._pods[reported.uid] = dataclasses.replace(reported, labels=observed.labels)
 
     def find(self, name: str) -> NamedPod:
         """name: `name` or `namespace/name`. Raises `PodNotFoundError`."""
