@@ -185,7 +185,8 @@ class _Answer:
             return self._pods.with_address(address) or self._gated(gates, address), address
         assert pod is not None
         version = {"icmp": 4, "icmpv6": 6}.get(protocol)
-        found = [a for a in pod.addresses if version in (None, a.version)]
+        listed = (*pod.own_addresses, *pod.addresses)
+        found = [a for a in listed if version in (None, a.version)]
         if not found:
             raise QuestionError(
                 f"no address of pod {pod.full_name} is known for {protocol}; does it run? Name "
@@ -267,6 +268,11 @@ class _Answer:
 
     def _notes(self, source: Source) -> list[str]:
         notes = []
+        if self._pod and self._address not in self._pod.own_addresses:
+            notes.append(
+                f"{self._address} is not confirmed for {self._pod.full_name}: if another pod has "
+                "it, the answer is for that pod."
+            )
         others = [str(a) for a in self._pod.addresses if a != self._address] if self._pod else []
         if others:
             notes.append(f"The pod also has {', '.join(others)}; name one in --to to explain it.")

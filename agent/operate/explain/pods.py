@@ -37,6 +37,12 @@ class NamedPod:
     saved: ApiPod | None = None
 
     @property
+    def own_addresses(self) -> tuple[IPAddress, ...]:
+        """Those that are this pod's as far as is known: an unconfirmed one may be another pod's."""
+        unconfirmed = self.status.unconfirmed if self.status else {}
+        return tuple(found for found in self.addresses if str(found) not in unconfirmed)
+
+    @property
     def full_name(self) -> str:
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
@@ -88,10 +94,10 @@ class NamedPods:
         return found[0]
 
     def with_address(self, address: IPAddress) -> NamedPod | None:
-        """The pod that has it alone."""
-        found = [
-            pod for pod in self._pods.values() if address in pod.addresses and not pod.host_network
-        ]
+        """The pod that has it alone; an unconfirmed one counts if no other pod has it."""
+        pods = [pod for pod in self._pods.values() if not pod.host_network]
+        owners = [pod for pod in pods if address in pod.own_addresses]
+        found = owners or [pod for pod in pods if address in pod.addresses]
         return found[0] if len(found) == 1 else None
 
     def of_cgroup(self, path: str) -> NamedPod | None:
