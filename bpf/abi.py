@@ -296,14 +296,14 @@ class CHostProbe(ctypes.Structure):
 
 
 class CDropSourceKey(ctypes.Structure):
-    """`struct drop_source_key`: source cgroup (id), gate, protocol and port of dropped flows."""
+    """`struct drop_source_key`: source cgroup (id), gate, protocol, port and mode of drops."""
 
     _fields_ = (
         ("cgroup", ctypes.c_uint64),
         ("ifindex", ctypes.c_uint32),
         ("port", ctypes.c_uint16),
         ("protocol", ctypes.c_uint8),
-        ("pad", ctypes.c_uint8),
+        ("mode", ctypes.c_uint8),
     )
 
 

@@ -18,6 +18,7 @@ def pack(target: pathlib.Path) -> None:
         for package in ("agent", "agent/operate"):
             (root / package).mkdir()
             shutil.copy(SOURCE / package / "__init__.py", root / package)
+        shutil.copy(SOURCE / "agent/operate/flow_text.py", root / "agent/operate")
         shutil.copytree(
             SOURCE / "agent/operate/kubectl",
             root / "agent/operate/kubectl",

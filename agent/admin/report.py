@@ -208,11 +208,12 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class SourceProcessStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One source process whose traffic is dropped, or in audit would be, for `podgate drops`.
+    """One source process whose traffic was dropped, or in audit would have been, in one mode of the
+    pod's gate.
 
-    labels: of the pod; port: the pod's, 0 for protocols without, and if it stands for all further
-    ports of a source with too many (has_many_ports); cgroup: its path; process: its name when first
-    seen, if the kernel reports it; packets: since `first`.
+    mode, verdict: of that time; `would-drop` has passed; labels: of the pod; port: the pod's, 0 for
+    protocols without, and if it stands for several (has_many_ports); cgroup: its path; process: its
+    name when first seen, if the kernel reports it; packets: since `first`.
     """
 
     namespace: str
@@ -229,6 +230,17 @@ class SourceProcessStatus(msgspec.Struct, frozen=True, kw_only=True, rename="cam
     has_many_ports: bool = False
     source_pod: str = ""
     """The pod of that cgroup, "namespace/name"; empty for other processes."""
+    verdict: str = ""
+    is_admitted: bool = False
+    """Whether a rule admits the source by now."""
+    port_count: int = 0
+    """Of a scan; 0 if the kernel has not counted all of its ports one by one. lowest_port and
+    highest_port: of those that it has."""
+    lowest_port: int = 0
+    highest_port: int = 0
+    cgroup_id: int = 0
+    ifindex: int = 0
+    """The pod's interface on the node."""
 
 
 class Drops(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -293,6 +305,14 @@ class DropEventStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     process_name: str
     source_pod: str = ""
     """The pod of that cgroup, "namespace/name"."""
+
+
+class SuppressedEvents(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Drop events that the kernel did not send since the last such document: it limits their rate.
+    They may be of any pod; the drops themselves are counted."""
+
+    at: datetime.datetime
+    suppressed: int
 
 
 class DropEvents(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

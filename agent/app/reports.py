@@ -3,7 +3,7 @@
 import asyncio
 import datetime
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -20,7 +20,6 @@ from agent.admin.report import (
     PodStatus,
     RelayStatus,
     RulesReport,
-    SourceProcessStatus,
 )
 from agent.app import service_outputs
 from agent.app.answer_report import AnswerReport
@@ -31,9 +30,7 @@ from agent.app.gating import Gating
 from agent.app.handover import Handover
 from agent.app.isolation_conditions import IsolationConditions
 from agent.app.ports import Ports
-from agent.drops.source_processes import CgroupName, protocol_word, wall_clock
 from agent.pods.pod_state import PodState
-from agent.pods.store import PodStore
 from agent.probing.manager import ProbeManager
 from agent.services.api.source import ServiceEndpoints
 from agent.strict.process import RelayError
@@ -41,7 +38,6 @@ from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import RelaySupervisor
 from bpf import sources as bpf_sources
 from bpf.counters import labelled
-from bpf.drop_sources import DropSource
 from bpf.gates import Counts
 
 
@@ -147,11 +143,7 @@ class Reports:
         return msgspec.structs.replace(found, problems=problems)
 
     async def drops(self) -> Drops:
-        processes = self._drops.source_processes
-        seen = await asyncio.to_thread(processes.read)
-        report = drops_report(seen, self._store, lost_packets=processes.lost())
-        raw_sockets = await self._drops.raw_sockets.report()
-        return msgspec.structs.replace(report, raw_sockets=raw_sockets.sources)
+        return await self._drops.report()
 
     async def observations(self) -> Observations:
         policy = self._gating.policy
@@ -224,33 +216,6 @@ def relay_status(
         unknown_address=connections.unknown_address,
         gates=_gates(interfaces, counts),
         has_fallback=supervisor.has_fallback,
-    )
-
-
-def drops_report(
-    sources: Iterable[tuple[DropSource, CgroupName]], store: PodStore, *, lost_packets: int
-) -> Drops:
-    return Drops(
-        sources=[
-            SourceProcessStatus(
-                namespace=pod.namespace,
-                pod=pod.name,
-                mode=pod.mode.label,
-                protocol=protocol_word(seen.protocol),
-                port=seen.port,
-                has_many_ports=seen.has_many_ports,
-                cgroup=cgroup.path,
-                source_pod=cgroup.pod_name,
-                process=seen.process_name,
-                packets=seen.count,
-                first=wall_clock(seen.first_ns),
-                last=wall_clock(seen.last_ns),
-                labels=pod.labels,
-            )
-            for seen, cgroup in sources
-            if (pod := store.pod_of_interface(seen.ifindex))
-        ],
-        lost_packets=lost_packets,
     )
 
 

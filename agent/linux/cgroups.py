@@ -28,11 +28,21 @@ class CgroupId:
 
 def ancestors(root: pathlib.Path, path: str) -> list[int]:
     """Ids of a cgroup and those above it, the root first; empty if it was removed."""
-    parts = [part for part in path.split("/") if part]
-    try:
-        return [root.joinpath(*parts[:level]).stat().st_ino for level in range(len(parts) + 1)]
-    except OSError:
-        return []
+    found = existing(root, path)
+    return found if len(found) == len(_parts(path)) + 1 else []
+
+
+def existing(root: pathlib.Path, path: str) -> list[int]:
+    """Ids of those that exist of a cgroup and those above it, the root first."""
+    parts = _parts(path)
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        found.extend(root.joinpath(*parts[:level]).stat().st_ino for level in range(len(parts) + 1))
+    return found
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part]
 
 
 def own_cgroup() -> int | None:

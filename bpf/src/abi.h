@@ -205,7 +205,7 @@ struct drop_source_key {
 	__u32 ifindex;
 	__u16 port; /* the pod's, host byte order; 0 for protocols without, and MANY_PORTS */
 	__u8 protocol;
-	__u8 pad;
+	__u8 mode; /* the gate's at that time: packets of audit have passed */
 };
 
 /* Times are CLOCK_MONOTONIC in nanoseconds. */

@@ -107,6 +107,9 @@ def test_flow_is_explained_with_the_agent_and_after_it_was_killed(
         (change,) = answer["changes"]
         assert source.path in change["policy"]
         assert f"port: {PORT}" in change["policy"]
+        (miss,) = answer["nearMisses"]
+        assert (miss["policy"], miss["mismatch"]) == ("admits-the-test", "port")
+        assert miss["text"] == f"admits this source to TCP {OTHER_PORT}, not to TCP {PORT}"
 
         status, answer = flow(operator, f"cgroup:{source.path}", "demo/web", OTHER_PORT)
         assert status == 0

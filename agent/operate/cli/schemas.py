@@ -7,7 +7,13 @@ from typing import Any
 import msgspec
 from google.protobuf import descriptor
 
-from agent.admin.report import AgentReport, DropEventStatus, Drops, RulesReport
+from agent.admin.report import (
+    AgentReport,
+    DropEventStatus,
+    Drops,
+    RulesReport,
+    SuppressedEvents,
+)
 from agent.client.v1alpha1 import podinfo_pb2
 from agent.operate.cli.commands.probe import ProbeReport
 from agent.operate.cli.views.probes import PodProbes
@@ -23,6 +29,9 @@ DOCUMENTS: dict[str, tuple[Any, str]] = {
     "doctor": (list[Finding], "podgate doctor"),
     "drops": (Drops, "podgate drops"),
     "drops-follow": (DropEventStatus, "podgate drops --follow: one document per event"),
+    "drops-follow-suppressed": (
+        *(SuppressedEvents, "podgate drops --follow: one document whenever events were suppressed"),
+    ),
     "explain": (Explanation, "podgate explain"),
     "explain-pod": (PodExplanation, "podgate explain pod"),
     "map": (MapContent, "podgate maps NAME"),

@@ -44,21 +44,6 @@ def check(cluster: Cluster, namespace: str, mode: str) -> Checks:
     return Checks(problems, notes + uncarried.sentences(pods), nodes)
 
 
-def flows_text(flows: Object) -> str:
-    """A source and its target, in words."""
-    source = flows["cgroup"]
-    if pod := flows.get("sourcePod"):
-        source = f"pod {pod['namespace']}/{pod['name']}"
-    if process := flows.get("process"):
-        source = f"{process} in {source}"
-    port = "many ports" if flows.get("hasManyPorts") else f"port {flows['port']}"
-    target = flows["pod"]
-    text = (
-        f"{source} to {target['namespace']}/{target['name']}, protocol {flows['protocol']} {port}"
-    )
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
 def _unreachable(statuses: Sequence[NodeAnswer]) -> Iterator[str]:
     for one in statuses:
         if one.problem:
@@ -110,7 +95,7 @@ def _unconfirmed(pods: Sequence[Object], silent: Collection[str]) -> Iterator[st
 def _missing(merged: Object, *, is_doubtful: bool) -> list[str]:
     """Sources that no policy admits. is_doubtful: those that need a decision, or the others."""
     found = {
-        flows_text(one["flows"]): one["doubt"]
+        one["text"]: one["doubt"]
         for one in merged["flows"]
         if not one["isAdmitted"] and bool(one["doubt"]) == is_doubtful
     }

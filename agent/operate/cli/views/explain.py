@@ -2,7 +2,15 @@
 
 from agent.operate.cli.output import Column, Screen, Signal, full_name
 from agent.operate.explain import model
-from agent.operate.explain.model import Change, Check, Explanation, PodExplanation, RuleAnswer, Step
+from agent.operate.explain.model import (
+    Change,
+    Check,
+    Explanation,
+    NearMiss,
+    PodExplanation,
+    RuleAnswer,
+    Step,
+)
 
 _VERDICTS = {
     model.PASS: Signal.SAFE,
@@ -21,6 +29,10 @@ _RULES: tuple[Column[RuleAnswer], ...] = (
     Column("TO", lambda rule: rule.protocol + ("" if rule.ports == "any" else f" {rule.ports}")),
     Column("POLICY", lambda rule: rule.policy),
     Column("MATCHES", lambda rule: f"no: {rule.mismatch}" if rule.mismatch else "yes"),
+)
+_NEAR_MISSES: tuple[Column[NearMiss], ...] = (
+    Column("ALMOST ADMITS", lambda miss: miss.policy),
+    Column("WHY NOT", lambda miss: miss.text),
 )
 _CHECKS: tuple[Column[Check], ...] = (
     Column("CHECK", lambda check: check.name),
@@ -47,6 +59,9 @@ def show_flow(screen: Screen, found: Explanation) -> None:
     if found.rules:
         screen.line()
         screen.table(_RULES, found.rules)
+    if found.near_misses:
+        screen.line()
+        screen.table(_NEAR_MISSES, found.near_misses)
     screen.line()
     age = found.agent.heartbeat_age_seconds
     heartbeat = "no heartbeat yet" if age is None else f"last heartbeat {age:.0f} s ago"

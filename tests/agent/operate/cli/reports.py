@@ -26,6 +26,7 @@ from agent.admin.report import (
     RulesReport,
     RuleStatus,
     SourceProcessStatus,
+    SuppressedEvents,
 )
 from agent.client.podinfo import PodInfoState
 from agent.client.v1alpha1 import podinfo_pb2
@@ -268,6 +269,8 @@ DROPS = Drops(
             namespace="kube-system",
             pod="coredns-5d78c9869d-x7k2p",
             mode="audit",
+            verdict="would-drop",
+            is_admitted=True,
             protocol="udp",
             port=53,
             cgroup="/system.slice/systemd-resolved.service",
@@ -281,6 +284,7 @@ DROPS = Drops(
             namespace="shop",
             pod="web-7f9c6b5d4f-2xkqp",
             mode="strict",
+            verdict="drop",
             protocol="tcp",
             port=8080,
             cgroup=CILIUM,
@@ -294,9 +298,13 @@ DROPS = Drops(
             namespace="shop",
             pod="db-0",
             mode="enforce",
+            verdict="drop",
             protocol="tcp",
             port=0,
             has_many_ports=True,
+            port_count=1000,
+            lowest_port=1,
+            highest_port=65389,
             cgroup="/",
             process="nmap",
             packets=7,
@@ -317,6 +325,8 @@ DROPS = Drops(
         )
     ],
 )
+TOP_DROP = msgspec.structs.replace(DROPS, sources=DROPS.sources[:1])
+SUPPRESSED = SuppressedEvents(at=before(seconds=1), suppressed=57_891)
 _EVENT = DropEventStatus(
     at=before(seconds=1.25),
     namespace="shop",

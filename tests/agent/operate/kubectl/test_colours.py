@@ -85,7 +85,7 @@ def test_drops(kubectl: KubectlStandin, coloured: Coloured) -> None:
     kubectl.serve_nodes("a")
     sources = [source("web", 9), source("dns", 7, mode="audit")]
     kubectl.respond("exec", "drops", output=encoded(Drops(sources=sources, lost_packets=0)))
-    assert coloured(command(kubectl, "drops")) == [(printing.YELLOW, "tcp 8080 would drop")]
+    assert coloured(command(kubectl, "drops")) == [(printing.YELLOW, "would-drop")]
 
 
 @pytest.mark.parametrize(

@@ -288,7 +288,7 @@ def test_source_without_a_policy_stops_the_step(
 def test_source_with_a_doubt_is_a_note(step: Step, capsys: pytest.CaptureFixture[str]) -> None:
     step.nodes.see("one", flows("/", first=2, last=2), **IN_FORCE)
     assert step.run() == 0
-    assert "note: / to shop/web-1, protocol 6 port 80 (" in capsys.readouterr().out
+    assert "note: / to shop/web-1, TCP 80 (" in capsys.readouterr().out
 
 
 def test_less_than_a_day_stops_the_step(step: Step, capsys: pytest.CaptureFixture[str]) -> None:
