@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+import msgspec
 from prometheus_client import core
 
 from agent.admin.report import AnswerStatus
@@ -55,20 +56,20 @@ class AnswerReport:
         problem = self._bypassed_because(state) if plan.requests else None
         for request in plan.requests:
             status = self._status(self._answered.verdict(state.pod.uid, request.id), problem)
-            found |= dict.fromkeys(request.probes, status)
+            found |= {name: _named(name, status) for name in request.probes}
         return found
 
     def _status(self, verdict: CheckedVerdict | None, bypassed: str | None) -> AnswerStatus:
         if bypassed is not None:
-            text = f"The kubelet's probe goes to the pod itself: {bypassed}"
+            text = f"the kubelet's probe goes to the pod itself: {bypassed}"
             return AnswerStatus(obstacle=Obstacle.NOT_RELAYED, problem=text)
         if verdict is None:
-            text = "The kubelet's probe is proxied: podgate's own has no result yet."
+            text = "the kubelet's probe is proxied: podgate's own has no result yet."
             return AnswerStatus(obstacle=Obstacle.NO_VERDICT, problem=text)
         now = self._now_ns()
         age = (now - verdict.finished_ns) / 1e9
         if not verdict.is_in_force(now):
-            text = "The kubelet's probe is proxied: the last result of podgate's own has ended."
+            text = "the kubelet's probe is proxied: the last result of podgate's own has ended."
             return AnswerStatus(obstacle=Obstacle.STALE, problem=text, age_seconds=age)
         result = _HEALTHY if verdict.is_healthy else _UNHEALTHY
         return AnswerStatus(verdict=result, age_seconds=age)
@@ -84,3 +85,10 @@ class AnswerReport:
                     verdicts[status.verdict] += 1
         yield labelled(VERDICTS, (((result,), count) for result, count in verdicts.items()))
         yield labelled(NOT_ANSWERED, (((reason,), n) for reason, n in obstacles.items()))
+
+
+def _named(name: ProbeName, status: AnswerStatus) -> AnswerStatus:
+    """With the probe's name in its sentence."""
+    if not status.problem:
+        return status
+    return msgspec.structs.replace(status, problem=f"{name}: {status.problem}")

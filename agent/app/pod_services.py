@@ -23,6 +23,7 @@ from agent.app.isolation_conditions import IsolationConditions
 from agent.app.kernel_metrics import KernelCollector
 from agent.app.listeners import Listeners
 from agent.app.loop_lag import LoopLag
+from agent.app.node_findings import NodeFindings
 from agent.app.node_reporter import NodeReporter
 from agent.app.reports import Reports
 from agent.app.servers import Servers
@@ -94,6 +95,15 @@ class PodServices:
         answers = AnswerReport(store, answered, self._relays.pods.bypassed_because)
         self._drops = DropReporting(settings, gate_worker, store=store, labels=gating.labels)
         self._loop_lag = LoopLag()
+        checks = component_metrics.checks(
+            gate_worker=gate_worker,
+            default_deny=gating.default_deny,
+            relays=self._relays,
+            policy=gating.policy,
+            cni_status=gating.cni_status if settings.cni_conf_directory else None,
+            cluster=cluster,
+            outputs=self._outputs,
+        )
         exporter = Exporter(
             refreshed=(
                 GateCollector(store, gate_worker),
@@ -101,15 +111,7 @@ class PodServices:
                 PolicyCollector(gating.policy),
                 ComponentCollector(
                     gate_worker,
-                    component_metrics.checks(
-                        gate_worker=gate_worker,
-                        default_deny=gating.default_deny,
-                        relays=self._relays,
-                        policy=gating.policy,
-                        cni_status=gating.cni_status if settings.cni_conf_directory else None,
-                        cluster=cluster,
-                        outputs=self._outputs,
-                    ),
+                    checks,
                     unready_reason=gating.unready_reason,
                     turns=lambda: handover.turns,
                 ),
@@ -171,7 +173,10 @@ class PodServices:
             http_address=listeners.http_address,
             metrics=exporter,
             handover=handover,
+            checks=checks,
         )
+        self._findings = NodeFindings(reports.findings, gating.events, store)
+        exporter.add_refreshed(self._findings)
         self._servers = Servers(
             settings,
             listeners,
@@ -200,6 +205,7 @@ class PodServices:
         yield "probes", self._probing.run
         yield from self._drops.tasks()
         yield "loop-lag", self._loop_lag.run
+        yield "findings", self._findings.run
         yield "relays", self._relays.run
         yield "verdicts", self._relays.verdicts.run
         yield from self._servers.tasks()

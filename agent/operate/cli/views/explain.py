@@ -1,6 +1,6 @@
 """Output of `podgate explain`."""
 
-from agent.operate.cli.output import Column, Screen, Signal, full_name
+from agent.operate.cli.output import Column, Screen, Signal, full_name, signal_of_severity
 from agent.operate.explain import model
 from agent.operate.explain.model import Change, Check, Explanation, PodExplanation, RuleAnswer, Step
 
@@ -22,11 +22,21 @@ _RULES: tuple[Column[RuleAnswer], ...] = (
     Column("POLICY", lambda rule: rule.policy),
     Column("MATCHES", lambda rule: f"no: {rule.mismatch}" if rule.mismatch else "yes"),
 )
+
+
+def _signal(check: Check) -> Signal | None:
+    return signal_of_severity(check.severity) if check.severity else _STATES[check.state]
+
+
 _CHECKS: tuple[Column[Check], ...] = (
     Column("CHECK", lambda check: check.name),
-    Column("STATE", lambda check: check.state, signal=lambda check: _STATES[check.state]),
+    Column("STATE", lambda check: check.severity or check.state, signal=_signal),
     Column("WHAT", lambda check: check.text),
-    Column("NEXT", lambda check: check.next, is_below=True),
+    Column(
+        "NEXT",
+        lambda check: "; ".join(filter(None, (check.remedy.rstrip("."), check.next))),
+        is_below=True,
+    ),
 )
 
 

@@ -45,7 +45,7 @@ def _follow(screen: Screen) -> None:
 
 
 VIEWS: dict[str, Callable[[Screen], None]] = {
-    "doctor": lambda screen: doctor.show(screen, reports.FINDINGS),
+    "doctor": lambda screen: doctor.show(screen, reports.DOCTOR),
     "drops": lambda screen: drops.show(screen, reports.DROPS),
     "drops-follow": _follow,
     "explain": lambda screen: explain.show_flow(screen, kernel_reports.DROPPED),
