@@ -33,6 +33,7 @@ POD_PARTS: Mapping[str, Kind] = {
     "chain": kinds.GATE_NOT_FIRST,
     "addresses": kinds.ADDRESS_UNCONFIRMED,
     "relay": kinds.STRICT_UNAVAILABLE,
+    "relay-without-fallback": kinds.RELAY_MISSING_PROBES_FAIL,
     "manifest": kinds.MANIFEST_INVALID,
     "host": kinds.PROBE_HOST,
     "annotation": kinds.ANNOTATION_IGNORED,
@@ -219,7 +220,7 @@ def _of_pod(pod: PodStatus, report: AgentReport) -> Iterator[Finding]:
         yield found(kinds.PATH_TEST_FAILED, isolation.untested_sentence(failed), subject)
     for problem in pod.problems:
         # The relay's own finding has it.
-        if problem.part != "relay" or not report.relay.problem:
+        if not (problem.part.startswith("relay") and report.relay.problem):
             kind = POD_PARTS.get(problem.part, kinds.GATE_NOT_UPDATED)
             yield found(kind, problem.text, subject)
     if pod.existing_flows:

@@ -265,9 +265,17 @@ class Reports:
             yield "host", problem.message
         for problem in state.pod.annotation_problems:
             yield "annotation", problem.message
-        is_strict = state.pod.mode is Mode.STRICT and state.gates and state.pod.is_relayed
-        if is_strict and (unavailable := self._relays.pods.bypassed_because(state)):
-            yield "relay", isolation.strict_unavailable_sentence(unavailable)
+        yield from self._relay_problem(state)
+
+    def _relay_problem(self, state: PodState) -> Iterator[tuple[str, str]]:
+        """Of a pod in strict. With fallback, a relay that an annotation switches off is none."""
+        has_fallback = self._relays.has_fallback
+        if state.pod.mode is not Mode.STRICT or not state.gates:
+            return
+        problem = self._relays.pods.bypassed_because(state)
+        if problem and (state.pod.is_relayed or not has_fallback):
+            part = "relay" if has_fallback else "relay-without-fallback"
+            yield part, isolation.strict_sentence(problem, has_fallback=has_fallback)
 
 
 def relay_status(

@@ -99,9 +99,8 @@ def _with_relay(
     if problem is None:
         return dataclasses.replace(status, reason=STRICT)
     if not has_fallback:
-        failing = f"The kubelet's probes fail (--strict-without-fallback): {problem}"
-        return dataclasses.replace(_with_message(status, failing), reason=STRICT)
-    return _with_message(status, strict_unavailable_sentence(problem))
+        status = dataclasses.replace(status, reason=STRICT)
+    return _with_message(status, strict_sentence(problem, has_fallback=has_fallback))
 
 
 def _explain_need(need: str, problem: str | None) -> str:
@@ -136,6 +135,8 @@ def untested_sentence(addresses: Iterable[str]) -> str:
     return f"Path test failed for {', '.join(addresses)}; see the agent's log."
 
 
-def strict_unavailable_sentence(problem: str) -> str:
+def strict_sentence(problem: str, *, has_fallback: bool) -> str:
     """Of a pod in strict to which the relay does not proxy."""
-    return f"Strict unavailable: {problem}"
+    if has_fallback:
+        return f"Strict unavailable: {problem}"
+    return f"The kubelet's probes fail (--strict-without-fallback): {problem}"

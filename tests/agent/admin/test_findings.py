@@ -168,6 +168,7 @@ OF_POD: tuple[tuple[dict[str, Any], Kind, str], ...] = (
     (problem("chain"), kinds.GATE_NOT_FIRST, "It is so."),
     (problem("addresses"), kinds.ADDRESS_UNCONFIRMED, "It is so."),
     (problem("relay"), kinds.STRICT_UNAVAILABLE, "It is so."),
+    (problem("relay-without-fallback"), kinds.RELAY_MISSING_PROBES_FAIL, "It is so."),
     (problem("manifest"), kinds.MANIFEST_INVALID, "It is so."),
     (problem("host"), kinds.PROBE_HOST, "It is so."),
     (problem("annotation"), kinds.ANNOTATION_IGNORED, "It is so."),

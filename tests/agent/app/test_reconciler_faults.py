@@ -30,6 +30,10 @@ async def test_a_failed_attach_is_retried_and_reported(monkeypatch: pytest.Monke
         assert node.status("a") == ENFORCED
 
 
+def is_gate_lost(node: Node) -> bool:
+    return node.store.pods["a"].is_gate_lost
+
+
 async def test_a_lost_gate_is_reported_and_the_pod_stays_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -41,13 +45,13 @@ async def test_a_lost_gate_is_reported_and_the_pod_stays_ready(
         node.gates.gates.clear()
         node.store.mark("a")
         await asyncio.sleep(0.5)
-        assert node.store.pods["a"].is_gate_lost
+        assert is_gate_lost(node)
         assert node.status("a") == ENFORCED
         assert "veth1 lost its gate" in node.message("a")
         del node.gates.failing["install"]
         await asyncio.sleep(2)
         assert set(node.gates.gates) == {1}
-        assert not node.store.pods["a"].is_gate_lost
+        assert not is_gate_lost(node)
         assert "lost" not in node.message("a")
 
 
@@ -61,7 +65,7 @@ async def test_a_gate_that_cannot_be_updated_is_not_reported_as_lost(
         node.gates.failing["install"] = FULL
         node.set_addresses("a", "198.18.7.7")
         await asyncio.sleep(0.5)
-        assert not node.store.pods["a"].is_gate_lost
+        assert not is_gate_lost(node)
         assert "the map gates is full" in node.message("a")
         assert node.status("a") == ENFORCED
         assert "keeps its last addresses" in node.message("a")

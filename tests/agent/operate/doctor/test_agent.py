@@ -125,6 +125,6 @@ async def test_findings_of_the_pins_are_those_of_doctor(
 async def test_no_agent_and_no_gate_is_degraded(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bare = {"gates": [], "hooks": [], "exposures": []}
+    bare: dict[str, Any] = {"gates": [], "hooks": [], "exposures": []}
     (finding,) = await without_agent(monkeypatch, tmp_path, **bare)
     assert (finding.kind, finding.severity) == (kinds.AGENT_MISSING.name, Severity.DEGRADED)
