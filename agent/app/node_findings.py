@@ -22,6 +22,8 @@ FINDINGS = MetricFamily(
 )
 
 _PERIOD_SECONDS = 5.0
+# What an agent lacks for a moment while it starts is no Event, unless something is open.
+_SETTLE_SECONDS = 5.0
 # An Event exists for an hour, and one that is repeated within six minutes is counted.
 _REPEAT_SECONDS = 300.0
 # The kubelet, or the probes' own Events, report failures of probes; the others end by themselves,
@@ -65,7 +67,9 @@ class NodeFindings:
             if finding.severity == Severity.NOTE or finding.kind in _WITHOUT_EVENT:
                 continue
             key = finding.kind, finding.subject, finding.sentence
-            self._repeat_at[key] = due = before.get(key, now)
+            is_urgent = Severity.of(finding.severity) is Severity.OPEN
+            first = now if is_urgent else now + _SETTLE_SECONDS
+            self._repeat_at[key] = due = before.get(key, first)
             if due <= now and (event := self._event(finding)) is not None:
                 self._repeat_at[key] = now + _REPEAT_SECONDS
                 self._events.record(event)

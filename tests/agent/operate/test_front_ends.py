@@ -123,6 +123,7 @@ async def test_event_and_metric(kind: Kind, subject: str) -> None:
     ]
     recorded: list[tuple[str | None, str, str]] = []
     node.record()
+    await asyncio.sleep(5)
     node.record()
     try:
         async with asyncio.timeout(1):
