@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from agent import state_files
+from agent.admin import findings
 from agent.app import network_managers
 from agent.app.kubelet_access import KubeletAccess
 from agent.app.reconciler import Reconciler
@@ -106,9 +107,7 @@ class Gating:
         if api and policies:
             from agent.sources import cluster
 
-            self.cluster = cluster.ClusterSource(
-                api, settings, self.store, self.events, policies, self.modes
-            )
+            self.cluster = cluster.ClusterSource(api, settings, self.store, policies, self.modes)
             self.source = self.cluster
             self._callees = ApiCallees(api, state=state / "callees.json")
             defaults = DefaultRules(
@@ -147,7 +146,6 @@ class Gating:
             gate_worker=gate_worker,
             pod_gates=PodGates(
                 store=self.store,
-                events=self.events,
                 gate_worker=gate_worker,
                 reader=self._reader,
                 authority=self._authority,
@@ -181,7 +179,6 @@ class Gating:
             settings,
             gate_worker,
             store=self.store,
-            events=self.events,
             default_deny=self.default_deny,
             on_changed=self._on_kubelet,
         )
@@ -278,8 +275,9 @@ class Gating:
         return None
 
     def unready_reason(self) -> str | None:
-        """Why the node is not closed as desired."""
-        return self.unsynced_reason() or self.kubelet.open_ports.problem or None
+        """Why the node is not closed as desired: the findings that make it so."""
+        found = findings.unready(self.unsynced_reason() or "", self.kubelet.open_ports.problem)
+        return " ".join(finding.sentence for finding in found) or None
 
     def unsynced_reason(self) -> str | None:
         """Why the pods are not all of this node's yet."""

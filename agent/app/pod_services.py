@@ -22,6 +22,7 @@ from agent.app.handover import Handover
 from agent.app.isolation_conditions import IsolationConditions
 from agent.app.kernel_metrics import KernelCollector
 from agent.app.loop_lag import LoopLag
+from agent.app.node_findings import NodeFindings
 from agent.app.node_reporter import NodeReporter
 from agent.app.ports import Ports
 from agent.app.reports import Reports
@@ -96,6 +97,16 @@ class PodServices:
         answers = AnswerReport(store, answered, self._relays.pods.problem_for)
         self._drops = DropReporting(settings, gate_worker, store=store, labels=gating.labels)
         self._loop_lag = LoopLag()
+        checks = component_metrics.checks(
+            gate_worker=gate_worker,
+            default_deny=gating.default_deny,
+            relays=self._relays,
+            policy=gating.policy,
+            cni_status=gating.cni_status if settings.cni_conf_directory else None,
+            cluster=cluster,
+            outputs=self._outputs,
+            ports=ports,
+        )
         exporter = Exporter(
             refreshed=(
                 GateCollector(store, gate_worker),
@@ -103,16 +114,7 @@ class PodServices:
                 PolicyCollector(gating.policy),
                 ComponentCollector(
                     gate_worker,
-                    component_metrics.checks(
-                        gate_worker=gate_worker,
-                        default_deny=gating.default_deny,
-                        relays=self._relays,
-                        policy=gating.policy,
-                        cni_status=gating.cni_status if settings.cni_conf_directory else None,
-                        cluster=cluster,
-                        outputs=self._outputs,
-                        ports=ports,
-                    ),
+                    checks,
                     unready_reason=gating.unready_reason,
                     turns=lambda: handover.turns,
                 ),
@@ -175,7 +177,10 @@ class PodServices:
             ports=ports,
             metrics=exporter,
             handover=handover,
+            checks=checks,
         )
+        self._findings = NodeFindings(reports.findings, gating.events, store)
+        exporter.add_refreshed(self._findings)
         self._servers = Servers(
             settings,
             ports,
@@ -204,6 +209,7 @@ class PodServices:
         yield "probes", self._probing.run
         yield from self._drops.tasks()
         yield "loop-lag", self._loop_lag.run
+        yield "findings", self._findings.run
         yield "relays", self._relays.run
         yield "verdicts", self._relays.verdicts.run
         yield from self._servers.tasks()

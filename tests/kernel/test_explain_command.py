@@ -183,7 +183,7 @@ def test_first_problem_of_a_pod_is_named(
     status, answer = explain(operator, "pod", "demo/web")
     problems = [check for check in answer["checks"] if check["state"] != "ok"]
     assert status == 1
-    assert [problem["name"] for problem in problems] == ["probe", labels.PROBES_PASSING]
+    assert [problem["name"] for problem in problems] == ["probes", "probe", labels.PROBES_PASSING]
     assert "podgate probe --pod demo/web" in problems[0]["next"]
 
 

@@ -18,7 +18,7 @@ from agent.client.v1alpha1 import podinfo_pb2
 from agent.operate.cli.commands.probe import ProbeReport
 from agent.operate.cli.views.probes import PodProbes
 from agent.operate.cli.views.suggestions import SuggestOutput
-from agent.operate.doctor.finding import Finding
+from agent.operate.doctor.results import DoctorReport
 from agent.operate.explain.model import Explanation, PodExplanation
 from agent.operate.pinned.maps import MapContent, MapStatus
 from agent.operate.pinned.programs import ProgramsReport
@@ -26,7 +26,7 @@ from agent.operate.pinned.report import PinnedStatus
 from agent.services.client.v1alpha1 import endpoints_pb2
 
 DOCUMENTS: dict[str, tuple[Any, str]] = {
-    "doctor": (list[Finding], "podgate doctor"),
+    "doctor": (DoctorReport, "podgate doctor"),
     "drops": (Drops, "podgate drops"),
     "drops-follow": (DropEventStatus, "podgate drops --follow: one document per event"),
     "drops-follow-suppressed": (

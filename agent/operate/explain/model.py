@@ -123,13 +123,16 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One check of a pod. state: `ok`, `problem`, or `unknown` if it could not be read; next: what
-    to do about it, or empty."""
+    """One check of a pod. state: `ok`, `problem`, or `unknown` if it could not be read;
+    severity: of the finding that it is, or empty; remedy: what to do, one sentence; next: what to
+    run, or empty."""
 
     name: str
     state: str
     text: str
     next: str = ""
+    severity: str = ""
+    remedy: str = ""
 
 
 class PodExplanation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

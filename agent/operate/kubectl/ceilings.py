@@ -4,10 +4,13 @@ To an agent a ceiling is a setting as any other: its pods are as desired. Who la
 has to read of it here.
 """
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Sequence
 
+from agent.admin import finding_kinds as kinds
 from agent.operate.kubectl import printing
 from agent.operate.kubectl.cluster import Cluster, KubectlError, Object
+from agent.operate.kubectl.findings import Finding
 from agent.operate.kubectl.node_status import MODES, NodeStatus
 
 _MODE_LABEL = "podgate.io/mode"
@@ -25,34 +28,34 @@ def labelled_namespaces(cluster: Cluster) -> dict[str, str]:
     return {name: mode for name, mode in labels.items() if mode in MODES}
 
 
-def sentences(nodes: Iterable[NodeStatus], namespaces: dict[str, str]) -> list[str]:
-    """One for each ceiling that matters, with the nodes that have it."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for node in nodes:
-        if is_limited(node, namespaces):
-            found.setdefault((node.max_mode, node.max_mode_from), []).append(node.node)
-    return [
-        _sentence(mode, ceiling_from, names, _above(mode, namespaces))
-        for (mode, ceiling_from), names in found.items()
-    ]
+def with_findings(node: NodeStatus, namespaces: dict[str, str]) -> NodeStatus:
+    """The node with a finding for its ceiling, if that is off or below a namespace's label."""
+    if node.max_mode not in MODES:
+        return node
+    is_off = node.max_mode == _OFF
+    above = _above(node.max_mode, namespaces)
+    if not is_off and not above:
+        return node
+    kind = kinds.OFF if is_off else kinds.MODE_LIMITED
+    # This one has the namespaces and the way back, which the agent does not know.
+    others = [one for one in node.findings if one.kind != kinds.OFF.name]
+    text = _sentence(node, above)
+    own = Finding(node.node, kind.severity, kind.name, "node", text, kind.remedy, kind.command)
+    found = sorted([own, *others], key=lambda one: one.rank)
+    return dataclasses.replace(node, findings=tuple(found))
 
 
-def is_limited(node: NodeStatus, namespaces: dict[str, str]) -> bool:
-    """Whether it is off, or below a namespace's label."""
-    return node.max_mode in MODES and (
-        node.max_mode == _OFF or bool(_above(node.max_mode, namespaces))
-    )
-
-
-def _sentence(mode: str, ceiling_from: str, nodes: Sequence[str], above: Sequence[str]) -> str:
-    by = f", by {ceiling_from}" if ceiling_from else ""
-    text = f"{printing.listed(nodes)}: at most {mode}{by}"
+def _sentence(node: NodeStatus, above: Sequence[str]) -> str:
+    """The same for all nodes with this ceiling, so that they are one line."""
+    by = f" by {node.max_mode_from}" if node.max_mode_from else ""
+    text = f"Modes are limited to {node.max_mode}{by}"
+    if node.max_mode == _OFF:
+        text = f"podgate is off{by}: all pods of this node are open"
     if above:
         text += f"; labelled above that: {printing.listed(above)}"
-    if mode == _OFF:
-        is_of_nodes = "node" in ceiling_from
-        names = " ".join(["", *nodes]) if is_of_nodes else ""
-        text += f". 'kubectl podgate on{names}' undoes it"
+    if node.max_mode == _OFF:
+        name = " NODE" if "node" in node.max_mode_from else ""
+        text += f". 'kubectl podgate on{name}' undoes it"
     return f"{text}."
 
 

@@ -4,11 +4,16 @@ import dataclasses
 import json
 from collections.abc import Collection, Iterator, Sequence
 
-from agent.operate.kubectl import node_status, observed, outcome, printing, uncarried
+from agent.admin import finding_kinds as kinds
+from agent.operate.kubectl import findings, node_status, observed, outcome, printing, uncarried
 from agent.operate.kubectl.cluster import Cluster, NodeAnswer, Object
 from agent.operate.kubectl.observed import NodeObservations
 
 _ISOLATION_READY = "podgate.io/isolation-ready"
+# Findings with which pods would be open, or lose their probes, once they are enforced.
+_STOPPING = {
+    kind.name for kind in (kinds.DECLARED_PORTS_OPEN, kinds.KUBELET_UNKNOWN, kinds.PODS_NOT_SYNCED)
+}
 _MODES = ("off", "audit", "enforce", "strict")
 
 
@@ -52,10 +57,9 @@ def _unreachable(statuses: Sequence[NodeAnswer]) -> Iterator[str]:
 
 def _of_agents(reports: dict[str, Object], mode: str) -> Iterator[str]:
     for node, report in reports.items():
-        if not report["kubelet"]:
-            yield f"{node}: kubelet not identified: {report['kubeletProblem']}"
-        if not report["isSynced"]:
-            yield f"{node}: initial pod sync not finished."
+        for one in findings.read(node, report.get("findings")):
+            if one.kind in _STOPPING:
+                yield f"{node}: {one.sentence}"
         ceiling = report["maxMode"]
         if _MODES.index(ceiling) < _MODES.index(mode):
             yield f"{node}: its ceiling is {ceiling}, so pods there stay in {ceiling}."

@@ -1,6 +1,6 @@
 """Output of `podgate explain`."""
 
-from agent.operate.cli.output import Column, Screen, Signal, full_name
+from agent.operate.cli.output import Column, Screen, Signal, full_name, signal_of_severity
 from agent.operate.explain import model
 from agent.operate.explain.model import (
     Change,
@@ -34,11 +34,21 @@ _NEAR_MISSES: tuple[Column[NearMiss], ...] = (
     Column("ALMOST ADMITS", lambda miss: miss.policy),
     Column("WHY NOT", lambda miss: miss.text),
 )
+
+
+def _signal(check: Check) -> Signal | None:
+    return signal_of_severity(check.severity) if check.severity else _STATES[check.state]
+
+
 _CHECKS: tuple[Column[Check], ...] = (
     Column("CHECK", lambda check: check.name),
-    Column("STATE", lambda check: check.state, signal=lambda check: _STATES[check.state]),
+    Column("STATE", lambda check: check.severity or check.state, signal=_signal),
     Column("WHAT", lambda check: check.text),
-    Column("NEXT", lambda check: check.next, is_below=True),
+    Column(
+        "NEXT",
+        lambda check: "; ".join(filter(None, (check.remedy.rstrip("."), check.next))),
+        is_below=True,
+    ),
 )
 
 

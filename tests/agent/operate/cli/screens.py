@@ -46,7 +46,7 @@ def _follow(screen: Screen) -> None:
 
 
 VIEWS: dict[str, Callable[[Screen], None]] = {
-    "doctor": lambda screen: doctor.show(screen, reports.FINDINGS),
+    "doctor": lambda screen: doctor.show(screen, reports.DOCTOR),
     "drops": lambda screen: drops.show(screen, reports.DROPS),
     "drops-follow": _follow,
     "drops-top": lambda screen: drops.show(screen, reports.TOP_DROP, reports.DROPS.sources[1:]),

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding_kinds import Kind
 from agent.admin.report import PodStatus
 from agent.operate.kubectl import enforce, main
 from agent.operate.kubectl.cluster import Cluster, KubectlError
@@ -74,9 +76,6 @@ class Step:
 
     def report(self, name: str, **changed: Any) -> None:
         report = {
-            "kubelet": KUBELET,
-            "kubeletProblem": "",
-            "isSynced": True,
             "maxMode": "strict",
             "pods": [reporting.encoded(WEB)] if name == "one" else [],
         }
@@ -241,11 +240,16 @@ def test_old_flow_under_a_new_name_is_no_drop(step: Step) -> None:
     assert step.run() == 0
 
 
+def finding(kind: Kind) -> dict[str, Any]:
+    return {"findings": [{"severity": kind.severity, "kind": kind.name, "sentence": "It is so."}]}
+
+
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"kubelet": None, "kubeletProblem": "no such process."}, "kubelet not identified"),
-        ({"isSynced": False}, "initial pod sync not finished"),
+        (finding(kinds.KUBELET_UNKNOWN), "It is so."),
+        (finding(kinds.DECLARED_PORTS_OPEN), "It is so."),
+        (finding(kinds.PODS_NOT_SYNCED), "It is so."),
         ({"maxMode": "audit"}, "its ceiling is audit"),
     ],
 )
