@@ -50,10 +50,17 @@ class Supervisor:
         have lost what it had taken from a queue."""
         self.failures = collections.Counter[str]()
         """By the component's name."""
+        self._failing: dict[str, tuple[float, str]] = {}
+        """By the component's name: until when, and the error."""
         self._restarts = restarts
         self._on_failure = on_failure
         self._on_restart = on_restart
         self._base_seconds, self._cap_seconds, self._jitter = base_seconds, cap_seconds, jitter
+
+    def failing(self) -> dict[str, str]:
+        """Errors of components that have not run for a minute since they failed, by name."""
+        now = asyncio.get_running_loop().time()
+        return {name: error for name, (until, error) in self._failing.items() if now < until}
 
     async def run(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
         """Run `run()` again and again until cancelled. Raises failures that do not restart it, and
@@ -81,6 +88,7 @@ class Supervisor:
                 backoff.reset()
             seconds = backoff.next_seconds()
             self.failures[name] += 1
+            self._failing[name] = (loop.time() + seconds + _HEALTHY_SECONDS, _sentence(error))
             log.error(
                 Event.COMPONENT_FAILED,
                 component=name,

@@ -171,6 +171,12 @@ KUBELET_API_MISSING = _kind(
     "The kubelet's pods API does not respond, so pods come from the API server alone.",
     "Nothing has to be done; a kubelet with the feature gate PodsAPI has it.",
 )
+COMPONENT_FAILING = _kind(
+    "component-failing",
+    _DEGRADED,
+    "A part of the agent fails, and starts again by itself; it has not run for a minute since.",
+    "Solve the reason in the sentence; if it stays, report it with 'podgate bugtool'.",
+)
 PORT_NOT_OPEN = _kind(
     "port-not-open",
     _DEGRADED,

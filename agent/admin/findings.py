@@ -163,6 +163,8 @@ def _of_agent(report: AgentReport) -> Iterator[Finding]:
             yield found(kind, text)
     for text in report.policy_problems:
         yield found(kinds.POLICY_NOT_APPLIED, text)
+    for text in report.component_problems:
+        yield found(kinds.COMPONENT_FAILING, text)
     for text in report.server_problems:
         yield found(kinds.PORT_NOT_OPEN, text)
     if report.raw_sockets.problem:

@@ -216,6 +216,8 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Policies and sources of policies that are not applied as written, one sentence each."""
     components: dict[str, bool] = {}
     """Whether each component that the node needs works, as `podgate_component_up`."""
+    component_problems: list[str] = []
+    """Parts of the agent that failed within the last minute, one sentence each."""
     hooks: list[HookStatus]
     pod_source: PodSourceStatus
     node_drops: dict[str, int]

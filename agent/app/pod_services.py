@@ -178,6 +178,7 @@ class PodServices:
             metrics=exporter,
             handover=handover,
             checks=checks,
+            component_problems=rings.problems,
         )
         self._findings = NodeFindings(reports.findings, gating.events, store)
         exporter.add_refreshed(self._findings)

@@ -3,7 +3,7 @@
 import asyncio
 import datetime
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -69,9 +69,10 @@ class Reports:
         metrics: Exporter,
         handover: Handover,
         checks: Mapping[str, Check],
+        component_problems: Callable[[], Iterable[str]],
     ) -> None:
         """services: of a node without a cluster; node: its name, empty without a cluster; checks:
-        of components, as for `podgate_component_up`."""
+        of components, as for `podgate_component_up`; component_problems: of those that fail."""
         self._ports = ports
         self._started = datetime.datetime.now(datetime.UTC)
         self._gating = gating
@@ -90,6 +91,7 @@ class Reports:
         self._metrics = metrics
         self._handover = handover
         self._checks = checks
+        self._component_problems = component_problems
         self._first_found: dict[tuple[str, str], datetime.datetime] = {}
         """By kind and subject, since when each finding is found."""
 
@@ -149,6 +151,7 @@ class Reports:
             label_problems=self._modes.label_problems,
             policy_problems=self._gating.policy.problems,
             components={name: is_up for name, is_up in components.items() if is_up is not None},
+            component_problems=list(self._component_problems()),
             hooks=[
                 HookStatus(name=hook.name, problem=hook.problem)
                 for hook in self._gate_worker.hook_states

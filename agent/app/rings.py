@@ -77,6 +77,11 @@ class Rings:
         """Of the component with this name."""
         return self._inner if name in INNER else self._outer
 
+    def problems(self) -> Iterator[str]:
+        """One sentence for each component that fails."""
+        for name, error in sorted((self._inner.failing() | self._outer.failing()).items()):
+            yield f"Component {name} fails and starts again: {error.rstrip('.')}."
+
     def close(self) -> None:
         """Release what is reserved."""
         self._reserve.release()

@@ -162,8 +162,8 @@ class RuntimeClient:
                 runtime_pb2.ContainerEventResponse,
             ):
                 kind = event.container_event_type
-                known = kind in runtime_pb2.ContainerEventType.values()
-                yield runtime_pb2.ContainerEventType.Name(kind) if known else str(kind)
+                is_named = kind in runtime_pb2.ContainerEventType.values()
+                yield runtime_pb2.ContainerEventType.Name(kind) if is_named else str(kind)
 
     async def networked_sandboxes(self) -> AsyncGenerator[NetworkedSandbox, None]:
         """Each new sandbox once or more often, as soon as it has its network: some 30 ms before the

@@ -65,6 +65,15 @@ async def test_component_that_ran_for_long_starts_again_soon() -> None:
     assert [b - a for a, b in zip(bad.starts, bad.starts[1:], strict=False)] == [101] * 5
 
 
+async def test_component_is_failing_until_it_has_run_for_a_minute() -> None:
+    bad = Component(ValueError("no room"))
+    supervisor = Supervisor(jitter=no_jitter)
+    await _run(60, (supervisor, "bad", bad.run))
+    assert supervisor.failing() == {"bad": "ValueError: no room"}
+    await asyncio.sleep(2)
+    assert supervisor.failing() == {}
+
+
 async def test_component_that_returns_starts_again() -> None:
     starts = []
 

@@ -101,6 +101,11 @@ OF_NODE: tuple[tuple[dict[str, Any], Kind, str], ...] = (
         "State files cannot be written: the next agent starts with older ones.",
     ),
     (
+        {"component_problems": ["Component http fails and starts again: ValueError."]},
+        kinds.COMPONENT_FAILING,
+        "Component http fails and starts again: ValueError.",
+    ),
+    (
         {"server_problems": ["Metrics are not served: port 9650 is taken."]},
         kinds.PORT_NOT_OPEN,
         "Metrics are not served: port 9650 is taken.",
