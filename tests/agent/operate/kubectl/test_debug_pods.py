@@ -27,11 +27,11 @@ def test_read_only_commands_run_in_it_only_with_the_option(
     pod = nodes.serve_debug_pod("b")
     nodes.respond("exec", pod, "status", output=encoded(PINNED))
     assert run(nodes, "status") == 3
-    assert "b: no agent runs on this node" in capsys.readouterr().out
+    assert "broken b: No agent runs on this node.\n" in capsys.readouterr().out
     assert not nodes.calls("create")
 
     assert run(nodes, "--debug-pods", "status") == 3
-    assert "b: no agent responds; 2 gates are in force." in capsys.readouterr().out
+    assert "broken b: No agent responds, and 1 gate is in force" in capsys.readouterr().out
     assert nodes.calls("delete", "pod", pod)
 
 
@@ -48,7 +48,7 @@ def test_pod_that_does_not_start_is_named_and_deleted(
 ) -> None:
     pod = nodes.serve_debug_pod("b", state="terminated")
     assert run(nodes, "--debug-pods", "status") == 3
-    assert f"b: its debug pod {pod} does not run: Because" in capsys.readouterr().out
+    assert f"broken b: Its debug pod {pod} does not run: Because" in capsys.readouterr().out
     assert nodes.calls("delete", "pod", pod)
 
 

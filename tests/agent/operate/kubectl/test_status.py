@@ -226,6 +226,21 @@ def test_ceiling_below_a_namespaces_label_is_named_with_the_way_back(
     assert (found["finding"]["kind"], found["nodes"]) == (kinds.OFF.name, ["b"])
 
 
+def test_ceiling_below_a_namespaces_label_that_is_not_off_is_degraded(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a")
+    kubectl.respond("exec", output=report(max_mode="audit", max_mode_from="--max-mode"))
+    shop = {"metadata": {"name": "shop", "labels": {"podgate.io/mode": "strict"}}}
+    kubectl.respond("get", "namespaces", output={"items": [shop]})
+    run(kubectl)
+    expected = (
+        "degraded a: Modes are limited to audit by --max-mode; labelled above that: "
+        "shop (strict).\n"
+    )
+    assert expected in capsys.readouterr().out
+
+
 def test_ceiling_of_the_whole_cluster_is_one_line(
     kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
 ) -> None:
