@@ -60,6 +60,7 @@ class Event(enum.Enum):
     sentence for people. Details are fields of the line, never part of the sentence."""
 
     ADDRESSES_UNCONFIRMED = "Pod has addresses that are not confirmed as its own."
+    ADMIN_API_NOT_SERVED = "Admin API cannot be served; commands do not reach the agent. Retrying."
     ADMISSION_NOT_WRITTEN = "Admission objects cannot be written; retrying."
     AGENT_NOT_READY = "Agent is not ready."
     AGENT_READY = "Agent holds the node and is ready."
@@ -92,6 +93,7 @@ class Event(enum.Enum):
         "the default mode."
     )
     CNI_STATE_UNREADABLE = "podgate-cni's state file of a previous run cannot be read."
+    COMPONENT_FAILED = "A part of the agent failed and starts again; the others continue."
     CONDITION_CHANGED = "Pod condition changed."
     CONDITION_POD_DELETED = "Pod deleted from the API; its pending conditions are discarded."
     CONDITION_WRITE_REJECTED = (
@@ -124,6 +126,11 @@ class Event(enum.Enum):
     DEFAULT_DENY_TABLE_RESTORED = "Default-deny table was modified by another program; restored."
     DEFAULT_DENY_UNAVAILABLE = (
         "Default-deny table unavailable; new pods are open until their gate is attached."
+    )
+    DESCRIPTORS_EXHAUSTED = "No descriptors are left; those in reserve are released for gates."
+    DIRECTORY_NOT_WATCHED = (
+        "A directory cannot be watched, so it is read every two seconds; raise "
+        "fs.inotify.max_user_instances or max_user_watches."
     )
     DROP_EVENTS_SUPPRESSED = (
         "Drop events suppressed by rate limiting; 'podgate drops' counts all of them."
@@ -174,6 +181,7 @@ class Event(enum.Enum):
         "Addresses that the kubelet may not connect to (--kubelet-host-probes) changed."
     )
     HOST_SOCKETS_UNREADABLE = "Host sockets cannot be listed; existing flows are not counted."
+    HTTP_NOT_SERVED = "Metrics and health are not served to this machine; retrying."
     HUB_STARTED = "Hub started."
     HUB_STOPPED = "Hub stopped."
     INJECTABLE_INTERFACES_CHANGED = "Injectable interfaces changed."
@@ -205,7 +213,7 @@ class Event(enum.Enum):
     METRICS_CERTIFICATE_UNREADABLE = (
         "Certificate of --metrics-address cannot be read; using the last one."
     )
-    METRICS_NOT_SERVED = "Metrics are not served to other machines."
+    METRICS_NOT_SERVED = "Metrics are not served to other machines; retrying."
     MODES_NOT_SAVED = (
         "Mode labels cannot be saved; after a restart those that are no mode have no effect."
     )
@@ -267,6 +275,7 @@ class Event(enum.Enum):
     RUNTIME_EVENTS_UNSUPPORTED = "Container runtime has no event stream; polling."
     RUNTIME_REACHABLE = "Container runtime reachable."
     RUNTIME_UNREACHABLE = "Container runtime unreachable; using the last known sandboxes."
+    RUN_DIRECTORY_UNAVAILABLE = "Run directory cannot be created; nothing is saved."
     SANDBOX_FOUND = "Sandbox found."
     SANDBOX_NETNS_MISSING = "Sandbox has no usable network namespace."
     SANDBOX_NOT_READY = "Sandbox not ready; its network namespace still exists."
@@ -302,9 +311,11 @@ class Event(enum.Enum):
     STALE_GATE_REMOVED = "Gate of a deleted pod removed."
     STANDBY_TAKING_OVER = "The other agent stopped or hands the node over; taking over."
     STANDBY_WAITING = "Another agent is running; standing by to take over."
+    STATE_WRITTEN = "State file written, which could not be written before."
     STRICT_UNAVAILABLE = "Strict unavailable; pods fall back to enforce, or their probes fail."
     SWITCHED_OFF = "podgate is off on this node: nothing is dropped any more."
     SWITCHED_ON = "podgate is on again on this node."
+    TASK_WITHOUT_DESCRIPTOR = "No file descriptor is left for a task; starting the task again."
     TUNNEL_PORTS_PROTECTED = "Tunnel ports protected."
     UNKNOWN_PROGRAMS_DETACHED = "Programs of other versions, which this one lacks, detached."
     WATCH_INTERRUPTED = "Watch interrupted; using the last known objects."

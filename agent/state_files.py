@@ -1,10 +1,12 @@
 """State files, which survive an agent restart. Functions block; call them from a thread."""
 
 import asyncio
+import contextlib
 import errno
 import math
 import os
 import pathlib
+import stat
 import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -23,45 +25,130 @@ log = structlog.get_logger(__name__)
 
 # 1,000 pods with the longest probe specs.
 _MAX_BYTES = 64 << 20
+# Of what could not be written: a full directory is noticed by people, in minutes.
+_RETRY_SECONDS = 5.0
 
 
 def read(path: pathlib.Path, kind: type[T], *, failure: Event) -> T | None:
     """The content of a file of JSON; None if there is none.
 
-    An unusable one also counts as none, and is logged as `failure`.
+    An unusable one also counts as none, and is logged as `failure`: one that is not a regular file,
+    too, as a FIFO or a directory.
     """
     try:
-        with path.open("rb") as stream:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file")
             return msgspec.json.decode(stream.read(_MAX_BYTES), type=kind)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # MsgspecError is a ValueError
         log.warning(failure, path=str(path), error=str(error))
         return None
 
 
+def has_no_room(error: BaseException | None) -> bool:
+    """Whether a file cannot be made since its file system is full or read-only."""
+    return isinstance(error, OSError) and error.errno in (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+    )
+
+
+class _Unwritten:
+    """Content that could not be written, by path: the newest of each, until it is."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._content: dict[pathlib.Path, tuple[bytes, str]] = {}
+        """And the error."""
+
+    def write(self, path: pathlib.Path, content: bytes, *, failure: Event) -> None:
+        """Write, and keep what cannot be written; the same error is logged once."""
+        with self._lock:
+            _, logged = self._content.pop(path, (b"", ""))
+            if len(content) > _MAX_BYTES:
+                log.warning(failure, path=str(path), error=f"more than {_MAX_BYTES >> 20} MiB")
+            elif problem := _problem(path, content):
+                self._content[path] = (content, problem)
+                if problem != logged:
+                    log.warning(failure, path=str(path), error=problem)
+
+    def retry(self) -> None:
+        """Write all of it that can be written now."""
+        for path in self.paths():
+            with self._lock:
+                content, problem = self._content.get(path, (b"", ""))
+                if problem and not _problem(path, content):
+                    del self._content[path]
+                    log.info(Event.STATE_WRITTEN, path=str(path))
+
+    def paths(self) -> list[pathlib.Path]:
+        return list(self._content)
+
+
+_unwritten = _Unwritten()
+
+
 def write(path: pathlib.Path, content: Content, *, failure: Event) -> None:
-    """As `replace`; an error is logged as `failure`, as content is that `read` would not read."""
+    """As `replace`; an error is logged as `failure`, as content is that `read` would not read.
+
+    What cannot be written is written by `run`, once there is room.
+    """
     encoded = content if isinstance(content, bytes) else msgspec.json.encode(content)
+    _unwritten.write(path, encoded, failure=failure)
+
+
+def unwritten() -> list[pathlib.Path]:
+    """Files of this process whose newest content could not be written yet."""
+    return _unwritten.paths()
+
+
+async def run() -> None:
+    """Write what `write` could not, until cancelled: a directory may have room again."""
+    while True:
+        await asyncio.sleep(_RETRY_SECONDS)
+        await asyncio.to_thread(_unwritten.retry)
+
+
+def _problem(path: pathlib.Path, content: bytes) -> str:
+    """Replace the file; why that failed, or an empty string."""
     try:
-        if len(encoded) > _MAX_BYTES:
-            raise OSError(errno.EFBIG, f"it has more than {_MAX_BYTES >> 20} MiB")
-        replace(path, encoded)
+        replace(path, content)
     except OSError as error:
-        log.warning(failure, path=str(path), error=str(error))
+        return str(error)
+    return ""
 
 
 def replace(path: pathlib.Path, content: bytes, *, mode: int = 0o600) -> None:
     """Replace a file in one step, and make its directory if needed. Raises `OSError`.
 
-    A power cut may lose the file: its content is valid for one boot, or can be requested again.
+    A power cut may lose the file: its content is valid for one boot, or can be requested again. An
+    empty directory in its place, as a container runtime makes it for a mount, is removed.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.new")
-    unfinished.unlink(missing_ok=True)
-    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
-    unfinished.rename(path)
+    _make_way(unfinished)
+    try:
+        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+        if path.is_dir():
+            path.rmdir()
+        unfinished.rename(path)
+    except OSError:
+        # Half a file would take the room that its next version needs.
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise
+
+
+def _make_way(path: pathlib.Path) -> None:
+    """Remove what a killed process left. Raises `OSError`."""
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        path.rmdir()
 
 
 class StateSaver:

@@ -56,18 +56,33 @@ def detach_everything(installation: pins.Pins) -> Removed:
     """Detach all programs, also those of gates in the calling thread's namespace, and unpin their
     links. Programs and maps stay pinned, so a running agent can attach them again.
 
-    Raises `AttachError`, or `OSError` when a pin cannot be removed.
+    A filter or link that cannot be detached keeps no other one attached. Raises the first error:
+    `AttachError`, or `OSError` when a pin cannot be removed.
     """
+    problems: list[Exception] = []
     filters = 0
     # Egress first: while it enforces, ingress must record the pod's flows.
     for parent in (clsact.EGRESS, clsact.INGRESS):
-        with contextlib.closing(clsact.ClsactFilters(installation, "", -1, parent)) as found:
-            for ifindex in set().union(*found.refresh()):
-                found.detach(ifindex)
-                filters += 1
+        try:
+            with contextlib.closing(clsact.ClsactFilters(installation, "", -1, parent)) as found:
+                for ifindex in set().union(*found.refresh()):
+                    found.detach(ifindex)
+                    filters += 1
+        except (errors.AttachError, OSError) as error:
+            problems.append(error)
     links = sorted(installation.root.glob("v*/links/*"), key=_comes_later)
+    programs = _pinned_programs(installation)
     for path in links:
-        _detach_link(path)
+        try:
+            _detach_link(path)
+        except OSError as error:
+            problems.append(error)
+    try:
+        _detach_links_of(programs)
+    except OSError as error:
+        problems.append(error)
+    if problems:
+        raise problems[0]
     return Removed(pins=len(links), filters=filters)
 
 
@@ -87,6 +102,36 @@ def _detach_link(path: pathlib.Path) -> None:
     with contextlib.suppress(errors.BpfError), pins.opened(path) as link_fd:
         syscalls.link_detach(link_fd)
     pins.unlink_quietly(path)
+
+
+def _pinned_programs(installation: pins.Pins) -> set[int]:
+    """Ids of all programs that are pinned, of any version."""
+    found = set()
+    for path in installation.root.glob("v*/progs/**/*"):
+        # One that vanishes meanwhile.
+        with contextlib.suppress(errors.BpfError):
+            if path.is_file():
+                with pins.opened(path) as fd:
+                    found.add(syscalls.program_id(fd))
+    return found
+
+
+def _detach_links_of(programs: set[int]) -> None:
+    """Detach links without a pin: an agent that hangs may have created one, and not pinned it yet.
+
+    Raises `BpfError`.
+    """
+    link_id = syscalls.next_id(syscalls.Command.LINK_GET_NEXT_ID, 0)
+    while link_id is not None:
+        # One that is gone meanwhile, not attached yet, or of a kind that cannot be detached.
+        with contextlib.suppress(errors.BpfError):
+            fd = syscalls.fd_by_id(syscalls.Command.LINK_GET_FD_BY_ID, link_id)
+            try:
+                if syscalls.link_program_id(fd) in programs:
+                    syscalls.link_detach(fd)
+            finally:
+                os.close(fd)
+        link_id = syscalls.next_id(syscalls.Command.LINK_GET_NEXT_ID, link_id)
 
 
 def _program_of(path: pathlib.Path) -> str:

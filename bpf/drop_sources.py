@@ -1,4 +1,4 @@
-"""Drop sources: the kernel's aggregate of drops by source cgroup, gate, protocol and port.
+"""Drop sources: the kernel's aggregate of drops by source cgroup, gate, protocol, port and mode.
 
 Each cgroup has a share of the table (src/drop_sources.h), and a full table forgets the oldest
 sources.
@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from bpf import abi, loader
+from bpf.verdicts import Mode
 
 # TCP, UDP, DCCP, SCTP and UDP-Lite: of these MANY_PORTS is no port.
 _WITH_PORTS = frozenset({6, 17, 33, 132, 136})
@@ -30,9 +31,10 @@ _KEY_IFINDEX = _field(abi.CDropSourceKey.ifindex)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DropSource:
-    """Dropped packets of one source cgroup to one port of one pod.
+    """Dropped packets of one source cgroup to one port of one pod, in one mode of its gate.
 
-    cgroup: id, 0 without a socket; port: 0 for protocols without, and for many ports; times:
+    cgroup: id, 0 without a socket; port: 0 for protocols without, and for many ports; mode: the
+    gate's when it handled these packets, so those of audit have passed; times:
     CLOCK_MONOTONIC in nanoseconds; count: packets; process_name: of the first packet's process,
     empty where the kernel does not provide it.
     """
@@ -45,6 +47,7 @@ class DropSource:
     last_ns: int
     count: int
     process_name: str
+    mode: Mode
 
     @property
     def has_many_ports(self) -> bool:
@@ -116,4 +119,5 @@ def _drop_source(key: bytes, entry: abi.CDropSource) -> DropSource:
         last_ns=entry.last_ns,
         count=entry.count,
         process_name=entry.process_name.decode(errors="replace"),
+        mode=Mode(packed.mode),
     )

@@ -45,6 +45,8 @@ class HostDevicePrograms:
                 (abi.BRIDGE_GATE, Direction.EGRESS),
                 (abi.DEVICE_GATE, Direction.EGRESS),
                 (abi.UPLINK_GATE, Direction.EGRESS),
+                (abi.BARE_DEVICE_GATE, Direction.EGRESS),
+                (abi.LOOPBACK_GATE, Direction.EGRESS),
                 (abi.STAMP_HOST_SENT, Direction.EGRESS),
                 (abi.STAMP_SPOOFED, Direction.INGRESS),
                 (abi.TUNNEL_GATE, Direction.INGRESS),
@@ -65,7 +67,7 @@ class HostDevicePrograms:
     def ensure_bridges(self, desired: set[int], *, are_all: bool = True) -> None:
         """Attach the bridge gate to these bridges, and detach it from others.
 
-        As the next four methods, it attaches filters instead of links where many interfaces have
+        As the next six methods, it attaches filters instead of links where many interfaces have
         no program; `settle` makes links of them.
         """
         self._ensure(abi.BRIDGE_GATE, desired, are_all=are_all, may_hurry=True)
@@ -77,6 +79,14 @@ class HostDevicePrograms:
     def ensure_uplinks(self, desired: set[int], *, are_all: bool = True) -> None:
         """Attach the uplinks' gate to these devices, and detach it from others."""
         self._ensure(abi.UPLINK_GATE, desired, are_all=are_all, may_hurry=True)
+
+    def ensure_bare_devices(self, desired: set[int], *, are_all: bool = True) -> None:
+        """As `ensure_devices`, of devices whose frames have no Ethernet header."""
+        self._ensure(abi.BARE_DEVICE_GATE, desired, are_all=are_all, may_hurry=True)
+
+    def ensure_loopbacks(self, desired: set[int], *, are_all: bool = True) -> None:
+        """Attach the loopback's gate, or detach it."""
+        self._ensure(abi.LOOPBACK_GATE, desired, are_all=are_all, may_hurry=True)
 
     def ensure_stamps(self, desired: set[int], *, are_all: bool = True) -> None:
         """Stamp what the host sends by these interfaces, and no longer by others."""

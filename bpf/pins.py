@@ -15,6 +15,8 @@ import os
 import pathlib
 import re
 import shutil
+import stat
+import tempfile
 from collections.abc import Iterator
 
 from bpf import abi, errors, syscalls
@@ -27,6 +29,8 @@ MOVING = "-moving"
 
 # A compile process makes one directory, and renames it once.
 _REMOVE_ATTEMPTS = 4
+# Another user has to make two directories between two system calls, each of these times.
+_CLAIM_ATTEMPTS = 100
 
 _BPF_FS_MAGIC = 0xCAFE4A11
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -59,6 +63,7 @@ class Pins:
                 f"'mount -t bpf bpf {self.bpffs}' or name another with --bpffs"
             )
         try:
+            _claim(self.root)
             for directory in (self.maps, self.programs, self.links):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -118,6 +123,11 @@ class Pins:
             return []
         return sorted({int(match[1]) for entry in entries if (match := name.fullmatch(entry))})
 
+    def remove_objects(self) -> int:
+        """Unpin all objects of every schema; other entries of `root` stay. Returns the number of
+        pins."""
+        return sum(_remove_tree(path) for path in self.root.glob("v*"))
+
     def remove_everything(self) -> int:
         """Unpin all objects of every schema. Returns the number of pins.
 
@@ -133,6 +143,42 @@ def is_bpffs(path: str | os.PathLike[str]) -> bool:
         return False
     magic = ctypes.c_long.from_buffer(buffer).value
     return magic & 0xFFFFFFFF == _BPF_FS_MAGIC
+
+
+def _claim(root: pathlib.Path) -> None:
+    """Make podgate's directory, which only root enters. Raises `PinError` and `OSError`.
+
+    A BPF file system that was mounted without `mode=` has the mode 1777 (kernel/bpf/inode.c), so
+    any user may have made that directory first, and could then exchange what is pinned there.
+    An error would let that user keep podgate out, so it is moved aside: in a directory of this
+    mode only root and its owner can do that.
+    """
+    if _is_own(root):
+        if stat.S_IMODE(root.stat().st_mode) != 0o700:  # as previous versions made it
+            root.chmod(0o700)
+        return
+    made = tempfile.mkdtemp(prefix=f"{root.name}-", dir=root.parent)
+    for attempt in range(_CLAIM_ATTEMPTS):
+        with contextlib.suppress(OSError):
+            # Also in place of an empty directory.
+            os.rename(made, root)
+            return
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(root, f"{made}-foreign{attempt}")
+    os.rmdir(made)
+    raise errors.PinError(
+        f"{root} belongs to another user and is made again whenever it is moved aside; end that "
+        f"user's processes, and run 'chmod 0700 {root.parent}'"
+    )
+
+
+def _is_own(root: pathlib.Path) -> bool:
+    """Whether it is a directory of this process' user, and no link to one."""
+    try:
+        status = os.lstat(root)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _remove_tree(root: pathlib.Path) -> int:

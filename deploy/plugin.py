@@ -15,9 +15,11 @@ SOURCE = pathlib.Path(__file__).resolve().parents[1]
 def pack(target: pathlib.Path) -> None:
     with tempfile.TemporaryDirectory() as made:
         root = pathlib.Path(made)
-        for package in ("agent", "agent/operate"):
+        for package in ("agent", "agent/admin", "agent/operate"):
             (root / package).mkdir()
             shutil.copy(SOURCE / package / "__init__.py", root / package)
+        shutil.copy(SOURCE / "agent/operate/flow_text.py", root / "agent/operate")
+        shutil.copy(SOURCE / "agent/admin/finding_kinds.py", root / "agent/admin")
         shutil.copytree(
             SOURCE / "agent/operate/kubectl",
             root / "agent/operate/kubectl",

@@ -6,6 +6,7 @@ socket costs about 3 us: list namespaces with many sockets from a thread.
 
 import dataclasses
 import errno
+import ipaddress
 import os
 import socket
 import struct
@@ -24,7 +25,7 @@ ANY_STATE = (1 << 32) - 1
 
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _SOCK_DIAG_BY_FAMILY, _SOCK_DESTROY = 20, 21
-_REQUEST_AND_ACK, _REQUEST_AND_DUMP = 0x5, 0x301
+_REQUEST_ONLY, _REQUEST_AND_ACK, _REQUEST_AND_DUMP = 0x1, 0x5, 0x301
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _SKV6ONLY = 11  # INET_DIAG_SKV6ONLY
 _CGROUP_ID = 21  # INET_DIAG_CGROUP_ID, Linux 5.8 (6e3a401fc8af)
@@ -37,6 +38,7 @@ _ID_BYTES = 48
 # struct inet_diag_msg: family, state, 2 bytes, the id (ports, addresses, interface, cookie), three
 # numbers, uid, inode.
 _MESSAGE = struct.Struct(f"=BBxx{_ID_BYTES}s4xII4xI")
+_USER = struct.Struct(f"=BBxx{_ID_BYTES}s4x4x4xII")
 _PORT = struct.Struct("!H")
 _PORTS = struct.Struct("!HH")
 _ATTRIBUTE = struct.Struct("=HH")
@@ -45,6 +47,10 @@ _COOKIE = struct.Struct("=II")
 _COOKIE_OFFSET = 40  # in the id
 _RECEIVE_BYTES = 32 << 10
 _MAPPED = bytes(10) + b"\xff\xff"
+_NO_COOKIE = b"\xff" * 8  # INET_DIAG_NOCOOKIE, twice
+
+Endpoint = tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]
+"""Address and port."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,6 +92,12 @@ class SockDiag:
         """Requests about another namespace. Raises `NetnsGoneError` and `OSError`."""
         return cls(netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG))
 
+    @classmethod
+    def for_users(cls) -> "SockDiag":
+        """For `user` only, which then never blocks an event loop."""
+        kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        return cls(socket.socket(socket.AF_NETLINK, kind, _NETLINK_SOCK_DIAG))
+
     def __enter__(self) -> "SockDiag":
         return self
 
@@ -121,6 +133,29 @@ class SockDiag:
                         if found:
                             yield found
                     at += (length + 3) & ~3
+
+    def user(self, protocol: int, local: Endpoint, remote: Endpoint) -> int | None:
+        """The user id of the process that has this connection open; None if there is none, or if
+        the socket was closed already.
+
+        Other states count as none: a socket that a process has closed is reported as root's, and
+        for an unknown connection the kernel reports a listener on the local port. Raises `OSError`.
+        """
+        address, port = local
+        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+        ends = [address.packed.ljust(16, b"\0"), remote[0].packed.ljust(16, b"\0")]
+        own_id = _PORTS.pack(port, remote[1]) + b"".join(ends) + bytes(4) + _NO_COOKIE
+        body = _REQUEST.pack(family, protocol, 0, 0, ANY_STATE) + own_id
+        self._send(_SOCK_DIAG_BY_FAMILY, _REQUEST_ONLY, body)
+        data = self._netlink.recv(_RECEIVE_BYTES)
+        _, kind, *_ = _HEADER.unpack_from(data)
+        if kind == _NLMSG_ERROR:
+            (code,) = _CODE.unpack_from(data, _HEADER.size)
+            if -code == errno.ENOENT:
+                return None
+            raise _error(code)
+        _, state, _, user, inode = _USER.unpack_from(data, _HEADER.size)
+        return int(user) if 1 << state == ESTABLISHED and inode else None
 
     def destroy(self, destroyed: InetSocket) -> bool:
         """Close a socket: its owner reads ECONNABORTED, a TCP peer receives RST. False if it did

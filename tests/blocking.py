@@ -79,6 +79,7 @@ def _of_product() -> Iterator[CodeType]:
     from agent.kube import api_pods
     from agent.kube import client as kube
     from agent.lab import polling
+    from agent.linux import directories, locks
     from agent.linux.nft_cgroups import CgroupMatches
     from agent.pods.pod_modes import PodModes
     from agent.policy.files import PolicyFiles
@@ -112,6 +113,9 @@ def _of_product() -> Iterator[CodeType]:
             added._listen,
             listen.add_grpc_socket,
             peer_credentials.PeerCredentialProxy.serve,
+            # Locks: two system calls on one directory.
+            directories.open_private,
+            locks.is_current,
             # Names of sockets, namespaces and cgroups, each in a tmpfs, procfs or cgroupfs.
             cri._unavailable,
             endpoints.open_runtime,

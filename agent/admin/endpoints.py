@@ -2,12 +2,11 @@
 
 import contextlib
 import ipaddress
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from aiohttp import web
 
-SHUTDOWN_SECONDS = 1.0
 _EXPOSITION = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
 
@@ -38,17 +37,6 @@ def application(
     ):
         app.router.add_get(path, _health(find_problem, shows_reasons=shows_reasons))
     return app
-
-
-@contextlib.asynccontextmanager
-async def runner_of(app: web.Application) -> AsyncIterator[web.AppRunner]:
-    """A runner that is set up, and cleaned up at the end."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
-    await runner.setup()
-    try:
-        yield runner
-    finally:
-        await runner.cleanup()
 
 
 async def reject_remote(request: web.Request) -> web.Response | None:

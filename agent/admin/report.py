@@ -4,7 +4,9 @@ import datetime
 
 import msgspec
 
+from agent.admin.finding import Finding
 from agent.pods.conditions import Condition
+from agent.pods.pod import Problem
 
 
 class AnswerStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -74,6 +76,14 @@ class PathStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     result: str
 
 
+class PodProblem(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the agent reports of one pod beside its conditions. part: of which part of it, a key of
+    `agent.admin.findings.POD_PARTS`; text: in one sentence."""
+
+    part: str
+    text: str
+
+
 class PodStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One pod in its current state."""
 
@@ -81,8 +91,9 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     name: str
     uid: str
     mode: str
-    mode_problems: list[str] = []
-    """Labels that are no mode, not allowed, or limited by the node's ceiling; one sentence each."""
+    mode_problems: list[Problem] = []
+    """Labels that are no mode, not allowed, or limited by the node's ceiling."""
+    problems: list[PodProblem] = []
     source: str
     netns: str | None
     addresses: list[str]
@@ -124,16 +135,6 @@ class RelayStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     gates: list[GateStatus]
     has_fallback: bool = True
 
-    @property
-    def problem_text(self) -> str:
-        """The problem, and what follows from it; without a full stop of its own."""
-        if self.has_fallback:
-            return f"strict unavailable, falling back to enforce: {self.problem}"
-        return (
-            "strict unavailable, so the kubelet's probes fail (--strict-without-fallback): "
-            f"{self.problem}"
-        )
-
 
 class RawSocketSourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Raw or packet sockets of the host's namespace that one container without a policy created, or
@@ -158,20 +159,30 @@ class RawSocketStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     sources: list[RawSocketSourceStatus]
 
 
+class SourceProblem(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What does not respond. part: a key of `agent.admin.findings.SOURCE_PARTS`; text: what it is
+    and why, one sentence."""
+
+    part: str
+    text: str
+
+
 class PodSourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The source of pods. pods_from: in words; problems: one sentence each; pending_conditions:
-    pods whose conditions in the API server are not up to date."""
+    """The source of pods. pods_from: in words; pending_conditions: pods whose conditions in the API
+    server are not up to date; pending_seconds: since when the oldest of them is not."""
 
     pods_from: str
-    problems: list[str] = []
+    problems: list[SourceProblem] = []
     pending_conditions: int = 0
+    pending_seconds: float = 0.0
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The whole agent. `programs`: where they came from, a value of `bpf.pinning.Origin`;
     `load_ms`: milliseconds to load them; `kubelet`: the path of its cgroup, or None for the reason
     in `kubelet_problem`; `kubelet_unfollowed`: why the kernel does not follow its restarts without
-    the agent, or empty; `open_ports`: why declared ports are open to host processes, or empty."""
+    the agent, or empty; `open_ports`: why declared ports are open to host processes, or empty;
+    `unsynced`: why not all pods of the node have been read, or empty."""
 
     version: str
     pid: int
@@ -181,11 +192,15 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     programs: str
     load_ms: float
     is_synced: bool
+    unsynced: str = ""
     kubelet: str | None
     kubelet_problem: str
     kubelet_unfollowed: str = ""
     open_ports: str = ""
     http_address: str
+    """Empty while its port is not open."""
+    server_problems: list[str] = []
+    """Why ports are not open, one sentence each."""
     default_mode: str = ""
     """Mode of pods for which no label decides."""
     max_mode: str = ""
@@ -195,6 +210,14 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     in_force: list[str] = []
     """What podgate has attached or installed on the node, by kind: empty once it is off.
     A relay that only drains its connections is left out."""
+    label_problems: list[Problem] = []
+    """Labels of the node and of namespaces that are no mode."""
+    policy_problems: list[str] = []
+    """Policies and sources of policies that are not applied as written, one sentence each."""
+    components: dict[str, bool] = {}
+    """Whether each component that the node needs works, as `podgate_component_up`."""
+    component_problems: list[str] = []
+    """Parts of the agent that failed within the last minute, one sentence each."""
     hooks: list[HookStatus]
     pod_source: PodSourceStatus
     node_drops: dict[str, int]
@@ -202,14 +225,17 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     raw_sockets: RawSocketStatus
     relay: RelayStatus
     pods: list[PodStatus]
+    findings: list[Finding] = []
+    """What of all this is wrong, the worst first: `agent.admin.findings.find`."""
 
 
 class SourceProcessStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One source process whose traffic is dropped, or in audit would be, for `podgate drops`.
+    """One source process whose traffic was dropped, or in audit would have been, in one mode of the
+    pod's gate.
 
-    labels: of the pod; port: the pod's, 0 for protocols without, and if it stands for all further
-    ports of a source with too many (has_many_ports); cgroup: its path; process: its name when first
-    seen, if the kernel reports it; packets: since `first`.
+    mode, verdict: of that time; `would-drop` has passed; labels: of the pod; port: the pod's, 0 for
+    protocols without, and if it stands for several (has_many_ports); cgroup: its path; process: its
+    name when first seen, if the kernel reports it; packets: since `first`.
     """
 
     namespace: str
@@ -226,6 +252,17 @@ class SourceProcessStatus(msgspec.Struct, frozen=True, kw_only=True, rename="cam
     has_many_ports: bool = False
     source_pod: str = ""
     """The pod of that cgroup, "namespace/name"; empty for other processes."""
+    verdict: str = ""
+    is_admitted: bool = False
+    """Whether a rule admits the source by now."""
+    port_count: int = 0
+    """Of a scan; 0 if the kernel has not counted all of its ports one by one. lowest_port and
+    highest_port: of those that it has."""
+    lowest_port: int = 0
+    highest_port: int = 0
+    cgroup_id: int = 0
+    ifindex: int = 0
+    """The pod's interface on the node."""
 
 
 class Drops(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -290,6 +327,14 @@ class DropEventStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     process_name: str
     source_pod: str = ""
     """The pod of that cgroup, "namespace/name"."""
+
+
+class SuppressedEvents(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Drop events that the kernel did not send since the last such document: it limits their rate.
+    They may be of any pod; the drops themselves are counted."""
+
+    at: datetime.datetime
+    suppressed: int
 
 
 class DropEvents(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

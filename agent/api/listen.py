@@ -4,14 +4,10 @@ import pathlib
 import socket
 from typing import TYPE_CHECKING
 
-from agent.errors import PodgateError
+from agent.serving.ports import ListenError
 
 if TYPE_CHECKING:
     import grpc
-
-
-class ListenError(PodgateError):
-    """A socket or port cannot be opened; the message names the option to change."""
 
 
 def unix_socket(path: pathlib.Path, *, directory_mode: int, mode: int) -> socket.socket:
@@ -36,21 +32,11 @@ def add_grpc_socket(server: "grpc.aio.Server", path: pathlib.Path) -> None:
         raise _socket_error(path, error) from error
 
 
-def add_grpc_port(server: "grpc.aio.Server", host: str, port: int) -> int:
-    """Have gRPC listen on TCP; returns the port, a free one for 0. Raises `ListenError`."""
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        return int(server.add_insecure_port(address))
-    except RuntimeError as error:
-        raise ListenError(
-            f"{address} cannot be served ({error}); choose another --localnet-address"
-        ) from error
-
-
 def add_grpc_tls_port(
     server: "grpc.aio.Server", host: str, port: int, credentials: "grpc.ServerCredentials"
 ) -> int:
-    """The same with TLS, for other machines; host: empty for all addresses."""
+    """Have gRPC listen on TCP with TLS, for other machines; host: empty for all addresses. Returns
+    the port, a free one for 0. Raises `ListenError`."""
     address = f"[{host}]:{port}" if ":" in host else f"{host or '[::]'}:{port}"
     try:
         return int(server.add_secure_port(address, credentials))

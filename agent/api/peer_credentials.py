@@ -4,17 +4,16 @@ grpcio does not report which process is at the other end of a unix socket. The p
 connection, reads its user from the kernel (SO_PEERCRED), and forwards it to gRPC's own socket,
 which only root reaches. The forwarding end is bound to a name that the kernel chooses (unix(7):
 autobind); gRPC reports that name as the peer, so each call has its user. The proxy also limits
-connections: no user can exhaust the agent's file descriptors or lock out other users. And it paces
-users (`agent/api/paced_user.py`): what one sends too fast is not read, so a flood costs little.
+connections (`agent/serving/places.py`): no user can exhaust the agent's file descriptors or lock
+out other users. And it paces users (`agent/api/paced_user.py`): what one sends too fast is not
+read, so a flood costs little.
 """
 
 import asyncio
 import collections
 import contextlib
 import pathlib
-import resource
 import socket
-import struct
 from collections.abc import AsyncIterator
 
 import structlog
@@ -22,23 +21,17 @@ import structlog
 from agent.api import listen
 from agent.api.paced_user import Pace, PacedUser
 from agent.api.proxied_connection import ProxiedConnection
-from agent.backoff import Bucket
 from agent.logs import Event
+from agent.serving import descriptors, peers
+from agent.serving.acceptor import Acceptor
+from agent.serving.places import Place, Places
+from agent.serving.ports import Port
 
 log = structlog.get_logger(__name__)
 
-_CREDENTIALS = struct.Struct("iII")
-# Accepted in one iteration of the event loop.
-_ACCEPTS_AT_ONCE = 64
 # After a restart all clients reconnect at the same moment; the kernel rejects those beyond this.
 _BACKLOG = 4096
 _CONNECT_SECONDS = 5.0
-# One that is closed at once costs 20 us. Beyond this nothing is accepted for a moment, from no
-# user: the kernel does not report who waits to be accepted.
-_REJECTIONS_PER_SECOND = 1000.0
-_REJECTIONS_BURST = 1000
-# Also while no file descriptor is left.
-_ACCEPT_AGAIN_SECONDS = 0.1
 # A user who is dropped from the table starts again.
 _MAX_USERS = 1024
 
@@ -46,6 +39,9 @@ _MAX_USERS = 1024
 _DESCRIPTORS_PER_CONNECTION = 3
 # For pods, probes and all other work of the agent.
 _RESERVED_DESCRIPTORS = 512
+_UNKNOWN = -1
+# Of the connections, those that only root gets: one in this number.
+_ROOTS_PART = 8
 
 
 class PeerCredentialProxy:
@@ -60,30 +56,40 @@ class PeerCredentialProxy:
         pace: Pace | None = None,
     ) -> None:
         """path: the public socket; inner: gRPC's; connections: the maximum, half of it for one
-        user. Further connections are closed at once."""
+        user."""
         self._path = path
         self._inner = inner
-        self.connections = connections
-        self.per_user = max(1, connections // 2)
+        self._places = _places(connections)
         self._pace = pace or Pace()
         self._users: collections.OrderedDict[int, PacedUser] = collections.OrderedDict()
         self._names: dict[str, int] = {}
         self._proxying: set[asyncio.Task[None]] = set()
-        self._rejections = Bucket(per_second=_REJECTIONS_PER_SECOND, burst=_REJECTIONS_BURST)
-        self._accepting_again: asyncio.TimerHandle | None = None
         self._past_pauses = 0
         """Of users that are no longer in the table."""
-        self.rejected = 0
-        """Connections that were closed at once."""
+
+    @property
+    def connections(self) -> int:
+        """The maximum."""
+        return self._places.connections
+
+    @property
+    def per_user(self) -> int:
+        """The maximum of one user."""
+        return self._places.peer_connections
+
+    @property
+    def rejected(self) -> int:
+        """Connections that were closed at once, or later for those of users with fewer."""
+        return self._places.rejected
 
     def user_of(self, peer: str) -> int:
-        """The user id of a call's peer, as gRPC names it; -1 if it does not come by the proxy."""
+        """The user id of a call's peer, as gRPC names it; -1 if it is not known."""
         return self._names.get(peer.removeprefix("unix-abstract:"), -1)
 
     @property
     def open(self) -> int:
         """Connections, those included that are being opened."""
-        return sum(user.connections for user in self._users.values())
+        return self._places.open
 
     @property
     def pauses(self) -> int:
@@ -91,83 +97,65 @@ class PeerCredentialProxy:
         return self._past_pauses + sum(user.pauses for user in self._users.values())
 
     @contextlib.asynccontextmanager
-    async def serve(self) -> AsyncIterator[None]:
-        """Accept connections while inside. Raises `ListenError`."""
+    async def serve(self, address: tuple[str, int] | None = None) -> AsyncIterator[int]:
+        """Accept connections while inside; yields the port on the loopback, 0 without `address`.
+
+        address: host and port of the loopback, to accept there as well. Raises `ListenError`.
+        """
         self.limit()
-        listener = listen.unix_socket(self._path, directory_mode=0o755, mode=0o666)
-        try:
-            listener.setblocking(False)
+        with contextlib.ExitStack() as stack:
+            port = Port(address, "--localnet-address") if address else None
+            if port:
+                stack.callback(port.close)
+                await port.open()
+            listener = listen.unix_socket(self._path, directory_mode=0o755, mode=0o666)
+            stack.callback(listener.close)
             listener.listen(_BACKLOG)
-            self._start_accepting(listener)
-            yield
-        finally:
-            asyncio.get_running_loop().remove_reader(listener)
-            if self._accepting_again:
-                self._accepting_again.cancel()
-            listener.close()
-            self._path.unlink(missing_ok=True)
-            proxying = list(self._proxying)
-            for task in proxying:
-                task.cancel()
-            await asyncio.gather(*proxying, return_exceptions=True)
-            for user in self._users.values():
-                user.end()
+            acceptor = Acceptor(self._places, self._handle)
+            try:
+                with contextlib.ExitStack() as accepting:
+                    for listening in (listener, *(port.sockets if port else ())):
+                        accepting.enter_context(acceptor.accepting(listening))
+                    yield int(port.sockets[0].getsockname()[1]) if port else 0
+            finally:
+                self._path.unlink(missing_ok=True)
+                proxying = list(self._proxying)
+                for task in proxying:
+                    task.cancel()
+                await asyncio.gather(*proxying, return_exceptions=True)
+                for user in self._users.values():
+                    user.end()
 
     def limit(self) -> None:
-        """Raise the limit of open files, else lower the maximum of connections to fit."""
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        needed = self.connections * _DESCRIPTORS_PER_CONNECTION + _RESERVED_DESCRIPTORS
-        if soft < needed:
-            soft = min(needed, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        fitting = max(1, (soft - _RESERVED_DESCRIPTORS) // _DESCRIPTORS_PER_CONNECTION)
+        """Raise the limit of open files, and lower the maximum of connections to what fits."""
+        limit = descriptors.raise_limit()
+        fitting = max(1, (limit - _RESERVED_DESCRIPTORS) // _DESCRIPTORS_PER_CONNECTION)
         if fitting < self.connections:
             log.warning(Event.PODINFO_CLIENTS_LIMITED, clients=fitting)
-        self.connections = min(self.connections, fitting)
-        self.per_user = max(1, self.connections // 2)
+            self._places = _places(fitting)
 
-    def _start_accepting(self, listener: socket.socket) -> None:
-        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
-
-    def _pause_accepting(self, listener: socket.socket, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(listener)
-        self._accepting_again = loop.call_later(seconds, self._start_accepting, listener)
-
-    def _accept(self, listener: socket.socket) -> None:
-        for _ in range(_ACCEPTS_AT_ONCE):
-            try:
-                accepted, _ = listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError:
-                self._pause_accepting(listener, _ACCEPT_AGAIN_SECONDS)
-                return
-            if self._admit(accepted):
-                continue
-            accepted.close()
-            self.rejected += 1
-            self._rejections.take()
-            if self._rejections.seconds_until_next() > 0:
-                self._pause_accepting(listener, _ACCEPT_AGAIN_SECONDS)
-                return
-
-    def _admit(self, accepted: socket.socket) -> bool:
-        """Start to proxy a connection, if its user may have one more now."""
-        credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        _, uid, _ = _CREDENTIALS.unpack(credentials)
-        user = self._user(uid)
-        if user.connections >= self.per_user or self.open >= self.connections:
-            return False
+    def _handle(self, accepted: socket.socket, place: Place) -> None:
+        """Proxy a connection, if its user may have a new one now."""
+        uid = peers.user(accepted)
+        user = self._user(_UNKNOWN if uid is None else uid)
         if not user.may_connect:
-            return False
+            self._places.rejected += 1
+            accepted.close()
+            place.release()
+            return
+        # A client that waits for changes sends nothing for days.
+        place.set_silent(False)
         user.connected()
         task = asyncio.get_running_loop().create_task(
-            self._proxy(accepted, user), name=f"connection of user {uid}"
+            self._proxy(accepted, user, place), name=f"connection of user {user.uid}"
         )
+
+        def close() -> None:
+            task.cancel()
+
+        place.close = close
         self._proxying.add(task)
         task.add_done_callback(self._proxying.discard)
-        return True
 
     def _user(self, uid: int) -> PacedUser:
         """The user, who is now the most recent one."""
@@ -180,14 +168,13 @@ class PeerCredentialProxy:
                 self._past_pauses += found.pauses
         return user
 
-    async def _proxy(self, accepted: socket.socket, user: PacedUser) -> None:
+    async def _proxy(self, accepted: socket.socket, user: PacedUser, place: Place) -> None:
         loop = asyncio.get_running_loop()
         forwarding = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection = ProxiedConnection(user)
         began = loop.time()
         name = ""
         try:
-            accepted.setblocking(False)
             forwarding.setblocking(False)
             forwarding.bind("")
             # A zero byte and five hexadecimal digits.
@@ -208,4 +195,9 @@ class PeerCredentialProxy:
             if not connection.server.is_opened:
                 forwarding.close()
             self._names.pop(name, None)
+            place.release()
             user.disconnected(loop.time() - began)
+
+
+def _places(connections: int) -> Places:
+    return Places(connections, trusted=connections // _ROOTS_PART, of_peer=max(1, connections // 2))

@@ -14,11 +14,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from agent.api import listen
-from agent.api.listen import ListenError
 from agent.api.paced_user import Pace
 from agent.api.peer_credentials import PeerCredentialProxy
 from agent.api.rate_limits import UserSlots
 from agent.logs import Event
+from agent.serving.ports import ListenError
 
 log = structlog.get_logger(__name__)
 
@@ -94,7 +94,7 @@ class LocalServer:
         return {"connections": self._proxy.rejected, **self._rejected}
 
     def user_of(self, context: RequestContext) -> int:
-        """The user id of the calling process; -1 for all clients of the loopback."""
+        """The user id of the calling process; -1 if the kernel does not report it."""
         return self._proxy.user_of(context.peer())
 
     async def reject(self, context: RequestContext, limit: str, message: str) -> NoReturn:
@@ -124,13 +124,12 @@ class LocalServer:
         reflection.enable_server_reflection(names, server)
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         listen.add_grpc_socket(server, self._inner)
-        port = listen.add_grpc_port(server, *address) if address else 0
         async with _running(server):
             following = asyncio.create_task(
                 self._follow_readiness(is_ready), name=f"health of {self._service}"
             )
             try:
-                async with self._proxy.serve():
+                async with self._proxy.serve(address) as port:
                     yield port
             finally:
                 following.cancel()

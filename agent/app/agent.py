@@ -14,8 +14,8 @@ from agent import tasks
 from agent.app import watchdog
 from agent.app.gating import Gating
 from agent.app.handover import Handover, Turn
-from agent.app.listeners import Listeners
 from agent.app.readiness import Readiness
+from agent.app.rings import Rings
 from agent.gates.worker import GateWorker
 from agent.kube.client import ApiClient
 from agent.logs import Event
@@ -38,16 +38,15 @@ class Agent:
         settings: Settings,
         gate_worker: GateWorker,
         api: ApiClient | None,
-        listeners: Listeners,
         handover: Handover,
         turn: Turn,
     ) -> None:
-        """api: for a node of a cluster; listeners: to be served, and closed by the caller."""
+        """api: for a node of a cluster."""
         self._settings = settings
         self._api = api
-        self._listeners = listeners
         self._handover = handover
         self._gating = Gating(settings, gate_worker, api, self._on_kubelet)
+        self._rings = Rings(on_restart=self._gating.mark_everything)
         self._pod_services: PodServices | None = None
         self._readiness = Readiness(
             settings.pod_directory, self._unready_reason, is_take_over=turn.is_take_over
@@ -59,12 +58,13 @@ class Agent:
         Gates are pinned, so they stay in force. Raises `TakeOverError`.
         """
         self._handover.handle_signals()
-        await self._gating.open()
-        async with asyncio.TaskGroup() as group:
-            running = [tasks.start(group, name, run) for name, run in self._tasks()]
-            await self._handover.wait_for_end(self._readiness.overdue)
-            for task in running:
-                task.cancel()
+        with contextlib.closing(self._rings):
+            await self._gating.open()
+            async with asyncio.TaskGroup() as group:
+                running = [self._start(group, name, run) for name, run in self._tasks()]
+                await self._handover.wait_for_end(self._readiness.overdue)
+                for task in running:
+                    task.cancel()
         self._readiness.check_take_over()
         # The next turn's objects replace these.
         gc.unfreeze()
@@ -73,6 +73,12 @@ class Agent:
         gates = sum(len(state.gates) for state in self._gating.store.states())
         log.info(Event.HANDED_OVER if has_handed_over else Event.AGENT_STOPPED, gates=gates)
         return has_handed_over
+
+    def _start(
+        self, group: asyncio.TaskGroup, name: str, run: Callable[[], Awaitable[None]]
+    ) -> asyncio.Task[None]:
+        with tasks.supervised(self._rings.supervisor(name)):
+            return tasks.start(group, name, run)
 
     def _tasks(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
         """All that runs as long as the agent does, by name."""
@@ -89,7 +95,7 @@ class Agent:
                 await self._gating.store.synced.wait()
         pod_services = await asyncio.to_thread(_import_pod_services)
         self._pod_services = pod_services.PodServices(
-            self._settings, self._gating, self._api, self._listeners, self._handover
+            self._settings, self._gating, self._api, self._handover, self._rings
         )
         await self._pod_services.run()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+import msgspec
 from prometheus_client import core
 
 from agent.admin.report import AnswerStatus
@@ -35,14 +36,14 @@ class AnswerReport:
         self,
         store: PodStore,
         answered: AnsweredProbes,
-        bypassed_because: Callable[[PodState], str | None],
+        problem_for: Callable[[PodState], str | None],
         *,
         now_ns: Callable[[], int] = boot_clock_ns,
     ) -> None:
-        """bypassed_because: why the kubelet's connections to a pod bypass the relay, or None."""
+        """problem_for: why the kubelet's connections to a pod bypass the relay, or None."""
         self._store = store
         self._answered = answered
-        self._bypassed_because = bypassed_because
+        self._problem_for = problem_for
         self._now_ns = now_ns
 
     def of(self, state: PodState) -> dict[ProbeName, AnswerStatus]:
@@ -52,23 +53,23 @@ class AnswerReport:
             name: AnswerStatus(obstacle=plan.obstacles[name].value, problem=problem)
             for name, problem in plan.problems.items()
         }
-        problem = self._bypassed_because(state) if plan.requests else None
+        problem = self._problem_for(state) if plan.requests else None
         for request in plan.requests:
             status = self._status(self._answered.verdict(state.pod.uid, request.id), problem)
-            found |= dict.fromkeys(request.probes, status)
+            found |= {name: _named(name, status) for name in request.probes}
         return found
 
     def _status(self, verdict: CheckedVerdict | None, bypassed: str | None) -> AnswerStatus:
         if bypassed is not None:
-            text = f"The kubelet's probe goes to the pod itself: {bypassed}"
+            text = f"the kubelet's probe goes to the pod itself: {bypassed}"
             return AnswerStatus(obstacle=Obstacle.NOT_RELAYED, problem=text)
         if verdict is None:
-            text = "The kubelet's probe is proxied: podgate's own has no result yet."
+            text = "the kubelet's probe is proxied: podgate's own has no result yet."
             return AnswerStatus(obstacle=Obstacle.NO_VERDICT, problem=text)
         now = self._now_ns()
         age = (now - verdict.finished_ns) / 1e9
         if not verdict.is_in_force(now):
-            text = "The kubelet's probe is proxied: the last result of podgate's own has ended."
+            text = "the kubelet's probe is proxied: the last result of podgate's own has ended."
             return AnswerStatus(obstacle=Obstacle.STALE, problem=text, age_seconds=age)
         result = _HEALTHY if verdict.is_healthy else _UNHEALTHY
         return AnswerStatus(verdict=result, age_seconds=age)
@@ -84,3 +85,10 @@ class AnswerReport:
                     verdicts[status.verdict] += 1
         yield labelled(VERDICTS, (((result,), count) for result, count in verdicts.items()))
         yield labelled(NOT_ANSWERED, (((reason,), n) for reason, n in obstacles.items()))
+
+
+def _named(name: ProbeName, status: AnswerStatus) -> AnswerStatus:
+    """With the probe's name in its sentence."""
+    if not status.problem:
+        return status
+    return msgspec.structs.replace(status, problem=f"{name}: {status.problem}")

@@ -6,7 +6,7 @@ import datetime
 import structlog
 
 from agent import labels, tasks
-from agent.admin.report import PodSourceStatus
+from agent.admin.report import PodSourceStatus, SourceProblem
 from agent.app import service_outputs
 from agent.cri.models import CriContainerState
 from agent.gates.metrics import GateMetrics
@@ -28,6 +28,8 @@ from agent.settings import Settings
 from agent.sources.cluster import ClusterSource
 
 log = structlog.get_logger(__name__)
+
+_CONDITIONS = "conditions"
 
 
 class ClusterOutputs:
@@ -97,7 +99,7 @@ class ClusterOutputs:
         """Why a resource of the API server cannot be watched or written now, by its name."""
         problems = self._source.watch_problems
         if self.writer.problem:
-            problems["conditions"] = self.writer.problem
+            problems[_CONDITIONS] = self.writer.problem
         if self.endpoints and self.endpoints.is_from_api:
             problems |= self.endpoints.source.problems
         return problems
@@ -105,11 +107,18 @@ class ClusterOutputs:
     def status(self) -> PodSourceStatus:
         """The source's status, with pending conditions and problems of the API server."""
         found = self._source.status()
-        api = [f"API server, {what}: {problem}" for what, problem in self.api_problems.items()]
+        api = [
+            SourceProblem(
+                part="conditions" if what == _CONDITIONS else "watch",
+                text=f"API server, {what}: {problem}",
+            )
+            for what, problem in self.api_problems.items()
+        ]
         return PodSourceStatus(
             pods_from=found.pods_from,
             problems=api + service_outputs.problems(self.endpoints) + found.problems,
             pending_conditions=self.writer.pending,
+            pending_seconds=self.writer.oldest_pending_seconds,
         )
 
     async def _follow_objects(self) -> None:
@@ -142,7 +151,11 @@ class ClusterOutputs:
     async def _follow_events(self) -> None:
         while True:
             for event in await self._events.next():
-                if event.uid is None:
+                if event.namespace:
+                    self.recorder.record_namespace(
+                        event.namespace, event.reason, event.message, action=event.action
+                    )
+                elif event.uid is None:
                     self.recorder.record_node(event.reason, event.message, action=event.action)
                 elif api_pod := self._source.pods.get(event.uid):
                     self.recorder.record(

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import core
 
+from agent import state_files
 from agent.app.cluster_outputs import ClusterOutputs
+from agent.app.ports import Ports
 from agent.cni.installer import PluginStatus
 from agent.default_deny.controller import DefaultDenyController
 from agent.gates.worker import GateWorker
@@ -18,7 +20,8 @@ COMPONENT_UP = MetricFamily(
     "gauge",
     "1 if a component works: hooks (at connect), default_deny (the table that blocks pods before "
     "their gate), relay, api_server (watches and writes), runtime, kubelet_pods_api, policies (all "
-    "applied as written), cni_plugin. Absent for one that the node does not need.",
+    "applied as written), cni_plugin, http (the port for this machine), metrics (the one for "
+    "others). Absent for one that the node does not need.",
     ("component",),
 )
 HOOK_ATTACHED = MetricFamily(
@@ -51,6 +54,7 @@ def checks(
     cni_status: PluginStatus | None,
     cluster: ClusterSource | None,
     outputs: ClusterOutputs | None,
+    ports: Ports,
 ) -> dict[str, Check]:
     """By component. cni_status, cluster, outputs: None where the node has none."""
     found: dict[str, Check] = {
@@ -58,7 +62,11 @@ def checks(
         "default_deny": lambda: default_deny.is_installed if default_deny.is_desired else None,
         "relay": lambda: relays.is_up if relays.is_needed else None,
         "policies": lambda: not policy.problems,
+        "state": lambda: not state_files.unwritten(),
     }
+    found["http"] = lambda: bool(ports.http.sockets)
+    if metrics := ports.metrics:
+        found["metrics"] = lambda: bool(metrics.sockets)
     if cni_status:
         found["cni_plugin"] = lambda: cni_status.is_installed
     if cluster and outputs:

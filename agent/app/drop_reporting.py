@@ -1,18 +1,22 @@
 """What the agent reports about dropped traffic: sources, their history, raw sockets and events."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
 from prometheus_client import registry
 
+from agent.admin.report import Drops
+from agent.drops.admitted_sources import AdmittedSources
 from agent.drops.events import DropEventLog
 from agent.drops.history import FLOWS_FILE, SourceHistory
 from agent.drops.raw_sockets import RawSocketSources
-from agent.drops.source_processes import NAMES_FILE, SourceProcesses
+from agent.drops.source_processes import NAMES_FILE, CgroupName, SourceProcesses
+from agent.drops.source_report import source_status, with_scans
 from agent.gates.worker import GateWorker
 from agent.pods.object_labels import ObjectLabels
 from agent.pods.store import PodStore
 from agent.settings import Settings
-from bpf.drop_sources import DropSources
+from bpf.drop_sources import DropSource, DropSources
 
 
 class DropReporting:
@@ -22,6 +26,8 @@ class DropReporting:
         self, settings: Settings, gate_worker: GateWorker, *, store: PodStore, labels: ObjectLabels
     ) -> None:
         """labels: of the objects that flows are reported with."""
+        self._loaded = gate_worker.loaded
+        self._store = store
         state = settings.run_directory / "state"
         sources = DropSources(gate_worker.loaded)
         self.source_processes = SourceProcesses(
@@ -37,6 +43,31 @@ class DropReporting:
             self.source_processes,
         )
         self.events = DropEventLog(gate_worker.events, sources=self.source_processes, store=store)
+
+    async def report(self) -> Drops:
+        seen, admitted = await asyncio.to_thread(self._read)
+        raw_sockets = await self.raw_sockets.report()
+        return Drops(
+            sources=with_scans(
+                source_status(
+                    *(one, cgroup),
+                    namespace=pod.namespace,
+                    pod=pod.name,
+                    labels=pod.labels,
+                    is_admitted=is_admitted,
+                )
+                for (one, cgroup), is_admitted in zip(seen, admitted, strict=True)
+                if (pod := self._store.pod_of_interface(one.ifindex))
+            ),
+            lost_packets=self.source_processes.lost(),
+            raw_sockets=raw_sockets.sources,
+        )
+
+    def _read(self) -> tuple[list[tuple[DropSource, CgroupName]], list[bool]]:
+        """The sources, and whether rules admit each by now. Blocks for some milliseconds."""
+        admitted = AdmittedSources(self._loaded)
+        seen = self.source_processes.read()
+        return seen, [admitted.has(one, cgroup.path) for one, cgroup in seen]
 
     @property
     def collectors(self) -> tuple[registry.Collector, ...]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from agent import state_files
+from agent.admin import findings
 from agent.app import network_managers
 from agent.app.kubelet_access import KubeletAccess
 from agent.app.reconciler import Reconciler
@@ -34,8 +36,8 @@ from agent.logs import Event
 from agent.pods.conditions import Conditions
 from agent.pods.events import PodEvents
 from agent.pods.object_labels import ObjectLabels
-from agent.pods.off_file import OffFile
-from agent.pods.pod_modes import PodModes
+from agent.pods.off_marks import OffMarks
+from agent.pods.pod_modes import NODE, PodModes
 from agent.pods.store import PodStore
 from agent.policy.api_callees import ApiCallees
 from agent.policy.api_source import ApiPolicies
@@ -45,6 +47,7 @@ from agent.policy.raw_sockets import RawSocketAdmission
 from agent.settings import Settings
 from agent.sources.source import PodSource
 from agent.strict.relay_gates import RelayGates
+from bpf import pins
 from bpf.attachment import Attachment
 from bpf.replies import ReplyTables
 from bpf.rule_hits import RuleHits
@@ -92,7 +95,7 @@ class Gating:
             state=state / "modes.json",
             is_complete=api is None,
         )
-        self._off_file = OffFile(settings.run_directory, self.modes)
+        self._off_marks = OffMarks(settings.run_directory, pins.Pins(settings.bpffs), self.modes)
         self.metrics = GateMetrics(self.store)
         self.events = PodEvents()
         policies = ApiPolicies(api, state=state / "apipolicies.json") if api else None
@@ -104,9 +107,7 @@ class Gating:
         if api and policies:
             from agent.sources import cluster
 
-            self.cluster = cluster.ClusterSource(
-                api, settings, self.store, self.events, policies, self.modes
-            )
+            self.cluster = cluster.ClusterSource(api, settings, self.store, policies, self.modes)
             self.source = self.cluster
             self._callees = ApiCallees(api, state=state / "callees.json")
             defaults = DefaultRules(
@@ -145,7 +146,6 @@ class Gating:
             gate_worker=gate_worker,
             pod_gates=PodGates(
                 store=self.store,
-                events=self.events,
                 gate_worker=gate_worker,
                 reader=self._reader,
                 authority=self._authority,
@@ -179,7 +179,6 @@ class Gating:
             settings,
             gate_worker,
             store=self.store,
-            events=self.events,
             default_deny=self.default_deny,
             on_changed=self._on_kubelet,
         )
@@ -210,7 +209,7 @@ class Gating:
         worker = self.gate_worker
         # Before all that acts on new pods, since the modes of these come with the saved state.
         self.modes.restore()
-        self._off_file.read()
+        self._off_marks.read()
         self.source.start()
         await self.off_switch.open()
         # Before gates use new maps, in which it is unknown: those that are taken over, and those
@@ -240,7 +239,8 @@ class Gating:
         yield "injectable", self._injectable.run
         yield "pods", self.source.run
         yield "modes", self.modes.run
-        yield "off-file", self._off_file.run
+        yield "off-marks", self._off_marks.run
+        yield "state-files", state_files.run
         yield "off-switch", self.off_switch.run
         yield "cni-state", self._cni_state.run
         if self._callees and API_SERVER not in self._settings.disabled_default_rules:
@@ -250,6 +250,23 @@ class Gating:
         if plugin := installer.CniInstaller.of(self._settings):
             yield "cni", functools.partial(installer.run, plugin, self.cni_status)
 
+    def mark_everything(self) -> None:
+        """A component starts again that may have lost what it had taken: all of it may have
+        changed. Notifications are hints, so this costs time alone."""
+        self.store.mark_all()
+        for uid in self.store.removed:
+            self.store.to_reconcile.mark(uid)
+        uids = set(self.store.pods)
+        if self.cluster:
+            uids |= self.cluster.pods.uids
+            for uid in uids:
+                self.cluster.pods.changes.mark(uid)
+                self.cluster.changes.mark(uid)
+        for uid in uids:
+            self.store.in_force.mark(uid)
+            self.store.conditions.changes.mark(uid)
+        self.modes.changes.mark(NODE)
+
     def unhealthy_reason(self) -> str | None:
         """Why this agent should be started again."""
         seconds = self._reconciler.seconds_in_pass()
@@ -258,8 +275,9 @@ class Gating:
         return None
 
     def unready_reason(self) -> str | None:
-        """Why the node is not closed as desired."""
-        return self.unsynced_reason() or self.kubelet.open_ports.problem or None
+        """Why the node is not closed as desired: the findings that make it so."""
+        found = findings.unready(self.unsynced_reason() or "", self.kubelet.open_ports.problem)
+        return " ".join(finding.sentence for finding in found) or None
 
     def unsynced_reason(self) -> str | None:
         """Why the pods are not all of this node's yet."""

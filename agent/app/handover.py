@@ -21,7 +21,7 @@ import structlog
 from agent.app import watchdog
 from agent.app.program_loading import Loading
 from agent.errors import AgentRequestError
-from agent.linux.locks import AlreadyRunningError, exclusive
+from agent.linux.locks import AlreadyRunningError, exclusive, exclusive_if_present
 from agent.logs import Event
 from agent.settings import Settings
 from bpf import loader, pins
@@ -175,7 +175,9 @@ class Handover:
 
     @contextlib.contextmanager
     def _take_locks(self) -> Iterator[None]:
-        with exclusive(self._settings.run_directory), exclusive(self._installation.root):
+        # There is no run directory while its file system is full.
+        run_directory = exclusive_if_present(self._settings.run_directory)
+        with run_directory, exclusive(self._installation.root):
             yield
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -13,8 +13,9 @@ from agent.admin import endpoints
 from agent.admin.endpoints import Observable
 from agent.admin.observations import Observations
 from agent.admin.report import AgentReport, DropEvents, Drops, RulesReport
-from agent.app.listeners import Listeners
 from agent.operate.page.server import StatusPage
+from agent.serving import http
+from agent.serving.places import Limits
 
 
 class AgentApi(Observable, Protocol):
@@ -37,10 +38,24 @@ class AgentApi(Observable, Protocol):
         """As `Handover.request`."""
 
 
+# Only root connects. A report waits for the counters of all gates.
+_ADMIN_LIMITS = Limits(
+    connections=256, peer_connections=256, trusted_connections=0, answer_seconds=120.0
+)
+
+
 @contextlib.asynccontextmanager
-async def serve(agent: AgentApi, listeners: Listeners) -> AsyncIterator[None]:
-    """Serve metrics, health and the status page; these and the admin API on its unix socket."""
-    health = endpoints.application(agent, reject=endpoints.reject_remote)
+async def serve(agent: AgentApi, sockets: Sequence[socket.socket]) -> AsyncIterator[None]:
+    """Serve metrics, health and the status page to this machine."""
+    app = endpoints.application(agent, reject=endpoints.reject_remote)
+    StatusPage(agent).add_to(app, reject=endpoints.reject_remote)
+    async with http.serve(app, sockets, Limits()):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serve_admin(agent: AgentApi, listening: socket.socket) -> AsyncIterator[None]:
+    """Serve the same and the admin API, to root."""
     admin = endpoints.application(agent)
     admin.router.add_get("/version", _version)
     admin.router.add_get("/status", _json(agent.report))
@@ -50,18 +65,8 @@ async def serve(agent: AgentApi, listeners: Listeners) -> AsyncIterator[None]:
     admin.router.add_get("/drop-events", _drop_events(agent))
     admin.router.add_post("/relay/restart", _done(agent.restart_relay))
     admin.router.add_post("/handover", _handover(agent))
-    page = StatusPage(agent)
-    page.add_to(health, reject=endpoints.reject_remote)
-    page.add_to(admin, reject=None)
-    async with _started(health, *listeners.http), _started(admin, listeners.admin):
-        yield
-
-
-@contextlib.asynccontextmanager
-async def _started(app: web.Application, *sockets: socket.socket) -> AsyncIterator[None]:
-    async with endpoints.runner_of(app) as runner:
-        for bound in sockets:
-            await web.SockSite(runner, bound).start()
+    StatusPage(agent).add_to(admin, reject=None)
+    async with http.serve(admin, (listening,), _ADMIN_LIMITS):
         yield
 
 

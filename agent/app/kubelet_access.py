@@ -11,7 +11,6 @@ from agent.kubelet.admission import KubeletAdmission
 from agent.kubelet.host_probes import KubeletHostProbes
 from agent.kubelet.identity import KubeletIdentity
 from agent.kubelet.search import KubeletCgroup
-from agent.pods.events import PodEvents
 from agent.pods.store import PodStore
 from agent.settings import Settings
 from bpf.host_probes import HostProbes
@@ -29,7 +28,6 @@ class KubeletAccess:
         gate_worker: GateWorker,
         *,
         store: PodStore,
-        events: PodEvents,
         default_deny: DefaultDenyController,
         on_changed: Callable[[], None],
     ) -> None:
@@ -43,9 +41,7 @@ class KubeletAccess:
             has_connect_hooks=lambda: gate_worker.has_connect_hooks,
         )
         self.identity = KubeletIdentity(settings.kubelet, self._update)
-        self.open_ports = OpenPorts(
-            store=store, events=events, kubelet=self.identity, admission=self.admission
-        )
+        self.open_ports = OpenPorts(store=store, kubelet=self.identity, admission=self.admission)
         self._host_probes = KubeletHostProbes(
             HostProbes(gate_worker.loaded),
             settings.kubelet_host_probes,

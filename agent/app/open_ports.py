@@ -2,11 +2,10 @@
 
 Gates cannot distinguish its probes then, and healthy pods would restart if they dropped them
 (`may_be_kubelet` in bpf/src/rules.h). It is reported wherever a user may look: by readyz, doctor,
-conditions, an Event about the node, and the log; the metric is `KubeletAdmission`'s.
+conditions, findings and the log; the metric is `KubeletAdmission`'s.
 """
 
 import asyncio
-import contextlib
 
 import structlog
 
@@ -15,18 +14,11 @@ from agent.kubelet.admitted_ports import kubelet_rules
 from agent.kubelet.identity import KubeletIdentity
 from agent.logs import Event
 from agent.pods.changes import Subscription
-from agent.pods.events import PodEvent, PodEvents
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
 from bpf.verdicts import Mode
 
 log = structlog.get_logger(__name__)
-
-REASON = "KubeletNotIdentified"
-"""Of the Event."""
-
-# An Event exists for an hour, and one that is repeated within six minutes is counted.
-_REPEAT_SECONDS = 300.0
 
 
 class OpenPorts:
@@ -36,12 +28,10 @@ class OpenPorts:
         self,
         *,
         store: PodStore,
-        events: PodEvents,
         kubelet: KubeletIdentity,
         admission: KubeletAdmission,
     ) -> None:
         self._store = store
-        self._events = events
         self._kubelet = kubelet
         self._admission = admission
         self._wake = asyncio.Event()
@@ -50,7 +40,6 @@ class OpenPorts:
         self._published = ""
         """The last explanation for which conditions were marked."""
         self._reported = ""
-        self._repeat_at: float | None = None
 
     @property
     def problem(self) -> str:
@@ -73,9 +62,7 @@ class OpenPorts:
             self._changes.take()
             self._mark_conditions()
             self._report()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(self._repeat_at):
-                    await self._wake.wait()
+            await self._wake.wait()
 
     def _explanation(self) -> str:
         if self._admission.has_cgroup:
@@ -94,17 +81,10 @@ class OpenPorts:
     def _report(self) -> None:
         problem, before = self.problem, self._reported
         self._reported = problem
-        if not problem:
-            self._repeat_at = None
-            if before:
-                log.info(Event.DECLARED_PORTS_CLOSED)
-            return
-        if problem != before:
+        if before and not problem:
+            log.info(Event.DECLARED_PORTS_CLOSED)
+        elif problem != before:
             log.error(Event.DECLARED_PORTS_OPEN, reason=self._kubelet.problem)
-        now = asyncio.get_running_loop().time()
-        if problem != before or self._repeat_at is None or now >= self._repeat_at:
-            self._repeat_at = now + _REPEAT_SECONDS
-            self._events.record(PodEvent(None, REASON, problem, action="Gating"))
 
 
 def _has_declared_ports(state: PodState) -> bool:

@@ -21,10 +21,12 @@ from agent.app.gating import Gating
 from agent.app.handover import Handover
 from agent.app.isolation_conditions import IsolationConditions
 from agent.app.kernel_metrics import KernelCollector
-from agent.app.listeners import Listeners
 from agent.app.loop_lag import LoopLag
+from agent.app.node_findings import NodeFindings
 from agent.app.node_reporter import NodeReporter
+from agent.app.ports import Ports
 from agent.app.reports import Reports
+from agent.app.rings import Rings
 from agent.app.servers import Servers
 from agent.app.service_outputs import ManifestServices
 from agent.kube.client import ApiClient
@@ -52,11 +54,12 @@ class PodServices:
         settings: Settings,
         gating: Gating,
         api: ApiClient | None,
-        listeners: Listeners,
         handover: Handover,
+        rings: Rings,
     ) -> None:
-        """api: for a node of a cluster; listeners: to be served, and closed by the caller."""
+        """api: for a node of a cluster."""
         self._gating = gating
+        ports = Ports(settings)
         store, cluster, gate_worker = gating.store, gating.cluster, gating.gate_worker
         self._outputs: ClusterOutputs | None = None
         if api and cluster:
@@ -94,6 +97,16 @@ class PodServices:
         answers = AnswerReport(store, answered, self._relays.pods.problem_for)
         self._drops = DropReporting(settings, gate_worker, store=store, labels=gating.labels)
         self._loop_lag = LoopLag()
+        checks = component_metrics.checks(
+            gate_worker=gate_worker,
+            default_deny=gating.default_deny,
+            relays=self._relays,
+            policy=gating.policy,
+            cni_status=gating.cni_status if settings.cni_conf_directory else None,
+            cluster=cluster,
+            outputs=self._outputs,
+            ports=ports,
+        )
         exporter = Exporter(
             refreshed=(
                 GateCollector(store, gate_worker),
@@ -101,15 +114,7 @@ class PodServices:
                 PolicyCollector(gating.policy),
                 ComponentCollector(
                     gate_worker,
-                    component_metrics.checks(
-                        gate_worker=gate_worker,
-                        default_deny=gating.default_deny,
-                        relays=self._relays,
-                        policy=gating.policy,
-                        cni_status=gating.cni_status if settings.cni_conf_directory else None,
-                        cluster=cluster,
-                        outputs=self._outputs,
-                    ),
+                    checks,
                     unready_reason=gating.unready_reason,
                     turns=lambda: handover.turns,
                 ),
@@ -123,6 +128,7 @@ class PodServices:
                 RelayCollector(self._relays, connections),
                 answers,
                 *gating.kubelet.collectors,
+                rings,
                 self._loop_lag,
             ),
         )
@@ -168,13 +174,17 @@ class PodServices:
             answers=answers,
             drops=self._drops,
             node=settings.node_name or "",
-            http_address=listeners.http_address,
+            ports=ports,
             metrics=exporter,
             handover=handover,
+            checks=checks,
+            component_problems=rings.problems,
         )
+        self._findings = NodeFindings(reports.findings, gating.events, store)
+        exporter.add_refreshed(self._findings)
         self._servers = Servers(
             settings,
-            listeners,
+            ports,
             reports=reports,
             pod_info=pod_info,
             api=api,
@@ -200,6 +210,7 @@ class PodServices:
         yield "probes", self._probing.run
         yield from self._drops.tasks()
         yield "loop-lag", self._loop_lag.run
+        yield "findings", self._findings.run
         yield "relays", self._relays.run
         yield "verdicts", self._relays.verdicts.run
         yield from self._servers.tasks()

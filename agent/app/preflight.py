@@ -20,6 +20,16 @@ _CAPABILITIES = {
 
 def check() -> None:
     """Raises `PreflightError` if podgate cannot run on this machine."""
+    check_rights()
+    if cgroup2_mount() is None:
+        raise PreflightError(
+            "no cgroup v2 hierarchy is mounted, and podgate distinguishes host processes by "
+            "it; mount one with 'mount -t cgroup2 none /sys/fs/cgroup/unified'."
+        )
+
+
+def check_rights() -> None:
+    """All that a command needs which removes what podgate has attached. Raises `PreflightError`."""
     if os.geteuid() != 0:
         raise PreflightError(
             "podgate needs root (CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN); run it with sudo."
@@ -36,11 +46,6 @@ def check() -> None:
             f"this kernel or container does not allow bpf(2) ({error.strerror}); podgate needs a "
             "kernel of 5.10 or newer with CONFIG_BPF_SYSCALL, and CAP_BPF or CAP_SYS_ADMIN."
         ) from error
-    if cgroup2_mount() is None:
-        raise PreflightError(
-            "no cgroup v2 hierarchy is mounted, and podgate distinguishes host processes by "
-            "it; mount one with 'mount -t cgroup2 none /sys/fs/cgroup/unified'."
-        )
 
 
 def missing_capabilities(status: pathlib.Path = pathlib.Path("/proc/self/status")) -> list[str]:

@@ -61,7 +61,8 @@ class Reconciler:
         self._path_tester = path_tester
         self._resync_seconds = resync_seconds
         self._may_have_leftovers = True
-        self._previous_gates: set[int] = set()
+        self._previous_gates: set[int] | None = None
+        """Those that the first run found."""
         self._next_leftovers = 0.0
         self._next_resync = 0.0
         self._next_retry = 0.0
@@ -76,7 +77,8 @@ class Reconciler:
     async def run(self) -> None:
         """Reconcile marked pods until cancelled."""
         # What podgate-cni gates from now on are pods that no source has reported yet.
-        self._previous_gates = set(await self._gate_worker.run(self._gates.installed))
+        if self._previous_gates is None:
+            self._previous_gates = set(await self._gate_worker.run(self._gates.installed))
         while True:
             await self._wait()
             self._pass_started = asyncio.get_running_loop().time()
@@ -217,7 +219,7 @@ class Reconciler:
         claimed = self._store.gated_interfaces()
         try:
             installed = (await self._gate_worker.run(self._gates.installed)).keys()
-            for ifindex in (installed & self._previous_gates) - claimed:
+            for ifindex in (installed & (self._previous_gates or set())) - claimed:
                 await self._gate_worker.remove(ifindex)
                 log.info(Event.STALE_GATE_REMOVED, ifindex=ifindex)
             is_clean = await self._gate_worker.remove_stale()

@@ -3,11 +3,13 @@
 import asyncio
 import datetime
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
 from agent import VERSION
+from agent.admin import findings
+from agent.admin.finding import Finding
 from agent.admin.observations import Observations
 from agent.admin.report import (
     AgentReport,
@@ -16,23 +18,26 @@ from agent.admin.report import (
     GateStatus,
     HookStatus,
     PathStatus,
+    PodProblem,
     PodSourceStatus,
     PodStatus,
+    RawSocketStatus,
     RelayStatus,
     RulesReport,
-    SourceProcessStatus,
 )
 from agent.app import service_outputs
 from agent.app.answer_report import AnswerReport
 from agent.app.cluster_outputs import ClusterOutputs
+from agent.app.component_metrics import Check
 from agent.app.drop_reporting import DropReporting
 from agent.app.exporter import Exporter
 from agent.app.gating import Gating
 from agent.app.handover import Handover
 from agent.app.isolation_conditions import IsolationConditions
-from agent.drops.source_processes import CgroupName, protocol_word, wall_clock
+from agent.app.ports import Ports
+from agent.pods import isolation
+from agent.pods.conditions import TRUE
 from agent.pods.pod_state import PodState
-from agent.pods.store import PodStore
 from agent.probing.manager import ProbeManager
 from agent.services.api.source import ServiceEndpoints
 from agent.strict.process import RelayError
@@ -40,8 +45,8 @@ from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import RelaySupervisor
 from bpf import sources as bpf_sources
 from bpf.counters import labelled
-from bpf.drop_sources import DropSource
 from bpf.gates import Counts
+from bpf.verdicts import Mode
 
 
 class Reports:
@@ -60,12 +65,15 @@ class Reports:
         answers: AnswerReport,
         drops: DropReporting,
         node: str,
-        http_address: str,
+        ports: Ports,
         metrics: Exporter,
         handover: Handover,
+        checks: Mapping[str, Check],
+        component_problems: Callable[[], Iterable[str]],
     ) -> None:
-        """services: of a node without a cluster; node: its name, empty without a cluster."""
-        self.http_address = http_address
+        """services: of a node without a cluster; node: its name, empty without a cluster; checks:
+        of components, as for `podgate_component_up`; component_problems: of those that fail."""
+        self._ports = ports
         self._started = datetime.datetime.now(datetime.UTC)
         self._gating = gating
         self._store = gating.store
@@ -82,6 +90,10 @@ class Reports:
         self._node = node
         self._metrics = metrics
         self._handover = handover
+        self._checks = checks
+        self._component_problems = component_problems
+        self._first_found: dict[tuple[str, str], datetime.datetime] = {}
+        """By kind and subject, since when each finding is found."""
 
     def unhealthy_reason(self) -> str | None:
         return self._gating.unhealthy_reason()
@@ -96,12 +108,27 @@ class Reports:
         counts = await self._gate_worker.counts()
         node_drops = await self._gate_worker.host_drops()
         raw_sockets = await self._drops.raw_sockets.report()
-        # Nothing below waits, so that states and the conditions that follow from them agree.
+        return self._report(counts, node_drops, raw_sockets)
+
+    def findings(self) -> list[Finding]:
+        """What is wrong now; without the time that reading counters takes."""
+        sockets = self._drops.raw_sockets
+        raw_sockets = RawSocketStatus(mode=sockets.mode, problem=sockets.problem, sources=[])
+        return self._report({}, {}, raw_sockets).findings
+
+    def _report(
+        self,
+        counts: Mapping[int, Counts],
+        node_drops: dict[str, int],
+        raw_sockets: RawSocketStatus,
+    ) -> AgentReport:
+        # Nothing here waits, so that states and the conditions that follow from them agree.
         self._isolation.publish()
         states = sorted(self._store.states(), key=lambda state: state.pod.full_name)
         loaded = self._gate_worker.loaded
         kubelet = self._gating.kubelet
-        return AgentReport(
+        components = {name: check() for name, check in self._checks.items()}
+        report = AgentReport(
             version=VERSION,
             pid=os.getpid(),
             started=self._started,
@@ -110,15 +137,21 @@ class Reports:
             programs=loaded.outcome.origin.value,
             load_ms=loaded.outcome.seconds * 1000,
             is_synced=self._store.is_synced,
+            unsynced=self._gating.unsynced_reason() or "",
             kubelet=kubelet.path,
             kubelet_problem=kubelet.identity.problem,
             kubelet_unfollowed=kubelet.admission.problem,
             open_ports=kubelet.open_ports.problem,
-            http_address=self.http_address,
+            http_address=self._ports.http.address,
+            server_problems=list(self._ports.problems()),
             default_mode=self._modes.node.default.label,
             max_mode=self._modes.node.ceiling.label,
             max_mode_from=self._modes.node.ceiling_from,
             in_force=self._remains(),
+            label_problems=self._modes.label_problems,
+            policy_problems=self._gating.policy.problems,
+            components={name: is_up for name, is_up in components.items() if is_up is not None},
+            component_problems=list(self._component_problems()),
             hooks=[
                 HookStatus(name=hook.name, problem=hook.problem)
                 for hook in self._gate_worker.hook_states
@@ -129,6 +162,18 @@ class Reports:
             relay=relay_status(self._relays, self._connections, self._store.relay_gates, counts),
             pods=[self._pod_status(state, counts) for state in states],
         )
+        return msgspec.structs.replace(report, findings=self._dated(findings.find(report)))
+
+    def _dated(self, found: list[Finding]) -> list[Finding]:
+        """With the time since when each is found, where nothing else has it."""
+        now = datetime.datetime.now(datetime.UTC)
+        before, self._first_found = self._first_found, {}
+        dated = []
+        for one in found:
+            key = one.kind, one.subject
+            since = self._first_found.setdefault(key, before.get(key, now))
+            dated.append(one if one.since else msgspec.structs.replace(one, since=since))
+        return dated
 
     def _remains(self) -> list[str]:
         """What podgate has in force on the node, by kind; nothing once it is off."""
@@ -145,11 +190,7 @@ class Reports:
         return msgspec.structs.replace(found, problems=problems)
 
     async def drops(self) -> Drops:
-        processes = self._drops.source_processes
-        seen = await asyncio.to_thread(processes.read)
-        report = drops_report(seen, self._store, lost_packets=processes.lost())
-        raw_sockets = await self._drops.raw_sockets.report()
-        return msgspec.structs.replace(report, raw_sockets=raw_sockets.sources)
+        return await self._drops.report()
 
     async def observations(self) -> Observations:
         policy = self._gating.policy
@@ -187,7 +228,8 @@ class Reports:
             name=pod.name,
             uid=pod.uid,
             mode=pod.mode.label,
-            mode_problems=[problem.message for problem in pod.mode_problems],
+            mode_problems=list(pod.mode_problems),
+            problems=[PodProblem(part=part, text=text) for part, text in self._problems(state)],
             source=pod.source,
             netns=pod.netns_path,
             addresses=list(state.own_addresses),
@@ -202,6 +244,35 @@ class Reports:
             probes=self._probing.status(pod.uid, self._answers.of(state)),
             relayed=self._connections.status(pod.uid),
         )
+
+    def _problems(self, state: PodState) -> Iterator[tuple[str, str]]:
+        """By part of the pod, one sentence each: those that its condition may have, too."""
+        if state.gate_problem:
+            yield "gate-lost" if state.is_gate_lost else "gate", state.gate_problem
+        if state.admission and state.admission.problem:
+            yield "rules", state.admission.problem
+        if state.chain_problem:
+            yield "chain", state.chain_problem
+        if state.claims.problem:
+            yield "addresses", state.claims.problem
+        manifest = state.pod.manifest_problem
+        if manifest and state.status and state.status.status == TRUE:
+            yield "manifest", manifest.message
+        for problem in state.pod.host_problems:
+            yield "host", problem.message
+        for problem in state.pod.annotation_problems:
+            yield "annotation", problem.message
+        yield from self._relay_problem(state)
+
+    def _relay_problem(self, state: PodState) -> Iterator[tuple[str, str]]:
+        """Of a pod in strict. With fallback, a relay that an annotation switches off is none."""
+        has_fallback = self._relays.has_fallback
+        if state.pod.mode is not Mode.STRICT or not state.gates:
+            return
+        problem = self._relays.pods.problem_for(state)
+        if problem and (state.pod.is_relayed or not has_fallback):
+            part = "relay" if has_fallback else "relay-without-fallback"
+            yield part, isolation.strict_sentence(problem, has_fallback=has_fallback)
 
 
 def relay_status(
@@ -222,33 +293,6 @@ def relay_status(
         unknown_address=connections.unknown_address,
         gates=_gates(interfaces, counts),
         has_fallback=supervisor.has_fallback,
-    )
-
-
-def drops_report(
-    sources: Iterable[tuple[DropSource, CgroupName]], store: PodStore, *, lost_packets: int
-) -> Drops:
-    return Drops(
-        sources=[
-            SourceProcessStatus(
-                namespace=pod.namespace,
-                pod=pod.name,
-                mode=pod.mode.label,
-                protocol=protocol_word(seen.protocol),
-                port=seen.port,
-                has_many_ports=seen.has_many_ports,
-                cgroup=cgroup.path,
-                source_pod=cgroup.pod_name,
-                process=seen.process_name,
-                packets=seen.count,
-                first=wall_clock(seen.first_ns),
-                last=wall_clock(seen.last_ns),
-                labels=pod.labels,
-            )
-            for seen, cgroup in sources
-            if (pod := store.pod_of_interface(seen.ifindex))
-        ],
-        lost_packets=lost_packets,
     )
 
 

@@ -1,42 +1,48 @@
 """The agent's servers: HTTP for the node, metrics for clients with RBAC, and PodInfo."""
 
 import asyncio
+import contextlib
 import gc
 import os
-from collections.abc import Awaitable, Callable, Iterator
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import ModuleType
 
 import structlog
 
 from agent import VERSION
+from agent.api import listen
 from agent.api.podinfo.disabled import DisabledPodInfo
 from agent.api.podinfo.service import PodInfoService
-from agent.app.listeners import Listeners
+from agent.app.ports import Ports
 from agent.app.reports import Reports
 from agent.kube.client import ApiClient
 from agent.logs import Event
+from agent.serving.ports import ListenError
 from agent.settings import Settings
 from bpf.attachment import Attachment
 
 log = structlog.get_logger(__name__)
 
+_RETRY_SECONDS = 5.0
+
 
 class Servers:
-    """All of them, on sockets that the caller opened and closes."""
+    """All of them. Gates, probes and readiness wait for none."""
 
     def __init__(
         self,
         settings: Settings,
-        listeners: Listeners,
+        ports: Ports,
         *,
         reports: Reports,
         pod_info: PodInfoService | DisabledPodInfo,
         api: ApiClient | None,
         attachment: Attachment,
     ) -> None:
-        """attachment: of the gates, for the log."""
+        """ports: opened and closed by this; attachment: of the gates, for the log."""
         self._settings = settings
-        self._listeners = listeners
+        self._ports = ports
         self._reports = reports
         self._pod_info = pod_info
         self._api = api
@@ -45,7 +51,7 @@ class Servers:
     def tasks(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
         """What runs as long as the agent does, by name."""
         yield "http", self._serve
-        if self._listeners.metrics:
+        if self._ports.metrics:
             yield "metrics", self._serve_metrics
         yield "podinfo", self._pod_info.run
 
@@ -55,24 +61,52 @@ class Servers:
         # What is allocated by now stays; a full collection of it would block the loop for 20 ms.
         gc.collect()
         gc.freeze()
-        async with http_server.serve(self._reports, self._listeners):
-            log.info(
-                Event.AGENT_STARTED,
-                version=VERSION,
-                pid=os.getpid(),
-                http=self._reports.http_address,
-                attachment=self._attachment.value,
-            )
-            await asyncio.Event().wait()
+        async with self._admin_socket() as admin, http_server.serve_admin(self._reports, admin):
+            with contextlib.closing(self._ports.http):
+                with contextlib.suppress(ListenError):
+                    await self._ports.http.open()
+                log.info(
+                    Event.AGENT_STARTED,
+                    version=VERSION,
+                    pid=os.getpid(),
+                    http=self._ports.http.address,
+                    attachment=self._attachment.value,
+                )
+                if self._ports.http.problem:
+                    await self._ports.http.open_always(Event.HTTP_NOT_SERVED)
+                async with http_server.serve(self._reports, self._ports.http.sockets):
+                    await asyncio.Event().wait()
+
+    @contextlib.asynccontextmanager
+    async def _admin_socket(self) -> AsyncIterator[socket.socket]:
+        """Listening, in a directory that only root enters; tried until it can be made."""
+        is_logged = False
+        while True:
+            try:
+                bound = listen.unix_socket(
+                    self._settings.admin_socket, directory_mode=0o700, mode=0o600
+                )
+                break
+            except ListenError as error:
+                if not is_logged:
+                    log.error(Event.ADMIN_API_NOT_SERVED, error=str(error))
+                is_logged = True
+                await asyncio.sleep(_RETRY_SECONDS)
+        with bound:
+            bound.listen()
+            yield bound
 
     async def _serve_metrics(self) -> None:
         remote_metrics = await asyncio.to_thread(_import_remote_metrics)
+        port, certificate = self._ports.metrics, self._settings.metrics_certificate
         assert self._api is not None  # `podgate run` requires it
-        sockets, certificate = self._listeners.metrics, self._settings.metrics_certificate
+        assert port is not None  # `tasks`
         page = remote_metrics.StatusPage(self._reports)
-        await remote_metrics.RemoteMetrics(
-            self._reports, self._api, sockets, certificate, page=page
-        ).run()
+        with contextlib.closing(port):
+            await port.open_always(Event.METRICS_NOT_SERVED)
+            await remote_metrics.RemoteMetrics(
+                self._reports, self._api, port.sockets, certificate, page=page
+            ).run()
 
 
 def _import_http_server() -> ModuleType:

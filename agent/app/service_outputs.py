@@ -3,6 +3,7 @@
 import asyncio
 
 from agent import labels, tasks
+from agent.admin.report import SourceProblem
 from agent.kube.objects import ApiPod, ApiPodStatus, ObjectMetadata, PodIp
 from agent.kube.pod_reports import PodReports
 from agent.pods.pod import Pod
@@ -13,8 +14,8 @@ from agent.services.api.source import ServiceEndpoints
 from agent.settings import ServiceSettings, Settings
 
 
-def problems(found: ServiceEndpoints | None) -> list[str]:
-    """For `podgate status`: one sentence each, but for those of the API server."""
+def problems(found: ServiceEndpoints | None) -> list[SourceProblem]:
+    """For the agent's report, but for those of the API server."""
     if found is None:
         return []
     by_part = {} if found.is_from_api else found.source.problems
@@ -24,7 +25,7 @@ def problems(found: ServiceEndpoints | None) -> list[str]:
         sentences.append(
             f"services are those saved at {at}; {found.source.name} has not confirmed them since"
         )
-    return sentences
+    return [SourceProblem(part="services", text=text) for text in sentences]
 
 
 class ManifestServices:

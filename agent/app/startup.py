@@ -2,16 +2,23 @@
 
 import asyncio
 
+import structlog
+
+from agent import state_files
 from agent.app import readiness, watchdog
 from agent.app.agent import Agent
 from agent.app.handover import Handover
-from agent.app.listeners import Listeners
 from agent.app.program_loading import Loading
 from agent.errors import PodgateError
 from agent.gates.worker import GateWorker
 from agent.kube.client import ApiClient
+from agent.linux import directories
+from agent.logs import Event
+from agent.serving import descriptors
 from agent.settings import Settings
 from bpf import pins
+
+log = structlog.get_logger(__name__)
 
 
 class StartError(PodgateError):
@@ -29,8 +36,9 @@ async def run(settings: Settings, loading: Loading) -> None:
     """Start an agent and run it to its end. loading: of its programs.
 
     Raises `StartError`, `NoClusterConfigError`, `AlreadyRunningError`, `TakeOverError`,
-    `PinError`, `CompileError` or `ListenError`, each one sentence.
+    `DirectoryError`, `PinError` or `CompileError`, each one sentence.
     """
+    descriptors.raise_limit()
     _check_feed(settings)
     if settings.rules is not None and not settings.rules.exists():
         raise StartError(
@@ -39,12 +47,14 @@ async def run(settings: Settings, loading: Loading) -> None:
     installation = pins.Pins(settings.bpffs)
     installation.prepare()
     try:
-        settings.run_directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        directories.ensure_own(settings.run_directory)
     except OSError as error:
-        raise StartError(
-            f"cannot write to {settings.run_directory} ({error.strerror}); "
-            "name another directory with --run-directory."
-        ) from error
+        if not state_files.has_no_room(error):
+            raise StartError(
+                f"cannot write to {settings.run_directory} ({error.strerror}); "
+                "name another directory with --run-directory."
+            ) from error
+        log.error(Event.RUN_DIRECTORY_UNAVAILABLE, error=str(error))
     try:
         readiness.remove(settings.pod_directory)
         handover = Handover(settings, installation, loading)
@@ -77,13 +87,8 @@ async def _run(
             return False
         # The other agent may have removed another version's.
         installation.prepare()
-        listeners = await Listeners.open(settings)
+        gate_worker = await GateWorker.open(settings, await asyncio.wrap_future(loading))
         try:
-            gate_worker = await GateWorker.open(settings, await asyncio.wrap_future(loading))
-            try:
-                agent = Agent(settings, gate_worker, api, listeners, handover, turn)
-                return await agent.run()
-            finally:
-                await gate_worker.aclose()
+            return await Agent(settings, gate_worker, api, handover, turn).run()
         finally:
-            listeners.close()
+            await gate_worker.aclose()

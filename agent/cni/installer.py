@@ -9,7 +9,6 @@ step leaves a working directory, also if the process is killed in between.
 import asyncio
 import contextlib
 import dataclasses
-import fcntl
 import os
 import pathlib
 import sys
@@ -22,7 +21,9 @@ from agent.backoff import Backoff, no_jitter
 from agent.cni import conflist
 from agent.cni.conflist import ConflistError, Entry
 from agent.errors import PodgateError
-from agent.linux import directory_changes
+from agent.linux import directory_changes, locks
+from agent.linux.directories import DirectoryError
+from agent.linux.locks import AlreadyRunningError, LockError
 from agent.logs import Event
 from agent.settings import CNI_BIN_DIRECTORY, CNI_CONF_DIRECTORY, RUN_DIRECTORY, Settings
 from bpf import pins
@@ -37,6 +38,7 @@ _SUFFIXES = (".conf", ".conflist", ".json")
 _MADE = "-podgate.conflist"
 _SAVED = ".podgate-saved"
 _UNFINISHED = ".podgate-new"
+_LOCK = ".podgate-lock"
 
 # Without an event: the plugin's binary, or the whole directory, may have been removed.
 _CHECK_SECONDS = 10.0
@@ -99,6 +101,12 @@ class CniInstaller(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def lock(self) -> pathlib.Path:
+        """Held by what keeps the plugin in the configuration, and by what removes it. Runtimes read
+        files only."""
+        return self.conf_directory / _LOCK
+
+    @property
     def installed_binary(self) -> pathlib.Path:
         return self.bin_directory / conflist.TYPE
 
@@ -134,16 +142,17 @@ class CniInstaller(msgspec.Struct, frozen=True, kw_only=True):
         if not self.conf_directory.is_dir():
             yield
             return
-        with _open_directory(self.conf_directory) as lock:
+        with contextlib.ExitStack() as stack:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+                stack.enter_context(locks.held(self.lock))
+            except AlreadyRunningError as error:
                 raise CniError(
                     f"a running agent keeps {conflist.TYPE} in {self.conf_directory} and would add "
                     "it again; restart the agent without --cni-conf-dir, or stop it, then repeat "
                     "this command."
                 ) from error
             yield
+            self.lock.rmdir()
 
     def _copy_binary(self) -> bool:
         try:
@@ -229,28 +238,30 @@ class RewriteBackoff:
 async def run(plugin: CniInstaller, status: "PluginStatus | None" = None) -> None:
     """Install the plugin, and again whenever a CNI rewrites its file, until cancelled.
 
-    It holds a shared lock of the directory, by which `CniInstaller.remove` recognises it.
+    It holds the lock by which `CniInstaller.remove` recognises it.
     """
     status = status or PluginStatus()
     reconciler = _Reconciler(plugin, status)
     directory = plugin.conf_directory
     while True:
         try:
-            with _open_directory(directory) as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            with locks.held(plugin.lock) as lock:
                 await reconciler.check()
                 async for _ in directory_changes.follow(
                     directory, at_least_every_seconds=_CHECK_SECONDS
                 ):
                     # Another directory of this name is locked before anything is written there.
-                    if not await asyncio.to_thread(_is_open_at, directory, lock):
+                    if not await asyncio.to_thread(locks.is_current, plugin.lock, lock):
                         break
                     await reconciler.check()
         except FileNotFoundError:
             reconciler.report(plugin.no_network)  # the directory comes with the CNI
             await asyncio.sleep(_CHECK_SECONDS)
-        except BlockingIOError:  # the plugin is being removed by hand
-            status.is_installed = False
+        except AlreadyRunningError:
+            reconciler.report(f"it is being removed from {directory} by hand.")
+            await asyncio.sleep(_CHECK_SECONDS)
+        except (DirectoryError, LockError) as error:
+            reconciler.report(str(error))
             await asyncio.sleep(_CHECK_SECONDS)
 
 
@@ -359,20 +370,6 @@ def _has_content(path: pathlib.Path, content: bytes) -> bool:
 def _stamp(path: pathlib.Path) -> tuple[int, int, int]:
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-@contextlib.contextmanager
-def _open_directory(path: pathlib.Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _is_open_at(path: pathlib.Path, descriptor: int) -> bool:
-    """Whether the directory at this path still is the open one. Raises `FileNotFoundError`."""
-    return os.path.samestat(os.fstat(descriptor), path.stat())
 
 
 @contextlib.contextmanager

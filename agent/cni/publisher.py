@@ -33,17 +33,19 @@ class CniStatePublisher:
         self._changes = modes.changes.subscribe()
         self._previous: NewPodModes | None = None
         """The modes in the file of the previous agent."""
+        self._problem = ""
 
     def open(self) -> None:
-        """Write it for this agent's programs, once they are pinned. Blocks; raises `OSError`.
+        """Write it for this agent's programs, once they are pinned. Blocks; `run` repeats what
+        fails.
 
         After a reboot not before the labels are read, if these may be stricter than the default:
         without the file, new pods wait if they have to (`strictStart`).
         """
         self._previous = state.read(self._run_directory)
         self._changes.take()
-        if not self._is_waiting:
-            state.publish(self._run_directory, self._desired(), self._attachment)
+        if not self._is_waiting and not self._publish(self._desired()):
+            self._changes.mark(NODE)
 
     async def run(self) -> None:
         """Write each change until cancelled."""
@@ -57,14 +59,21 @@ class CniStatePublisher:
             desired = self._desired()
             if len(desired.namespaces) > state.MAX_NAMESPACES:
                 log.warning(Event.CNI_STATE_TRUNCATED, namespaces=len(desired.namespaces))
-            try:
-                await asyncio.to_thread(
-                    state.publish, self._run_directory, desired, self._attachment
-                )
-            except OSError as error:
-                log.error(Event.CNI_STATE_NOT_WRITTEN, error=str(error))
+            if not await asyncio.to_thread(self._publish, desired):
                 await asyncio.sleep(_RETRY_SECONDS)
                 self._changes.mark(NODE)
+
+    def _publish(self, desired: NewPodModes) -> bool:
+        """Whether the file is written; the same error is logged once. Blocks."""
+        problem = ""
+        try:
+            state.publish(self._run_directory, desired, self._attachment)
+        except OSError as error:
+            problem = str(error)
+            if problem != self._problem:
+                log.error(Event.CNI_STATE_NOT_WRITTEN, error=problem)
+        self._problem = problem
+        return not problem
 
     @property
     def _is_waiting(self) -> bool:

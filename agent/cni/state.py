@@ -58,7 +58,8 @@ def publish(run_directory: pathlib.Path, modes: NewPodModes, attachment: Attachm
         attachment.value,
         namespaces={name: mode.label for name, mode in strictest[:MAX_NAMESPACES]},
     )
-    state_files.replace(run_directory / _NAME, msgspec.json.encode(state) + b"\n", mode=0o644)
+    # podgate-cni is root's; the file names namespaces of the whole cluster.
+    state_files.replace(run_directory / _NAME, msgspec.json.encode(state) + b"\n")
 
 
 def read(run_directory: pathlib.Path) -> NewPodModes | None:

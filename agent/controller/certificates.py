@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.kube import self_signed
+from agent.kube import responses, self_signed
 from agent.kube.self_signed import KeyPair
 
 SECRET_NAME: Final = "podgate-controller-tls"  # noqa: S105  a name
@@ -58,7 +58,7 @@ class _Secret(msgspec.Struct):
 def read(content: bytes) -> Certificates | None:
     """The content of a Secret's JSON; None if it is not usable and a new one is needed."""
     try:
-        data = msgspec.json.decode(content, type=_Secret).data
+        data = responses.decode(content, _Secret).data
         found = Certificates(
             KeyPair(base64.b64decode(data.serving), base64.b64decode(data.serving_key)),
             KeyPair(base64.b64decode(data.next), base64.b64decode(data.next_key))
@@ -90,9 +90,12 @@ def following(
     found: Certificates | None, names: list[str], now: datetime.datetime
 ) -> Certificates | None:
     """What is to be stored in place of `found`; None if it stays. names: of the service."""
-    if found is None or not found.serving.is_for(names) or now >= found.serving.expires:
-        # Also the case at installation. Requests fail until it is trusted; pods start without.
+    if found is None or not found.serving.is_for(names) or not found.serving.is_valid(now):
+        # Also the case at installation, and after a leader whose clock was ahead. Requests fail
+        # until it is trusted; pods start without.
         return Certificates(self_signed.certificate(_NAME, names, now, LIFETIME))
+    if found.next and not found.next.is_valid(now):
+        return dataclasses.replace(found, next=None)
     if found.next and now - found.next.made >= TRUSTED_BEFORE:
         return Certificates(found.next, retired=found.serving.certificate)
     if found.next is None and found.serving.expires - now < RENEWED_BEFORE:

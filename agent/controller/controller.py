@@ -16,6 +16,7 @@ from agent.controller.webhook_server import WebhookServer
 from agent.errors import PodgateError
 from agent.kube.client import ApiClient
 from agent.logs import Event
+from agent.serving import descriptors
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +37,7 @@ async def run(settings: ControllerSettings) -> None:
 
     Raises `NoClusterConfigError` or `ControllerError`.
     """
+    descriptors.raise_limit()
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -11,17 +11,29 @@ import structlog
 from aiohttp import web
 
 from agent import backoff
-from agent.controller import admission, http_server, review
+from agent.controller import admission, review
 from agent.controller.injection import Json
 from agent.controller.review import ReviewError, ReviewRequest
 from agent.kube.client import ApiClient, ApiError
 from agent.kube.self_signed import KeyPair
 from agent.logs import Event
+from agent.serving import http
+from agent.serving.places import Limits
+from agent.serving.ports import Port
 
 log = structlog.get_logger(__name__)
 
-# An AdmissionReview has the pod once or twice; the API server accepts requests of 3 MiB.
-_MAX_BYTES = 8 << 20
+# API servers open a connection for each review that they wait for, and keep some. They are not
+# known here, so none has a share of its own; a review that is received keeps its place.
+_LIMITS = Limits(
+    connections=512,
+    peer_connections=256,
+    trusted_connections=0,
+    is_kept=True,
+    # An AdmissionReview of a new pod has it once, and the API server accepts requests of 3 MiB.
+    body_bytes=4 << 20,
+    bodies_bytes=32 << 20,
+)
 # Certificates are trusted ten minutes before they are served, and the old one stays valid.
 _PERIOD_SECONDS = 30.0
 _FIRST_SECONDS = 1.0
@@ -85,13 +97,16 @@ class WebhookServer:
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        app = web.Application(client_max_size=_MAX_BYTES)
+        app = web.Application()
         app.router.add_post(review.PROBE_SPEC_PATH, _handler(review.validate_probe_spec))
         for gate, path in review.INJECT_PATHS.items():
             app.router.add_post(path, _injector(gate))
-        async with http_server.started(app, self._host, self._port, tls=self._tls):
-            log.info(Event.WEBHOOK_LISTENING, port=self._port)
-            yield
+        port = Port((self._host, self._port), "--webhook-address")
+        await port.open()
+        with contextlib.closing(port):
+            async with http.serve(app, port.sockets, _LIMITS, tls=lambda: self._tls):
+                log.info(Event.WEBHOOK_LISTENING, port=self._port)
+                yield
 
 
 def _injector(gate: str) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -103,7 +118,7 @@ def _handler(
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
         try:
-            body = answer(review.read(await request.read()))
+            body = answer(review.read(request[http.BODY]))
         except ReviewError as error:
             return web.Response(status=400, text=f"{error}\n")
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from typing import Any, Protocol, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from agent.cri import containerd_pb2, models, runtime_pb2
 from agent.cri.models import CriContainer, NetworkedSandbox, Sandbox, SandboxDetails
@@ -143,7 +144,7 @@ class RuntimeClient:
         )
 
     async def events(self) -> AsyncGenerator[str, None]:
-        """The name of each event that may have changed the lists, until the stream ends.
+        """The topic or kind of each event that may have changed the lists, until the stream ends.
 
         Events are hints: they get lost, and some arrive before the lists show the change.
         containerd has two streams of them. Its own is used first, because containerd 1.7 delivers
@@ -160,7 +161,9 @@ class RuntimeClient:
                 runtime_pb2.GetEventsRequest(),
                 runtime_pb2.ContainerEventResponse,
             ):
-                yield runtime_pb2.ContainerEventType.Name(event.container_event_type)
+                kind = event.container_event_type
+                is_named = kind in runtime_pb2.ContainerEventType.values()
+                yield runtime_pb2.ContainerEventType.Name(kind) if is_named else str(kind)
 
     async def networked_sandboxes(self) -> AsyncGenerator[NetworkedSandbox, None]:
         """Each new sandbox once or more often, as soon as it has its network: some 30 ms before the
@@ -170,8 +173,9 @@ class RuntimeClient:
         Metadata). Raises `CriUnimplementedError` for other runtimes.
         """
         async for envelope in self._containerd_events(_NETWORK_TOPICS):
-            container = containerd_pb2.ContainerEvent.FromString(envelope.event.value)
-            with contextlib.suppress(CriNotFoundError):
+            # Its content is up to containerd.
+            with contextlib.suppress(CriNotFoundError, DecodeError):
+                container = containerd_pb2.ContainerEvent.FromString(envelope.event.value)
                 response = await self._call(
                     "Get",
                     containerd_pb2.GetContainerRequest(id=container.id),
@@ -266,7 +270,10 @@ def _is_exec_exit(envelope: containerd_pb2.Envelope) -> bool:
     """Whether a process in addition to the container's own exited, such as an exec probe."""
     if envelope.topic != _EXIT_TOPIC:
         return False
-    exit_ = containerd_pb2.TaskExit.FromString(envelope.event.value)
+    try:
+        exit_ = containerd_pb2.TaskExit.FromString(envelope.event.value)
+    except DecodeError:
+        return False
     return bool(exit_.id != exit_.container_id)
 
 

@@ -74,6 +74,7 @@ class SandboxLookups:
         for lookup in self._running.values():
             lookup.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
+        self._running.clear()
 
     def forget_others(self, sandboxes: set[str], containers: set[str]) -> None:
         """Forget all sandboxes and containers but these, by id."""

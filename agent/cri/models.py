@@ -148,7 +148,7 @@ def decode_networked(response: containerd_pb2.GetContainerResponse) -> Networked
         return None
     try:
         stored = msgspec.json.decode(extension.value, type=_Stored).metadata
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         # Its content is up to containerd.
         return None
     name = stored.config.metadata

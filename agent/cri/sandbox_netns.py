@@ -88,7 +88,7 @@ def netns_paths(details: SandboxDetails) -> Iterator[str]:
     for text in details.info.values():
         try:
             info = msgspec.json.decode(text, type=_RuntimeInfo)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             # The content is up to the runtime.
             continue
         linux = info.runtime_spec.linux if info.runtime_spec else None

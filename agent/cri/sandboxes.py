@@ -143,8 +143,10 @@ class Sandboxes:
                     await self._wait()
         finally:
             await self._lookups.aclose()
-            if self._runtime is not None:
-                await self._runtime.aclose()
+            # Run again, it connects again.
+            runtime, self._runtime = self._runtime, None
+            if runtime is not None:
+                await runtime.aclose()
 
     async def _follow_networked(self) -> None:
         await networked.follow(lambda: self._runtime, self.add)

@@ -31,6 +31,7 @@ from agent.pods.pod import Pod
 from agent.pods.store import PodStore
 from bpf import abi
 from bpf.drop_sources import DropSource, DropSources
+from bpf.verdicts import Mode
 
 FLOWS_FILE = "observed_flows.json"
 """In the directory of saved state."""
@@ -45,7 +46,7 @@ _GATES_SECONDS = 2.0
 # Between changes that are saved: the whole history is written, while hundreds of pods may start.
 _SETTLE_SECONDS = 5.0
 
-_RawKey = tuple[int, int, int, int]
+_RawKey = tuple[int, int, int, int, Mode]
 
 
 class _SavedHistory(msgspec.Struct, kw_only=True, rename="camel"):
@@ -72,7 +73,7 @@ def saved_pods(path: pathlib.Path) -> dict[int, ObservedPod]:
 
     Empty if there is no such file. Blocks.
     """
-    with contextlib.suppress(OSError, msgspec.MsgspecError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         saved = msgspec.json.decode(path.read_bytes(), type=_SavedPods)
         if saved.boot == boot_id():
             return saved.pods
@@ -198,7 +199,7 @@ class SourceHistory:
         with self._lock:
             self._refresh()
             if gated is not None:
-                interfaces = {ifindex for _, ifindex, _, _ in self._live}
+                interfaces = {seen.ifindex for seen in self._live.values()}
                 unknown = interfaces - gated - self._pods.keys()
                 self._forget(unknown & self._unknown)
                 self._unknown = unknown
@@ -280,4 +281,4 @@ class SourceHistory:
 
 
 def _raw_key(seen: DropSource) -> _RawKey:
-    return seen.cgroup, seen.ifindex, seen.protocol, seen.port
+    return seen.cgroup, seen.ifindex, seen.protocol, seen.port, seen.mode

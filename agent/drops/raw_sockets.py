@@ -78,6 +78,11 @@ class RawSocketSources:
         return RawSocketStatus(mode=self._mode.value, problem=self.problem, sources=found)
 
     @property
+    def mode(self) -> str:
+        """Of --raw-sockets."""
+        return self._mode.value
+
+    @property
     def problem(self) -> str:
         """What is not rejected though it should be, in one sentence; else empty."""
         if self._mode is not RawSocketMode.DENY_PODS:

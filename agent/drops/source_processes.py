@@ -48,7 +48,7 @@ class CgroupName(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def saved_names(path: pathlib.Path) -> list[CgroupName]:
     """The names that an agent saved; none if there is no such file. Blocks."""
-    with contextlib.suppress(OSError, msgspec.MsgspecError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         return msgspec.json.decode(path.read_bytes(), type=list[CgroupName])
     return []
 

@@ -93,7 +93,12 @@ class GracePeriods:
             for uid in batch:
                 del self._waiting[uid]
             started = loop.time()
-            if filled := await self._fill_all([s for uid in batch if (s := self._store.get(uid))]):
+            try:
+                filled = await self._fill_all([s for uid in batch if (s := self._store.get(uid))])
+            except BaseException:
+                self._waiting |= dict.fromkeys(batch)
+                raise
+            if filled:
                 self._seconds_per_pod = (loop.time() - started) / len(batch)
             for uid in filled:
                 self._store.in_force.mark(uid)

@@ -22,7 +22,12 @@ _STACKED_KINDS = frozenset({"macvlan", "macvtap", "ipvlan", "ipvtap"})
 # What the host sends by one of these, it may receive again by another interface. What it sends by
 # a switch's internal port, ovs-vswitchd may send again, without the socket. A VLAN's frames are
 # readable on its own interface only, and may leave by an uplink as well.
-_REENTRY_KINDS = _STACKED_KINDS | {"ifb", "openvswitch", "vlan"}
+# Copies that a bridge floods have neither socket nor interface, and may come in again by a port.
+_REENTRY_KINDS = (
+    *(_STACKED_KINDS | {"ifb", "openvswitch", "vlan", "bridge"}),
+    # Their other end may send a packet back, as that of a device without Ethernet.
+    *("vxlan", "geneve", "gretap", "ip6gretap", "erspan", "ip6erspan"),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,6 +37,9 @@ class DevicePrograms:
     bridges: frozenset[int] = frozenset()
     devices: frozenset[int] = frozenset()
     uplinks: frozenset[int] = frozenset()
+    bare_devices: frozenset[int] = frozenset()
+    """Without Ethernet headers."""
+    loopbacks: frozenset[int] = frozenset()
     stamps: frozenset[int] = frozenset()
     tuns: frozenset[int] = frozenset()
 
@@ -52,23 +60,24 @@ def programs_for(
     count as the host's.
     """
     links = list(links)
-    of_pods = {link.master for link in links if link.index in gated}
     of_enforced = {link.master for link in links if link.index in enforced}
     found = {program.name: set[int]() for program in dataclasses.fields(DevicePrograms)}
     for link in links:
         if link.index in gated:
             continue
-        if link.is_loopback or link.index in ungated:
+        if link.is_loopback:
+            program = "loopbacks"
+        elif link.index in ungated:
             program = "stamps"
         elif link.index in tuns:
             program = "tuns"
         elif link.kind == "bridge" and link.index in of_enforced:
             program = "bridges"
         elif not link.is_ethernet:
-            continue
+            program = "bare_devices"
         elif _is_uplink(link, uplinks):
             program = "uplinks"
-        elif _can_reenter(link) or (link.kind == "bridge" and link.index in of_pods):
+        elif _can_reenter(link):
             program = "devices"
         else:
             continue
@@ -119,7 +128,9 @@ class HostDevices:
             has_changed = await self._ensure_programs(needed, are_all=are_all)
             tunnels = TunnelPorts(frozenset(), has_any=False)
             if not is_off:
-                tunnels = find_tunnels(links, await asyncio.to_thread(udp_listeners.read))
+                has_ppp = any(link.kind == "ppp" for link in links)
+                listeners = await asyncio.to_thread(udp_listeners.read, has_ppp=has_ppp)
+                tunnels = find_tunnels(links, listeners)
             if tunnels != self._tunnels:
                 ensure_tunnels = self._gate_worker.host_devices.ensure_tunnels
                 await self._gate_worker.run(ensure_tunnels, are_guarded=tunnels.has_any)
@@ -148,11 +159,13 @@ class HostDevices:
         programs = self._gate_worker.host_devices
         has_changed = False
         for name, ensure, interfaces in (
+            ("loopbacks", programs.ensure_loopbacks, needed.loopbacks),
             ("stamps", programs.ensure_stamps, needed.stamps),
             # Before the others: a bridge changes to this program when a pod is enforced.
             ("bridges", programs.ensure_bridges, needed.bridges),
             ("devices", programs.ensure_devices, needed.devices),
             ("uplinks", programs.ensure_uplinks, needed.uplinks),
+            ("bare_devices", programs.ensure_bare_devices, needed.bare_devices),
             ("tuns", programs.ensure_spoofed, needed.tuns),
         ):
             if self._ensured.get(name) != (interfaces, are_all):

@@ -95,6 +95,11 @@ class PathTester:
 
     async def run(self) -> None:
         """Test what is in the queue until cancelled."""
+        # Tests that a failed run has cancelled.
+        self._queue = self._running | self._queue
+        self._running = {}
+        if self._queue:
+            self._wake.set()
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._wake.wait()

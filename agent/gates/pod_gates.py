@@ -21,7 +21,6 @@ from agent.linux.pod_network import HostInterface, PodNetwork, PodNetworkReader
 from agent.logs import Event
 from agent.pods import modes
 from agent.pods.conditions import FALSE, TRUE
-from agent.pods.events import PodEvent, PodEvents
 from agent.pods.isolation import AUDITED, ENFORCED
 from agent.pods.pod import Pod
 from agent.pods.pod_state import Admission, IsolationStatus, PodState
@@ -56,7 +55,6 @@ class PodGates:
         self,
         *,
         store: PodStore,
-        events: PodEvents,
         gate_worker: GateWorker,
         reader: PodNetworkReader,
         authority: AddressAuthority,
@@ -68,7 +66,6 @@ class PodGates:
     ) -> None:
         """has_fallback: whether pods in strict admit the kubelet while no relay serves them."""
         self._store = store
-        self._events = events
         self._gate_worker = gate_worker
         self._gates = gate_worker.gates
         self._reader = reader
@@ -236,29 +233,24 @@ class PodGates:
             for interface in network.interfaces
             if not await run(self._gates.is_in_chain, interface.ifindex)
         ]
+        state.is_gate_lost = bool(lost)
         if lost:
             self._metrics.gates_lost.inc()
             log.error(Event.GATE_LOST, pod=pod.full_name, error=str(error))
             state.gate_problem = (
                 f"{', '.join(lost)} lost its gate, which cannot be attached again yet: {error}."
             )
-            self._record(pod, "GateLost", state.gate_problem)
         else:
             self._metrics.gate_updates_failed.inc()
             log.error(Event.GATE_NOT_UPDATED, pod=pod.full_name, error=str(error))
             state.gate_problem = (
                 f"The gate keeps its last addresses and rules; it cannot be updated yet: {error}."
             )
-            self._record(pod, "GateNotUpdated", state.gate_problem)
 
     def _report_claims(self, state: PodState) -> None:
         problem = state.claims.problem
         if self._authority.is_due(state.pod.uid, state.claims):
             log.warning(Event.ADDRESSES_UNCONFIRMED, pod=state.pod.full_name, problem=problem)
-            self._record(state.pod, "UnconfirmedAddress", problem)
-
-    def _record(self, pod: Pod, reason: str, message: str) -> None:
-        self._events.record(PodEvent(pod.uid, reason, message, action="Gating"))
 
     async def _install(self, state: PodState) -> None:
         network = state.network
@@ -267,6 +259,7 @@ class PodGates:
         config = self._config(state, network, state.admission)
         previous_problem = "" if state.has_failed else state.gate_problem
         state.gate_problem = state.chain_problem = ""
+        state.is_gate_lost = False
         for interface in network.interfaces:
             is_first_gate = state.gated_netns != state.netns
             if is_first_gate:
@@ -299,7 +292,6 @@ class PodGates:
         state.has_failed = False
         if state.gate_problem and state.gate_problem != previous_problem:
             log.warning(Event.GATE_HAS_NO_ROOM, pod=state.pod.full_name, problem=state.gate_problem)
-            self._record(state.pod, "GateHasNoRoom", state.gate_problem)
 
     def _config(self, state: PodState, network: PodNetwork, admission: Admission) -> GateConfig:
         return GateConfig(

@@ -21,7 +21,6 @@ from agent.kube.saved_pods import SavedObjects, SavedPods
 from agent.kube.watcher import Query, Watcher
 from agent.logs import Event
 from agent.pods.changes import Changes
-from agent.pods.events import PodEvent, PodEvents
 from agent.pods.modes import Labels
 from agent.pods.object_labels import ObjectLabels
 from agent.pods.pod import Pod, Problem
@@ -46,12 +45,11 @@ class ApiPods:
         *,
         node_name: str,
         modes: PodModes,
-        events: PodEvents,
         state: pathlib.Path | None = None,
         jitter: backoff.Jitter = random.random,
         keeps_whole: bool = False,
     ) -> None:
-        """modes: gets the labels of node and namespaces; events: for warnings to pods' authors;
+        """modes: gets the labels of node and namespaces;
         state: the file to save to; keeps_whole: whether `ApiPod.whole` is wanted."""
         self.current: dict[str, Pod] = {}
         """Every pod that an origin has; none before the labels of node and namespaces are read."""
@@ -91,7 +89,6 @@ class ApiPods:
         )
         self._node_name = node_name
         self._modes = modes
-        self._events = events
         self.saver = (
             StateSaver(
                 state, self._content, failure=Event.PODS_NOT_SAVED, settle_seconds=_SETTLE_SECONDS
@@ -269,9 +266,6 @@ class ApiPods:
                     uid=uid,
                     reason=problem.reason,
                     problem=problem.message,
-                )
-                self._events.record(
-                    PodEvent(uid, problem.reason, problem.message, action="Reading")
                 )
         self._warned[uid] = set(reading.warnings)
         return reading.pod

@@ -47,6 +47,8 @@ _RESPONSE_SECONDS = 30.0
 # etcd stores no object over 1.5 MiB; JSON may be several times the size of its protobuf.
 _MAX_LINE_BYTES = 16 << 20
 _MAX_ERROR_BYTES = 64 << 10
+# The API server's own are seconds; a proxy before it, or a page of its maintenance, may name hours.
+_MAX_RETRY_AFTER_SECONDS = 60.0
 # A list of all pods of a node is a few of these.
 _READ_BYTES = 2 << 20
 
@@ -67,11 +69,12 @@ class ApiError(PodgateError):
         retry_after_seconds: float = 0.0,
         causes: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        """code: the HTTP status, 0 without a response; causes: field and reason of each."""
+        """code: the HTTP status, 0 without a response; causes: field and reason of each;
+        retry_after_seconds: as the server requests, of which a minute is respected."""
         super().__init__(message)
         self.code = code
         self.reason = reason
-        self.retry_after_seconds = retry_after_seconds
+        self.retry_after_seconds = min(_MAX_RETRY_AFTER_SECONDS, retry_after_seconds)
         self.causes = causes
 
     @property
@@ -166,6 +169,23 @@ class ApiClient:
         except ValueError as error:
             raise ApiError("the API server sends no time") from error
         return found.replace(tzinfo=found.tzinfo or datetime.UTC)
+
+    @contextlib.asynccontextmanager
+    async def content(
+        self, path: str, *, query: Mapping[str, str], accept: str = JSON, timeout_seconds: float
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """A response's body in parts, for one that may be large. Raises `ApiError`, also while it
+        is read. timeout_seconds: for all of it."""
+        import aiohttp
+
+        limits = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=_CONNECT_SECONDS)
+        response = await self._send("GET", path, query, None, JSON, accept, limits)
+        parts = _parts(response)
+        try:
+            yield parts
+        finally:
+            await parts.aclose()
+            response.close()
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -287,6 +307,16 @@ def _session(tls: ssl.SSLContext) -> "aiohttp.ClientSession":
     )
 
 
+async def _parts(response: "aiohttp.ClientResponse") -> AsyncGenerator[bytes, None]:
+    import aiohttp
+
+    try:
+        async for part in response.content.iter_any():
+            yield part
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise _connection_error(error) from error
+
+
 async def _lines(response: "aiohttp.ClientResponse") -> AsyncGenerator[bytes, None]:
     import aiohttp
 
@@ -313,7 +343,12 @@ async def _error_response(response: "aiohttp.ClientResponse") -> ApiError:
         async with asyncio.timeout(_CONNECT_SECONDS):
             content = await response.content.read(_MAX_ERROR_BYTES)
         status = msgspec.json.decode(content, type=ApiStatus)
-    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError):
+    except (
+        aiohttp.ClientError,
+        OSError,
+        ValueError,
+        RecursionError,
+    ):  # DecodeError is a ValueError
         status = ApiStatus(message=f"HTTP status {response.status} {response.reason}")
     finally:
         response.close()

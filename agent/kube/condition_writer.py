@@ -6,6 +6,7 @@ at rest, other clients' changes are corrected, and after an outage each changed 
 
 * Node: a token bucket. While the API server is unreachable, one pod tries for all, with back-off.
 * Pod: a small bucket, for probes that flap and for other writers of the same conditions.
+* Where the API server fails to write one pod only, no other waits (agent/kube/write_failures.py).
 * A change that does not affect readiness waits longer: while one condition of a starting pod is
   False, the others are not urgent.
 * `isolation-ready` is sent by itself as soon as it is True, before the changes of other pods: the
@@ -28,10 +29,11 @@ import msgspec
 import structlog
 
 from agent import backoff
-from agent.kube import objects, patches
+from agent.kube import objects, patches, responses
 from agent.kube.client import STRATEGIC_MERGE, ApiClient, ApiError
 from agent.kube.objects import ApiPod
 from agent.kube.patches import Difference, SandboxStamp
+from agent.kube.write_failures import TICK_SECONDS, WriteFailures
 from agent.logs import Event
 from agent.pods.conditions import TYPES, Condition
 
@@ -51,8 +53,11 @@ _STALE_SECONDS = 2.0
 # A relay that was killed is back after its first back-offs.
 _LASTING_SECONDS = 10.0
 _PATCH_SECONDS = 10.0
-_TICK_SECONDS = 0.001
 _REJECTED_BASE_SECONDS, _REJECTED_CAP_SECONDS = 5.0, 300.0
+# Of a pod that others outlast: sooner than after a rejection, which may need a change of the pod.
+_FAILING_CAP_SECONDS = 30.0
+# A patch of theirs may take all of _PATCH_SECONDS.
+_FAILING_AT_ONCE = 2
 
 
 class _Urgency(enum.IntEnum):
@@ -106,8 +111,6 @@ class ConditionWriter:
         """
         self.patches_by_code = collections.Counter[str]()
         """Patches sent, by status code of the response; "none" without a response."""
-        self.problem = ""
-        """Why nothing can be written now; empty while writes succeed."""
         self._api = api
         self._conditions_of = conditions_of
         self._sandbox_of = sandbox_of
@@ -116,11 +119,16 @@ class ConditionWriter:
         self._jitter = jitter
         self._pods: dict[str, _PodWrites] = {}
         self._due: dict[str, float] = {}
-        self._resume_at = 0.0
         self._in_flight = 0
+        self._failing_in_flight = 0
         self._wake = asyncio.Event()
         self._bucket = backoff.Bucket(per_second=_PATCHES_PER_SECOND, burst=_BURST)
-        self._backoff = backoff.Backoff(base_seconds=1.0, cap_seconds=30.0, jitter=jitter)
+        self._failures = WriteFailures(jitter)
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be written now; empty while writes succeed."""
+        return self._failures.problem
 
     @property
     def pending(self) -> int:
@@ -191,6 +199,7 @@ class ConditionWriter:
         """The pod was deleted."""
         self._pods.pop(uid, None)
         self._due.pop(uid, None)
+        self._failures.forget(uid)
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -202,7 +211,11 @@ class ConditionWriter:
                 uid, pod = await self._next()
                 pod.is_in_flight = True
                 self._in_flight += 1
-                task = group.create_task(self._write(uid, pod), name=f"conditions of {uid}")
+                is_failing = self._failures.is_failing(uid)
+                self._failing_in_flight += is_failing
+                task = group.create_task(
+                    self._write(uid, pod, is_failing=is_failing), name=f"conditions of {uid}"
+                )
                 task.add_done_callback(lambda _: slots.release())
 
     async def _next(self) -> tuple[str, _PodWrites]:
@@ -211,50 +224,67 @@ class ConditionWriter:
         while True:
             self._wake.clear()
             now = loop.time()
+            times = self._times()
             # A timer's rounding must not make this a busy loop.
-            ready = [uid for uid, due in self._due.items() if due <= now + _TICK_SECONDS]
+            ready = [uid for uid, at in times.items() if at <= now + TICK_SECONDS]
             # While writes fail, one pod tries for all.
-            may_write = now + _TICK_SECONDS >= self._resume_at and not (
-                self.problem and self._in_flight
-            )
+            may_write = not (self.problem and self._in_flight)
             if ready and may_write:
-                uid = min(ready, key=lambda uid: (self._pods[uid].urgency, self._due[uid]))
+                uid = min(ready, key=self._order)
                 del self._due[uid]
                 return uid, self._pods[uid]
-            wait = None
-            if self._due and (may_write or not self._in_flight):
-                wait = max(min(self._due.values()), self._resume_at) - now
+            wait = min(times.values()) - now if times and may_write else None
             try:
                 async with asyncio.timeout(wait):
                     await self._wake.wait()
             except TimeoutError:
                 continue
 
-    async def _write(self, uid: str, pod: _PodWrites) -> None:
+    def _times(self) -> dict[str, float]:
+        """When each pod may be written, by uid; without pods that have to wait for others."""
+        has_slot = self._failing_in_flight < _FAILING_AT_ONCE
+        return {
+            uid: max(due, self._failures.resume_at(uid))
+            for uid, due in self._due.items()
+            if has_slot or not self._failures.is_failing(uid)
+        }
+
+    def _order(self, uid: str) -> tuple[tuple[bool, bool], _Urgency, float]:
+        """The pod with the least is written first."""
+        return self._failures.order(uid), self._pods[uid].urgency, self._due[uid]
+
+    async def _write(self, uid: str, pod: _PodWrites, *, is_failing: bool) -> None:
+        try:
+            await self._patch(uid, pod)
+        finally:
+            pod.is_in_flight = False
+            self._in_flight -= 1
+            self._failing_in_flight -= is_failing
+            self._wake.set()
+            if self._pods.get(uid) is pod:
+                self.enqueue(uid)
+
+    async def _patch(self, uid: str, pod: _PodWrites) -> None:
         conditions = self._desired(uid, pod)
-        if patches.difference(pod.actual, conditions) is not Difference.NONE:
-            pod.bucket.take()
-            pod.differs_since = None
-            try:
-                content = await self._api.request(
-                    "PATCH",
-                    patches.path(pod.actual),
-                    body=patches.body(pod.actual, conditions),
-                    content_type=STRATEGIC_MERGE,
-                    timeout_seconds=_PATCH_SECONDS,
-                )
-            except ApiError as error:
-                self.patches_by_code[str(error.code or "none")] += 1
-                self._handle_error(error, pod)
-            else:
-                self.patches_by_code["200"] += 1
-                self._mark_healthy(pod)
-                self._handle_response(content, pod, conditions)
-        pod.is_in_flight = False
-        self._in_flight -= 1
-        self._wake.set()
-        if self._pods.get(uid) is pod:
-            self.enqueue(uid)
+        if patches.difference(pod.actual, conditions) is Difference.NONE:
+            return
+        pod.bucket.take()
+        pod.differs_since = None
+        try:
+            content = await self._api.request(
+                "PATCH",
+                patches.path(pod.actual),
+                body=patches.body(pod.actual, conditions),
+                content_type=STRATEGIC_MERGE,
+                timeout_seconds=_PATCH_SECONDS,
+            )
+        except ApiError as error:
+            self.patches_by_code[str(error.code or "none")] += 1
+            self._handle_error(error, uid, pod)
+        else:
+            self.patches_by_code["200"] += 1
+            self._mark_healthy(uid, pod)
+            self._handle_response(content, pod, conditions)
 
     def _desired(self, uid: str, pod: _PodWrites) -> tuple[objects.PodCondition, ...]:
         now = SandboxStamp(self._sandbox_of(uid), self._boot)
@@ -274,7 +304,7 @@ class ConditionWriter:
     ) -> None:
         """Record what the API has now: the watch reports it later, after older versions."""
         try:
-            response = msgspec.json.decode(content, type=ApiPod)
+            response = responses.decode(content, ApiPod)
         except msgspec.DecodeError as error:
             log.warning(
                 Event.PATCH_RESPONSE_INVALID,
@@ -287,42 +317,36 @@ class ConditionWriter:
         if not objects.is_not_newer(response.metadata.resource_version, before):
             pod.actual = response
 
-    def _mark_healthy(self, pod: _PodWrites) -> None:
+    def _mark_healthy(self, uid: str, pod: _PodWrites) -> None:
         now = asyncio.get_running_loop().time()
         pod.text_at = now + _TEXT_SECONDS
         pod.backoff.reset()
         pod.rejection = ""
-        self._backoff.reset()
-        self._resume_at = 0.0
         if self.problem:
             log.info(Event.CONDITION_WRITES_RESUMED, pending=len(self._due))
-            self.problem = ""
+        self._failures.succeed(uid, now)
 
-    def _handle_error(self, error: ApiError, pod: _PodWrites) -> None:
-        name = pod.actual.metadata.full_name
+    def _handle_error(self, error: ApiError, uid: str, pod: _PodWrites) -> None:
         now = asyncio.get_running_loop().time()
+        had_problem = bool(self.problem)
         if patches.is_pod_replaced(error):
             pod.is_replaced = True
-            log.info(Event.CONDITION_POD_DELETED, pod=name)
-        elif error.is_transient:
-            if not self.problem:
-                log.warning(
-                    Event.CONDITION_WRITES_FAILING,
-                    error=str(error),
-                    code=error.code,
-                )
-            self.problem = str(error)
-            # Requests in flight at the same time are one failure.
-            if now + _TICK_SECONDS >= self._resume_at:
-                delay = max(error.retry_after_seconds, self._backoff.next_seconds())
-                self._resume_at = now + delay
-        else:
-            if pod.rejection != str(error):
-                log.error(
-                    Event.CONDITION_WRITE_REJECTED,
-                    pod=name,
-                    error=str(error),
-                    code=error.code,
-                )
-            pod.rejection = str(error)
-            pod.not_before = now + pod.backoff.next_seconds()
+            log.info(Event.CONDITION_POD_DELETED, pod=pod.actual.metadata.full_name)
+        elif not error.is_transient:
+            self._handle_rejection(error, pod, now + pod.backoff.next_seconds())
+        elif not self._failures.fail(uid, error, now):
+            seconds = min(pod.backoff.next_seconds(), _FAILING_CAP_SECONDS)
+            self._handle_rejection(error, pod, now + max(seconds, error.retry_after_seconds))
+        elif not had_problem:
+            log.warning(Event.CONDITION_WRITES_FAILING, error=str(error), code=error.code)
+
+    def _handle_rejection(self, error: ApiError, pod: _PodWrites, retry_at: float) -> None:
+        if pod.rejection != str(error):
+            log.error(
+                Event.CONDITION_WRITE_REJECTED,
+                pod=pod.actual.metadata.full_name,
+                error=str(error),
+                code=error.code,
+            )
+        pod.rejection = str(error)
+        pod.not_before = retry_at

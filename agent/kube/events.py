@@ -51,7 +51,8 @@ _Key = tuple[str, str, str]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Regarding:
-    """The object of an Event. namespace: empty for a node; container: empty for none."""
+    """The object of an Event. namespace: empty for a node; uid: empty if it is not known;
+    container: empty for none."""
 
     kind: str
     namespace: str
@@ -126,8 +127,14 @@ class EventRecorder:
         """As `record`, about this node."""
         self._record(self._node, reason, note, action)
 
+    def record_namespace(self, name: str, reason: str, note: str, *, action: str) -> None:
+        """As `record`, about a namespace; listed with the Events of its pods."""
+        self._record(_Regarding("Namespace", name, name, ""), reason, note, action)
+
     def _record(self, regarding: _Regarding, reason: str, note: str, action: str) -> None:
-        key = (regarding.uid, regarding.container, reason)
+        # A node has several problems of one kind; a pod can have another sentence each time.
+        what = reason if regarding.kind == "Pod" else f"{reason} {note}"
+        key = (regarding.uid or regarding.name, regarding.container, what)
         loop_now = asyncio.get_running_loop().time()
         moment = _micro_time(self._now())
         current = self._series.get(key)

@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from agent.backoff import Backoff, Jitter
+from agent.kube import responses
 from agent.kube.client import ApiClient, ApiError
 from agent.logs import Event
 
@@ -93,7 +94,7 @@ class KubeletVersion:
     async def _read(self) -> None:
         """Raises `ApiError`, and `msgspec.DecodeError` for what is no list of nodes."""
         body = await self._api.request("GET", "/api/v1/nodes", query=self._query)
-        for node in msgspec.json.decode(body, type=_NodeList).items:
+        for node in responses.decode(body, _NodeList).items:
             if agent := user_agent(node.status.node_info.kubelet_version):
                 self._publish(agent)
 

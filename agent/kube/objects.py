@@ -2,9 +2,13 @@
 
 Other fields are skipped while decoding, so environment values, managed fields and last-applied
 configurations are in no report and no file. `ApiPod.whole` has them, in memory only.
+
+What is left of an object is bounded, whatever its author wrote into its 1.5 MB: an agent has the
+pods of all tenants of its node in memory.
 """
 
 import dataclasses
+import sys
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -15,6 +19,14 @@ from probes.spec import networks
 MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
 """On the API's copy of a static pod: the uid that the kubelet and the runtime use for it."""
 
+
+# A pod's probes, hooks and ports in memory: half of it is 100 containers with three probes each.
+_MAX_SPEC_BYTES: Final = 1 << 20
+TOO_LARGE: Final = "(more than podgate reads)"
+"""Instead of probes, hooks or ports beyond that: of a wrong type, so it is reported as such."""
+# Usual objects have up to 50 labels, and pods up to three readiness gates.
+_MAX_LABELS: Final = 256
+_MAX_READINESS_GATES: Final = 256
 
 # Of 250 pods; a usual pod has 3 to 40 KiB, of which half are managed fields.
 _MAX_WHOLE_BYTES: Final = 256 << 10
@@ -45,7 +57,8 @@ class ApiStatus(msgspec.Struct, frozen=True):
 
 
 class ObjectMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """metav1.ObjectMeta; of the annotations only podgate's, the mirror's and the networks'."""
+    """metav1.ObjectMeta; of the annotations only podgate's, the mirror's and the networks', and of
+    the labels 256, podgate's first."""
 
     name: str
     namespace: str = ""
@@ -59,6 +72,11 @@ class ObjectMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", 
     def __post_init__(self) -> None:
         kept = {name: text for name, text in self.annotations.items() if _is_kept(name)}
         msgspec.structs.force_setattr(self, "annotations", kept)
+        if len(self.labels) > _MAX_LABELS:
+            # podgate's own first.
+            names = sorted(self.labels, key=lambda name: not _is_ours(name))[:_MAX_LABELS]
+            first = {name: self.labels[name] for name in names}
+            msgspec.structs.force_setattr(self, "labels", first)
 
     @property
     def full_name(self) -> str:
@@ -91,6 +109,9 @@ class ApiContainer(msgspec.Struct, frozen=True, kw_only=True, rename="camel", om
     restart_policy: Any = None
 
 
+_OF_ANY_SIZE: Final = ("ports", "startup_probe", "readiness_probe", "liveness_probe", "lifecycle")
+
+
 class ReadinessGate(msgspec.Struct, frozen=True, rename="camel"):
     """A condition that must be True before the kubelet reports Ready."""
 
@@ -106,6 +127,23 @@ class ApiPodSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     init_containers: tuple[ApiContainer, ...] = ()
     containers: tuple[ApiContainer, ...] = ()
     readiness_gates: tuple[ReadinessGate, ...] = ()
+
+    def __post_init__(self) -> None:
+        gates = self.readiness_gates
+        if len(gates) > _MAX_READINESS_GATES:
+            # podgate's own first; some are there twice.
+            ours = (gate for gate in gates if _is_ours(gate.condition_type))
+            first = tuple(dict.fromkeys((*ours, *gates)))[:_MAX_READINESS_GATES]
+            msgspec.structs.force_setattr(self, "readiness_gates", first)
+        left = _MAX_SPEC_BYTES
+        for container in (*self.init_containers, *self.containers):
+            for name in _OF_ANY_SIZE:
+                value = getattr(container, name)
+                size = 0 if value is None else _bytes(value, left)
+                if size <= left:
+                    left -= size
+                elif value != TOO_LARGE:
+                    msgspec.structs.force_setattr(container, name, TOO_LARGE)
 
 
 class PodCondition(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -226,5 +264,24 @@ def newest(of_api: ApiPod | None, of_kubelet: ApiPod | None) -> ApiPod | None:
 
 
 def _is_kept(annotation: str) -> bool:
-    is_ours = annotation.startswith(f"{agent_labels.DOMAIN}/")
-    return is_ours or annotation in (MIRROR_ANNOTATION, networks.STATUS_ANNOTATION)
+    is_other = annotation in (MIRROR_ANNOTATION, networks.STATUS_ANNOTATION)
+    return is_other or _is_ours(annotation)
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(f"{agent_labels.DOMAIN}/")
+
+
+def _bytes(value: object, limit: int) -> int:
+    """The memory of a decoded value; of one with more than `limit` bytes some number above it."""
+    total = 0
+    open_values = [value]
+    while open_values and total <= limit:
+        value = open_values.pop()
+        total += sys.getsizeof(value)
+        if isinstance(value, dict):
+            open_values += value.keys()
+            open_values += value.values()
+        elif isinstance(value, list):
+            open_values += value
+    return total

@@ -40,7 +40,8 @@ def read(pod: ApiPod, modes: PodModes) -> PodReading:
     spec = read_spec(pod)
     # Not its author's: the operator's labels of the node.
     foreign = {*modes.node.problems, *(p for p in decision.problems if p.reason == LIMITED)}
-    warnings = [p for p in decision.problems if p not in foreign] + _annotation_problems(pod)
+    annotations = _annotation_problems(pod)
+    warnings = [p for p in decision.problems if p not in foreign] + annotations
     hosts = _host_problems(pod, spec)
     warnings += hosts
     if not is_probed_by_agent(pod):
@@ -54,6 +55,7 @@ def read(pod: ApiPod, modes: PodModes) -> PodReading:
             mode=decision.mode,
             mode_problems=decision.problems,
             host_problems=tuple(hosts),
+            annotation_problems=tuple(annotations),
             kept_up_to=modes.kept_up_to(pod.metadata.namespace),
             host_network=pod.spec.host_network,
             is_relayed=pod.metadata.annotations.get(labels.RELAY_ANNOTATION) != RELAY_OFF,

@@ -19,10 +19,9 @@ class ListMetadata(msgspec.Struct, rename="camel"):
 
 
 class ObjectList(msgspec.Struct):
-    """Any list, with its objects undecoded."""
+    """Any list; its objects are read one by one (agent/kube/lists.py)."""
 
     metadata: ListMetadata = msgspec.field(default_factory=ListMetadata)
-    items: list[msgspec.Raw] | None = None
 
 
 class WatchEvent(msgspec.Struct):
@@ -48,14 +47,25 @@ class PartialObject(msgspec.Struct):
 
 
 def decode(content: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """Decode JSON of any depth. Raises `msgspec.DecodeError`."""
+    """Decode any bytes. Raises `msgspec.DecodeError`, and nothing else."""
     try:
         return msgspec.json.decode(content, type=kind)
     except RecursionError as error:
         raise msgspec.DecodeError("JSON is nested too deeply") from error
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError("JSON is not UTF-8") from error
 
 
-def decode_partial(raw: msgspec.Raw) -> PartialMetadata | None:
+def is_json(content: bytes) -> bool:
+    """Whether it is JSON of a usual depth, whatever it contains."""
+    try:
+        decode(content, msgspec.Raw)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def decode_partial(raw: bytes | msgspec.Raw) -> PartialMetadata | None:
     """The metadata of any object; None if even that cannot be decoded."""
     try:
         return decode(raw, PartialObject).metadata

@@ -32,6 +32,11 @@ class KeyPair:
     def made(self) -> datetime.datetime:
         return _loaded(self.certificate).not_valid_before_utc + _BACKDATED
 
+    def is_valid(self, now: datetime.datetime) -> bool:
+        """Whether clients accept it at this time."""
+        found = _loaded(self.certificate)
+        return found.not_valid_before_utc <= now < found.not_valid_after_utc
+
     def load(self, tls: ssl.SSLContext) -> None:
         """Use it for new connections of a server."""
         with _as_file(self.certificate) as certificate, _as_file(self.key) as key:

@@ -19,6 +19,7 @@ import re
 import msgspec
 
 from agent import backoff
+from agent.kube import responses
 from agent.kube.client import ApiClient, ApiError
 
 _TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105  a path
@@ -162,7 +163,7 @@ class TokenReviews:
     async def _request(self, token: str) -> Access:
         """Raises `ApiError` or `msgspec.DecodeError`."""
         content = await self._create(_TOKEN_REVIEWS, "TokenReview", {"token": token})
-        found = msgspec.json.decode(content, type=_TokenReview).status
+        found = responses.decode(content, _TokenReview).status
         if not found.authenticated:
             return Access.UNAUTHENTICATED
         spec: dict[str, object] = {
@@ -173,7 +174,7 @@ class TokenReviews:
             "nonResourceAttributes": {"path": self._path, "verb": "get"},
         }
         content = await self._create(_ACCESS_REVIEWS, "SubjectAccessReview", spec)
-        status = msgspec.json.decode(content, type=_AccessReview).status
+        status = responses.decode(content, _AccessReview).status
         return Access.ALLOWED if status.allowed and not status.denied else Access.FORBIDDEN
 
     async def _create(self, path: str, kind: str, spec: dict[str, object]) -> bytes:

@@ -11,7 +11,7 @@ watches from there until cancelled. Failures:
   from a backup; list the newest.
 * 404 for an optional resource: it has no objects. Retried about once a minute, as after 403, since
   the resource may be installed, or the permission be granted.
-* Other errors: the same request again, with back-off; Retry-After is respected.
+* Other errors: the same request again, with back-off; Retry-After is respected, up to a minute.
 * Duplicate and late events are recognised by their resource version and ignored.
 
 client-go's reflector.go is the model for the order of requests.
@@ -26,7 +26,7 @@ import msgspec
 import structlog
 
 from agent import backoff
-from agent.kube import objects, responses
+from agent.kube import lists, objects, responses
 from agent.kube.client import JSON, ApiClient, ApiError
 from agent.logs import Event
 
@@ -40,8 +40,6 @@ _SILENCE_SECONDS: Final = 70.0
 _SERVER_TIMEOUT_SECONDS: Final = 300
 # A stream without events that ended sooner is a failure, not a server that closes idle streams.
 _SHORTEST_STREAM_SECONDS: Final = 5.0
-_LIST_SECONDS: Final = 60.0
-_MAX_RETRY_AFTER_SECONDS: Final = 300.0
 _INITIAL_EVENTS_END: Final = "k8s.io/initial-events-end"
 # People change this, rarely; with 5,000 nodes these are 80 small responses per second.
 _LASTING_SECONDS: Final = 60.0
@@ -139,8 +137,7 @@ class Watcher(Generic[ObjectT]):
                 else:
                     await self._list()
             except ApiError as error:
-                wait = min(error.retry_after_seconds, _MAX_RETRY_AFTER_SECONDS)
-                wait *= 1.0 + 0.1 * self._jitter()
+                wait = error.retry_after_seconds * (1.0 + 0.1 * self._jitter())
                 wait = max(wait, self._backoff.next_seconds())
                 if self.query.may_be_absent and error.code in (403, 404):
                     wait = max(wait, _LASTING_SECONDS * (0.5 + self._jitter()))
@@ -188,19 +185,23 @@ class Watcher(Generic[ObjectT]):
         query = self._query()
         # From the server's cache: at first any version, later none older than what was received.
         query["resourceVersion"] = "" if self._needs_newest else self._version or "0"
-        content = await self._api.request(
-            "GET",
+        found: list[ObjectT] = []
+
+        def add(item: bytes) -> None:
+            if read := self._read(item):
+                found.append(read)
+            elif not responses.is_json(item):
+                # The others may be all, and objects that a list lacks count as deleted.
+                raise ApiError("the API server's list cannot be decoded: it is not JSON")
+
+        version = await lists.read(
+            self._api,
             self.query.path,
             query=query,
             accept=_METADATA_LIST if self.query.is_metadata_only else JSON,
-            timeout_seconds=_LIST_SECONDS,
+            on_item=add,
         )
-        try:
-            listed = responses.decode(content, responses.ObjectList)
-        except msgspec.DecodeError as error:
-            raise ApiError(f"the API server's list cannot be decoded: {error}") from error
-        found = [self._read(item) for item in listed.items or ()]
-        self._replace_all([item for item in found if item], listed.metadata.resource_version)
+        self._replace_all(found, version)
 
     async def _stream_list(self) -> None:
         """List and watch in one request, or detect that this server cannot."""
@@ -278,7 +279,7 @@ class Watcher(Generic[ObjectT]):
             "timeoutSeconds": str(seconds),
         }
 
-    def _read(self, raw: msgspec.Raw) -> ObjectT | None:
+    def _read(self, raw: bytes | msgspec.Raw) -> ObjectT | None:
         """The object; its previous version if it cannot be decoded, or None."""
         try:
             found = responses.decode(raw, self.query.kind)

@@ -2,6 +2,7 @@
 
 import pathlib
 import socket
+import stat
 
 from bpf import abi
 from bpf.rules import Rule, SourceKind
@@ -40,7 +41,10 @@ def pods_cgroup(cgroup2: pathlib.Path) -> tuple[int, int] | None:
     None on a node without a kubelet's hierarchy.
     """
     for name in _PODS_CGROUPS:
-        directory = cgroup2 / name
-        if directory.is_dir():
-            return directory.stat().st_ino, len(pathlib.PurePath(name).parts)
+        try:
+            status = (cgroup2 / name).stat()
+        except OSError:
+            continue
+        if stat.S_ISDIR(status.st_mode):
+            return status.st_ino, len(pathlib.PurePath(name).parts)
     return None

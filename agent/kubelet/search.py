@@ -7,7 +7,6 @@ anyway. It must be in the node's network namespace and in no container's cgroup,
 that serves the kubelet's port comes before all others.
 """
 
-import contextlib
 import dataclasses
 import os
 import pathlib
@@ -15,7 +14,7 @@ import re
 from collections.abc import Iterator
 
 from agent.errors import PodgateError
-from agent.linux.procfs import Procfs
+from agent.linux.procfs import Procfs, raise_own
 from agent.settings import KUBELET_NAME, ByProcess, KubeletSetting
 
 _KUBELET_PORT = 10250  # --port's default, kubernetes/pkg/cluster/ports
@@ -91,6 +90,12 @@ def find(
             f"the kubelet (pid {pid}) is in the root cgroup, the default of all processes; run it "
             "as a systemd unit, or move it to a cgroup of its own."
         )
+    if not path.isprintable():
+        # Neither nft nor a report could name it, and no kubelet has such a unit.
+        raise KubeletCgroupError(
+            f"the kubelet (pid {pid}) is in a cgroup whose name is not printable; run it as a "
+            "systemd unit."
+        )
     if ".." in path.split("/"):
         raise KubeletCgroupError(
             f"the kubelet (pid {pid}) is in a cgroup outside of podgate's cgroup namespace; run "
@@ -99,7 +104,7 @@ def find(
     directory = cgroup2 / path[1:]
     try:
         number = directory.stat().st_ino
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if pid is None or procfs.started(pid) is None:
             return None
         raise KubeletCgroupError(
@@ -160,10 +165,14 @@ def _reject_pods_cgroup(
     _reject_pods_path(path)
     process: int | str = "self" if pid is None else pid
     own = [procfs.namespace(process, kind) for kind in ("net", "pid")]
-    for count, (below, names, _) in enumerate(os.walk(directory)):
+    for count, (below, names, _) in enumerate(os.walk(directory, onerror=raise_own)):
         pods = [name for name in names if _PODS.fullmatch(name)]
         if pods or count > _MAX_CGROUPS:
-            what = pods[0] if pods else f"more than {_MAX_CGROUPS} cgroups"
+            what = (
+                os.fsencode(pods[0]).decode(errors="backslashreplace")
+                if pods
+                else f"more than {_MAX_CGROUPS} cgroups"
+            )
             raise KubeletCgroupError(
                 f"the kubelet's cgroup {path} also holds pods ({what}); run the kubelet in a "
                 "cgroup of its own."
@@ -203,9 +212,11 @@ def _descends(pid: int, ancestor: int, procfs: Procfs) -> bool:
 
 def _members(directory: pathlib.Path) -> list[int]:
     """Processes in exactly this cgroup; none if it is removed, or of a type without processes."""
-    with contextlib.suppress(OSError):
-        return [int(line) for line in (directory / "cgroup.procs").read_text().split()]
-    return []
+    try:
+        return [int(line) for line in (directory / "cgroup.procs").read_bytes().split()]
+    except OSError as error:
+        raise_own(error)
+        return []
 
 
 def _is_pods(path: str) -> bool:

@@ -1,31 +1,92 @@
 """Changes of files in a directory.
 
 Events of the file system are hints only: the whole directory is to be read again after each, so
-renames, atomic symlink swaps (ConfigMaps) and lost events are all the same.
+renames, atomic symlink swaps (ConfigMaps) and lost events are all the same. Where the node has no
+inotify instance or watch left (containerd's shims take two of root's 128 for each pod), or the
+directory is missing, there are hints every few seconds.
 """
 
+import asyncio
+import contextlib
 import pathlib
 from collections.abc import AsyncIterator
 
-import watchfiles
+import structlog
+
+from agent.linux.inotify import DirectoryWatches
+from agent.logs import Event
+
+log = structlog.get_logger(__name__)
 
 # Editors write in several steps; an immediate read would report a half-written file as invalid.
-_SETTLE_MS = 50
+_SETTLE_SECONDS = 0.05
+# Reading the stamps of a directory takes some system calls.
+_POLL_SECONDS = 2.0
+# Others may have released theirs.
+_RETRY_SECONDS = 60.0
 
 
 async def follow(
     directory: pathlib.Path, *, at_least_every_seconds: float | None = None
 ) -> AsyncIterator[None]:
-    """One item whenever something changes in the directory, until cancelled.
+    """One item whenever something may have changed in the directory, until cancelled.
 
     at_least_every_seconds: one item after so long without any change, too.
     """
-    async for _ in watchfiles.awatch(
-        directory,
-        debounce=_SETTLE_MS,
-        step=_SETTLE_MS,
-        recursive=False,
-        rust_timeout=int((at_least_every_seconds or 5) * 1000),
-        yield_on_timeout=at_least_every_seconds is not None,
-    ):
+    loop = asyncio.get_running_loop()
+    is_logged = False
+    while True:
+        try:
+            watches = DirectoryWatches(reports_writes=True)
+        except OSError as error:
+            if not is_logged:
+                _log(directory, str(error.strerror))
+            is_logged = True
+            retry_at = loop.time() + _RETRY_SECONDS
+            while loop.time() < retry_at:
+                await asyncio.sleep(_shortest(at_least_every_seconds))
+                yield
+            continue
+        is_logged = False
+        with contextlib.closing(watches):
+            readable = asyncio.Event()
+            loop.add_reader(watches, readable.set)
+            try:
+                async for _ in _follow(watches, readable, directory, at_least_every_seconds):
+                    yield
+            finally:
+                loop.remove_reader(watches)
+
+
+async def _follow(
+    watches: DirectoryWatches,
+    readable: asyncio.Event,
+    directory: pathlib.Path,
+    limit_seconds: float | None,
+) -> AsyncIterator[None]:
+    problem = ""
+    while True:
+        # Another directory of this name is another one.
+        is_new = await asyncio.to_thread(watches.watch_only, [directory])
+        if watches.problem and not problem:
+            _log(directory, watches.problem)
+        problem = watches.problem
+        if is_new:
+            # What happened before it was watched.
+            yield
+        seconds = limit_seconds if watches.has(directory) else _shortest(limit_seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await readable.wait()
+                await asyncio.sleep(_SETTLE_SECONDS)
+        watches.drain()
+        readable.clear()
         yield
+
+
+def _shortest(limit_seconds: float | None) -> float:
+    return min(_POLL_SECONDS, limit_seconds or _POLL_SECONDS)
+
+
+def _log(directory: pathlib.Path, problem: str) -> None:
+    log.warning(Event.DIRECTORY_NOT_WATCHED, directory=str(directory), error=problem)

@@ -2,6 +2,7 @@
 when a file is written."""
 
 import ctypes
+import errno
 import os
 import pathlib
 import threading
@@ -12,6 +13,8 @@ _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE = 0x40, 0x80, 0x100, 0x200
 _IN_ONLYDIR = 0x01000000
 _IN_MODIFY, _IN_CLOSE_WRITE = 0x2, 0x8
 _MASK = _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_ONLYDIR
+# Errors of inotify_add_watch(2) for a directory that does not exist.
+_MISSING = (errno.ENOENT, errno.ENOTDIR)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -30,6 +33,8 @@ class DirectoryWatches:
         self._lock = threading.Lock()
         self._descriptor = _open()
         self._watched: dict[pathlib.Path, int] = {}
+        self.problem = ""
+        """Why the last `watch_only` could not watch a directory that exists; else empty."""
 
     def fileno(self) -> int:
         return self._descriptor
@@ -41,10 +46,10 @@ class DirectoryWatches:
         """Watch these, and no others any more; returns whether one was not watched before.
 
         What happened in that one until now is not reported. Directories that do not exist are left
-        out; one that was removed and created
-        again is another.
+        out, and those for which the user has no watch left (`problem`); one that was removed and
+        created again is another.
         """
-        has_new = False
+        has_new, problem = False, ""
         with self._lock:
             for path in self._watched.keys() - directories:
                 # Fails where the directory is gone, and its watch with it.
@@ -53,10 +58,17 @@ class DirectoryWatches:
                 number = _libc.inotify_add_watch(self._descriptor, os.fsencode(path), self._mask)
                 if number < 0:
                     self._watched.pop(path, None)
+                    if (error := ctypes.get_errno()) not in _MISSING:
+                        problem = os.strerror(error)
                 elif self._watched.get(path) != number:
                     self._watched[path] = number
                     has_new = True
+            self.problem = problem
         return has_new
+
+    def has(self, directory: pathlib.Path) -> bool:
+        """Whether the last `watch_only` watched it."""
+        return directory in self._watched
 
     def drain(self) -> None:
         """Read all pending notifications."""

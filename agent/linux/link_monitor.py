@@ -48,24 +48,15 @@ class LinkMonitor:
         self._on_link_changed = on_link_changed
         self._on_address_changed = on_address_changed
         self._on_overrun = on_overrun
-        self._socket = socket.socket(
-            socket.AF_NETLINK,
-            socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC,
-            socket.NETLINK_ROUTE,
-        )
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
-            self._socket.bind((0, 0))
-            self._socket.setsockopt(_SOL_NETLINK, _NETLINK_LISTEN_ALL_NSID, 1)
-            for group in (_RTNLGRP_LINK, _RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR):
-                self._socket.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, group)
-        except BaseException:
-            self._socket.close()
-            raise
+        # Before anything is read of which messages report changes.
+        self._socket = _opened()
 
     async def run(self) -> None:
-        """Listen until cancelled; then the socket is closed."""
+        """Listen until cancelled; then the socket is closed. Run again, it has lost messages."""
         loop = asyncio.get_running_loop()
+        if self._socket.fileno() < 0:
+            self._socket = _opened()
+            self._on_overrun()
         bucket = Bucket(per_second=_PER_SECOND, burst=_BURST)
         overruns = Pace(
             at_once=1, base_seconds=_OVERRUN_BASE_SECONDS, cap_seconds=_OVERRUN_CAP_SECONDS
@@ -128,3 +119,22 @@ class LinkMonitor:
         for nsid in pods:
             self._on_address_changed(nsid)
         return overrun
+
+
+def _opened() -> socket.socket:
+    """Raises `OSError`."""
+    opened = socket.socket(
+        socket.AF_NETLINK,
+        socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC,
+        socket.NETLINK_ROUTE,
+    )
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+        opened.bind((0, 0))
+        opened.setsockopt(_SOL_NETLINK, _NETLINK_LISTEN_ALL_NSID, 1)
+        for group in (_RTNLGRP_LINK, _RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR):
+            opened.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, group)
+    except BaseException:
+        opened.close()
+        raise
+    return opened

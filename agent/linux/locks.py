@@ -1,4 +1,9 @@
-"""Locks: one agent per run directory and per BPF file system."""
+"""Locks: one agent per run directory and per BPF file system, one proxy per run directory.
+
+flock(2) needs a descriptor that reads, and nothing else. So any process that can open a thing can
+hold its lock: what is locked here is a directory of mode 0700, which only root opens. It is a
+directory and no file because a BPF file system has no files.
+"""
 
 import contextlib
 import fcntl
@@ -7,35 +12,127 @@ import pathlib
 from collections.abc import Iterator
 
 from agent.errors import PodgateError
+from agent.linux import directories
+from agent.linux.procfs import Procfs
+
+_NAME = "lock"
 
 
 class AlreadyRunningError(PodgateError):
-    """Another agent holds the lock."""
+    """Another process holds the lock."""
+
+
+class LockError(PodgateError):
+    """The lock cannot be made."""
 
 
 @contextlib.contextmanager
 def exclusive(directory: pathlib.Path) -> Iterator[None]:
-    """Hold a directory's lock; the kernel releases it when the process ends for any reason.
+    """Hold the lock of a run directory, or of podgate's directory in a BPF file system.
 
-    Raises `AlreadyRunningError` when another agent holds it.
+    The kernel releases it when the process ends for any reason. Raises `AlreadyRunningError` when
+    another agent holds it, `DirectoryError`, and `LockError` where nothing can be written.
     """
-    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(held(directory / _NAME))
+            stack.enter_context(_previous_lock(directory))
+        except AlreadyRunningError as error:
+            raise AlreadyRunningError(
+                f"another agent is running with {directory}; stop it first, or name other "
+                "directories with --run-directory and --bpffs."
+            ) from error
+        yield
+
+
+@contextlib.contextmanager
+def exclusive_if_present(directory: pathlib.Path) -> Iterator[None]:
+    """As `exclusive` if the directory exists; otherwise no process can be using it.
+
+    A lock that cannot be made, as on a full disk, is one that no process holds.
+    """
+    with contextlib.ExitStack() as stack:
+        if directory.is_dir():
+            try:
+                stack.enter_context(exclusive(directory))
+            except LockError:
+                stack.enter_context(_previous_lock(directory))
+        yield
+
+
+@contextlib.contextmanager
+def held(lock: pathlib.Path) -> Iterator[int]:
+    """Hold one lock, a directory of its own; yields its descriptor.
+
+    Raises `AlreadyRunningError` when another process holds it, `FileNotFoundError` without the
+    directory that it is in, `DirectoryError` and `LockError`.
+    """
+    while True:
+        try:
+            descriptor = directories.open_private(lock)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise LockError(
+                f"the lock {lock} cannot be made ({error.strerror}); make room there, and remount "
+                "what is read-only."
+            ) from error
+        try:
+            if not _take(descriptor):
+                raise AlreadyRunningError(f"another process holds the lock {lock}.")
+            # Its previous holder may have removed it.
+            if is_current(lock, descriptor):
+                yield descriptor
+                return
+        finally:
+            os.close(descriptor)
+
+
+def is_current(lock: pathlib.Path, descriptor: int) -> bool:
+    """Whether this still is the directory of that name, so that others find it locked."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(lock)
-        raise AlreadyRunningError(
-            f"another agent is running with {directory}; stop it first, or name other directories "
-            "with --run-directory and --bpffs."
-        ) from error
+        return os.path.samestat(os.fstat(descriptor), lock.stat())
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def _previous_lock(directory: pathlib.Path) -> Iterator[None]:
+    """The lock of versions that locked the directory itself, so that a roll-out from or to one of
+    them never runs two agents.
+
+    Any process may hold it, so it counts only where a process of root does, as an agent is.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        if not _take(descriptor) and _is_held_by_root(descriptor):
+            raise AlreadyRunningError(f"an agent of a previous version has locked {directory}.")
         yield
     finally:
-        os.close(lock)
+        os.close(descriptor)
 
 
-def exclusive_if_present(
-    directory: pathlib.Path,
-) -> contextlib.AbstractContextManager[None]:
-    """As `exclusive` if the directory exists; otherwise no process can be using it."""
-    return exclusive(directory) if directory.is_dir() else contextlib.nullcontext()
+def is_held(directory: pathlib.Path) -> bool:
+    """Whether another process holds the lock of a directory; not of one that does not exist."""
+    try:
+        with exclusive_if_present(directory):
+            return False
+    except AlreadyRunningError:
+        return True
+    except (OSError, directories.DirectoryError):
+        return False
+
+
+def _take(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_held_by_root(descriptor: int) -> bool:
+    status = os.fstat(descriptor)
+    file = os.major(status.st_dev), os.minor(status.st_dev), status.st_ino
+    procfs = Procfs()
+    return any(set(procfs.users(pid)) == {0} for pid in procfs.lock_holders(*file))

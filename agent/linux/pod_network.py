@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import ipaddress
 import os
+import socket
 import struct
 from collections.abc import Iterable, Mapping
 
@@ -164,7 +165,9 @@ async def _addresses(netns: Netns) -> list[tuple[int, IPAddress]]:
     """Each with its interface."""
     found: list[tuple[int, IPAddress]] = []
     for message in await netlink.dump(_RTM_GETADDR, _IFADDR.pack(0, 0, 0, 0, 0), netns=netns):
-        _, _, _, _, ifindex = _IFADDR.unpack_from(message, HEADER_BYTES)
+        family, _, _, _, ifindex = _IFADDR.unpack_from(message, HEADER_BYTES)
+        if family not in (socket.AF_INET, socket.AF_INET6):
+            continue  # such as MCTP's, of one byte
         values = attributes(message, HEADER_BYTES + _IFADDR.size)
         # With a peer, IFA_ADDRESS is the peer's (include/uapi/linux/if_addr.h).
         if packed := values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS):

@@ -1,11 +1,23 @@
-"""Reads of /proc about processes; None for a process that no longer exists."""
+"""Reads of /proc about processes; None for a process that no longer exists.
 
+Names of processes and cgroups are any bytes but zero and, in a cgroup's, "/" and a line break. So
+files are split as the kernel writes them, at line breaks and spaces alone: `str.splitlines` and
+`str.split` know more separators, with which a process could write a line of its own. A file that is
+not as the kernel writes it is unknown, like one that is gone.
+
+Methods raise `OSError` only where this process has no descriptor or memory left: then nothing is
+known of another one, and one that counts as gone might be the kubelet.
+"""
+
+import errno
 import os
 import pathlib
 from collections.abc import Iterator
 
+from agent.linux.descriptors import EXHAUSTED
+
 _COMM_BYTES = 15  # TASK_COMM_LEN without the zero
-_LISTENING = "0A"  # TCP_LISTEN, as /proc/net/tcp prints it
+_LISTENING = b"0A"  # TCP_LISTEN, as /proc/net/tcp prints it
 
 
 _BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
@@ -28,17 +40,17 @@ class Procfs:
     def is_named(self, pid: int, name: str) -> bool:
         """By the name in the kernel: the program's, cut to 15 bytes."""
         comm = self._read(f"{pid}/comm")
-        return comm is not None and comm.rstrip("\n") == _cut(name)
+        return comm is not None and comm.removesuffix(b"\n") == os.fsencode(name)[:_COMM_BYTES]
 
     def started(self, pid: int) -> int | None:
         """Start time in ticks since boot; None when it has exited. With the pid it identifies a
         process."""
         fields = self._stat(pid)
-        return None if fields is None or fields[0] in "ZX" else int(fields[19])
+        return None if fields is None or fields[0] in b"ZX" else _number(fields[19])
 
     def parent(self, pid: int) -> int | None:
         fields = self._stat(pid)
-        return None if fields is None else int(fields[1])
+        return None if fields is None else _number(fields[1])
 
     def has_capability(self, pid: int, capability: int) -> bool:
         """Whether it is effective in this process's user namespace.
@@ -48,10 +60,26 @@ class Procfs:
         """
         if self.namespace(pid, "user") != self.namespace("self", "user"):
             return False
-        for line in (self._read(f"{pid}/status") or "").splitlines():
-            if line.startswith("CapEff:"):
-                return bool(int(line.split()[1], 16) >> capability & 1)
+        for line in _lines(self._read(f"{pid}/status")):
+            if line.startswith(b"CapEff:"):
+                return bool((_number(line[7:].strip(), 16) or 0) >> capability & 1)
         return False
+
+    def users(self, pid: int) -> list[int]:
+        """Its user ids: the real one, the effective one and two more (credentials(7)); none when it
+        has exited. Of a set-user-ID program only some are root's."""
+        for line in _lines(self._read(f"{pid}/status")):
+            if line.startswith(b"Uid:"):
+                return [int(uid) for uid in line.split()[1:]]
+        return []
+
+    def lock_holders(self, major: int, minor: int, inode: int) -> set[int]:
+        """Processes that hold a lock of flock(2) on this file, of those in this process' pid
+        namespace (proc_locks(5))."""
+        file = f"{major:02x}:{minor:02x}:{inode}".encode()
+        lines = (line.split() for line in _lines(self._read("locks")))
+        # A process that waits has an arrow before its kind.
+        return {int(line[4]) for line in lines if line[1:2] == [b"FLOCK"] and line[5:6] == [file]}
 
     def cgroup(self, pid: int | str) -> str | None:
         """Its cgroup of version 2, "/a/b"; None when it has exited, or its cgroup was removed.
@@ -62,25 +90,27 @@ class Procfs:
         return None if path is None or path.endswith(" (deleted)") else path
 
     def cgroups(self, pid: int | str) -> dict[str, str]:
-        """Its cgroups by the hierarchy's number, which is "0" for version 2."""
-        lines = (self._read(f"{pid}/cgroup") or "").splitlines()
-        return {number: path for number, _, path in (line.split(":", 2) for line in lines)}
+        """Its cgroups by the hierarchy's number, which is "0" for version 2. Bytes that are
+        not UTF-8 are as in `os.fsdecode`."""
+        parts = (line.split(b":", 2) for line in _lines(self._read(f"{pid}/cgroup")))
+        return {os.fsdecode(part[0]): os.fsdecode(part[2]) for part in parts if len(part) == 3}
 
     def namespace(self, pid: int | str, kind: str) -> str | None:
         """The namespace it is in, such as "net:[4026531840]"; pid "self" for this process."""
         try:
             return os.readlink(f"{self._root}/{pid}/ns/{kind}")
-        except OSError:
+        except OSError as error:
+            raise_own(error)
             return None
 
     def name(self, pid: int) -> str:
-        """Its name in the kernel, of 15 bytes; empty when it has exited."""
-        return (self._read(f"{pid}/comm") or "").rstrip("\n")
+        """Its name in the kernel, of 15 bytes, for people; empty when it has exited."""
+        return (self._read(f"{pid}/comm") or b"").removesuffix(b"\n").decode(errors="replace")
 
     def packet_sockets(self) -> set[str]:
         """The packet sockets of this process's network namespace, as `sockets` returns them."""
-        lines = (self._read("self/net/packet") or "").splitlines()[1:]
-        return {f"socket:[{line.split()[-1]}]" for line in lines}
+        fields = (line.split() for line in _lines(self._read("self/net/packet"))[1:])
+        return {f"socket:[{os.fsdecode(found[-1])}]" for found in fields if found}
 
     def sockets(self, pid: int) -> set[str]:
         """What it has descriptors of: "socket:[INODE]" for sockets."""
@@ -95,16 +125,19 @@ class Procfs:
         returns them. pid: "self" for this process. Reads the tables of all connections."""
         found = set()
         for family in ("tcp", "tcp6"):
-            for line in (self._read(f"{pid}/net/{family}") or "").splitlines()[1:]:
+            for line in _lines(self._read(f"{pid}/net/{family}"))[1:]:
                 fields = line.split()
-                if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-                    found.add(f"socket:[{fields[9]}]")
+                if len(fields) < 10 or fields[3] != _LISTENING:
+                    continue
+                if _number(fields[1].rpartition(b":")[2], 16) == port:
+                    found.add(f"socket:[{os.fsdecode(fields[9])}]")
         return found
 
     def _descriptors(self, pid: int) -> Iterator[str]:
         try:
             numbers = os.listdir(f"{self._root}/{pid}/fd")
-        except OSError:
+        except OSError as error:
+            raise_own(error)
             return
         for number in numbers:
             try:
@@ -112,18 +145,32 @@ class Procfs:
             except OSError:
                 continue
 
-    def _stat(self, pid: int) -> list[str] | None:
+    def _stat(self, pid: int) -> list[bytes] | None:
         """The fields of /proc/PID/stat from the third, state, on: names may contain anything."""
-        text = self._read(f"{pid}/stat")
-        return None if text is None else text.rpartition(")")[2].split()
+        fields = (self._read(f"{pid}/stat") or b"").rpartition(b")")[2].split()
+        return fields if len(fields) > 19 else None
 
-    def _read(self, path: str) -> str | None:
+    def _read(self, path: str) -> bytes | None:
         try:
-            with open(f"{self._root}/{path}", encoding="utf-8", errors="surrogateescape") as file:
+            with open(f"{self._root}/{path}", "rb") as file:
                 return file.read()
-        except OSError:
+        except OSError as error:
+            raise_own(error)
             return None
 
 
-def _cut(name: str) -> str:
-    return os.fsdecode(os.fsencode(name)[:_COMM_BYTES])
+def raise_own(error: OSError) -> None:
+    """Raise an error that is this process' own, and none of what it was to read."""
+    if error.errno in (*EXHAUSTED, errno.ENOMEM):
+        raise error
+
+
+def _lines(content: bytes | None) -> list[bytes]:
+    return (content or b"").removesuffix(b"\n").split(b"\n")
+
+
+def _number(text: bytes, base: int = 10) -> int | None:
+    try:
+        return int(text, base)
+    except ValueError:
+        return None

@@ -118,4 +118,4 @@ def _udp_ports(kind: str | None, data: Mapping[int, bytes]) -> frozenset[int]:
 
 
 def _number(value: bytes | None) -> int | None:
-    return _S32.unpack(value)[0] if value else None
+    return _S32.unpack_from(value)[0] if value and len(value) >= _S32.size else None

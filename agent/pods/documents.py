@@ -6,6 +6,7 @@ import pathlib
 import msgspec
 import yaml
 
+from agent import tasks
 from agent.errors import PodgateError
 
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -29,6 +30,10 @@ NEVER_READ: Stamp = (0, 0, 0)
 
 class DocumentError(PodgateError):
     """This file cannot be read as documents; the message is one sentence that names it."""
+
+
+class BusyError(DocumentError):
+    """No file descriptor is free, so the file is to be read again."""
 
 
 def stamps(directory: pathlib.Path, only: str | None = None) -> dict[str, Stamp]:
@@ -61,7 +66,8 @@ def read_one(path: pathlib.Path) -> object:
 def read_all(path: pathlib.Path, *, is_large: bool = False) -> list[object]:
     """All documents of a file as plain objects, but for empty ones; JSON has one.
 
-    is_large: up to 8 MiB with any number of values, instead of 1 MiB. Raises `DocumentError`.
+    is_large: up to 8 MiB with any number of values, instead of 1 MiB. Raises `DocumentError`, and
+    `BusyError` of these.
     """
     limit = MAX_LARGE_BYTES if is_large else MAX_BYTES
     try:
@@ -85,7 +91,8 @@ def read_all(path: pathlib.Path, *, is_large: bool = False) -> list[object]:
         # A number or a date that YAML's rules take for one and Python does not.
         raise DocumentError(f"{path.name} has a value that cannot be: {error}") from error
     except OSError as error:
-        raise DocumentError(f"{path.name} cannot be read: {error.strerror}") from error
+        kind = BusyError if tasks.is_shortage(error) else DocumentError
+        raise kind(f"{path.name} cannot be read: {error.strerror}") from error
 
 
 def _check_size(content: bytes, name: str, max_values: int) -> None:

@@ -12,14 +12,15 @@ _MAX_WAITING = 1000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PodEvent:
-    """One event. uid: the pod's, None for one about the node; action: what podgate was doing;
-    container: its name, where it concerns one."""
+    """One event. uid: the pod's, None for one about the node or a namespace; action: what podgate
+    was doing; container: its name, where it concerns one; namespace: likewise."""
 
     uid: str | None
     reason: str
     message: str
     action: str
     container: str = ""
+    namespace: str = ""
 
 
 class PodEvents:

@@ -99,9 +99,8 @@ def _with_relay(
     if problem is None:
         return dataclasses.replace(status, reason=STRICT)
     if not has_fallback:
-        failing = f"The kubelet's probes fail (--strict-without-fallback): {problem}"
-        return dataclasses.replace(_with_message(status, failing), reason=STRICT)
-    return _with_message(status, f"Strict unavailable: {problem}")
+        status = dataclasses.replace(status, reason=STRICT)
+    return _with_message(status, strict_sentence(problem, has_fallback=has_fallback))
 
 
 def _explain_need(need: str, problem: str | None) -> str:
@@ -117,13 +116,27 @@ def _with_message(status: IsolationStatus, sentence: str) -> IsolationStatus:
 
 def _explain(tested: PathTestRecord) -> str:
     """One sentence about the addresses with the worst result."""
-    addresses = ", ".join(
-        address for address, result in tested.results.items() if result is tested.worst
-    )
+    addresses = [address for address, result in tested.results.items() if result is tested.worst]
     if tested.worst is PathTestResult.BYPASSED:
-        return (
-            f"The host reaches {addresses} without passing the gate; check how the CNI routes them."
-        )
+        return bypassed_sentence(addresses)
     if tested.worst is PathTestResult.FAILED:
-        return f"Path test failed for {addresses}; see the agent's log."
-    return f"Path test not confirmed: packets from the host do not reach {addresses}."
+        return untested_sentence(addresses)
+    return f"Path test not confirmed: packets from the host do not reach {', '.join(addresses)}."
+
+
+def bypassed_sentence(addresses: Iterable[str]) -> str:
+    """Of addresses that the path test reached past the gate."""
+    listed = ", ".join(addresses)
+    return f"The host reaches {listed} without passing the gate; check how the CNI routes them."
+
+
+def untested_sentence(addresses: Iterable[str]) -> str:
+    """Of addresses for which the path test failed itself."""
+    return f"Path test failed for {', '.join(addresses)}; see the agent's log."
+
+
+def strict_sentence(problem: str, *, has_fallback: bool) -> str:
+    """Of a pod in strict to which the relay does not proxy."""
+    if has_fallback:
+        return f"Strict unavailable: {problem}"
+    return f"The kubelet's probes fail (--strict-without-fallback): {problem}"

@@ -41,9 +41,9 @@ MANIFEST_INVALID = MetricFamily(
 MODE_LABEL_PROBLEM = MetricFamily(
     "podgate_mode_label_problem",
     "gauge",
-    "1 if a mode label that applies to the pod is no mode (InvalidMode), is not allowed "
-    "(ModeNotAllowed), if the ceiling limits the pod's mode (ModeLimited), or if its gate keeps a "
-    "stricter one until labels are listed (ModeKept).",
+    "1 if a mode label that applies to the pod is no mode (InvalidMode; of a ceiling "
+    "InvalidMaxMode), is not allowed (ModeNotAllowed), if the ceiling limits the pod's mode "
+    "(ModeLimited), or if its gate keeps a stricter one until labels are listed (ModeKept).",
     ("namespace", "pod", "reason"),
 )
 PROBE_HOSTS = MetricFamily(

@@ -21,13 +21,18 @@ from bpf.verdicts import Mode
 from probes.spec.fields import clipped
 
 INVALID = "InvalidMode"
-"""A label is no mode."""
+"""A mode label is no mode."""
+INVALID_CEILING = "InvalidMaxMode"
+"""The label of a ceiling is no mode."""
 NOT_ALLOWED = "ModeNotAllowed"
 """A pod's label is less strict than its pod may be."""
 LIMITED = "ModeLimited"
 """The ceiling is below the mode that labels and default give."""
 KEPT = "ModeKept"
 """A gate keeps a stricter mode while the labels of node and namespaces are unknown."""
+
+THE_NODE, THE_POD = "the node", "the pod"
+"""Owners of labels."""
 
 Labels = Mapping[str, str]
 
@@ -72,7 +77,7 @@ class ModeDecision(msgspec.Struct, frozen=True):
 
 
 def read_label(labels: Labels, name: str, owner: str, last: Mode | None = None) -> ModeLabel:
-    """A label of a node, namespace or pod: `owner` in one word.
+    """A label of an owner: "the node", "namespace NAME" or "the pod".
 
     last: the value that stays in force if this one is no mode; None: it counts as absent then.
     """
@@ -87,10 +92,12 @@ def read_label(labels: Labels, name: str, owner: str, last: Mode | None = None) 
         if last is not None:
             effect = f"Its last valid value {last.label} stays in force."
         message = (
-            f"Label {name} of the {owner} is {clipped(text)}, which is no mode; use one of "
-            f"{choices}. {effect}"
+            f"Label {name} of {owner} is {clipped(text)}, which is no mode; use one of {choices}. "
+            f"{effect}"
         )
-        return ModeLabel(last, Problem(INVALID, message))
+        reason = INVALID if name == agent_labels.MODE_LABEL else INVALID_CEILING
+        subject = "" if owner == THE_POD else owner.removeprefix("the ")
+        return ModeLabel(last, Problem(reason, message, subject))
 
 
 def node_modes(
@@ -126,6 +133,7 @@ def kept(mode: Mode) -> Problem:
     return Problem(
         KEPT,
         f"The gate keeps mode {mode.label} until the labels of node and namespaces are listed.",
+        "node",
     )
 
 
@@ -151,6 +159,7 @@ def decide(node: NodeModes, namespace: NamespaceModes, pod: ModeLabel) -> ModeDe
             Problem(
                 LIMITED,
                 f"Mode {mode.label} is limited to {node.ceiling.label} by {node.ceiling_from}.",
+                "node",
             )
         )
         mode = node.ceiling

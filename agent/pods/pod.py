@@ -20,10 +20,12 @@ SANDBOX_MISSING = "SandboxMissing"
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """A problem of a pod's manifest: a condition's reason and message."""
+    """A problem of a manifest or label: a condition's reason and message. subject: "node",
+    "namespace NAME", or empty for the pod."""
 
     reason: str
     message: str
+    subject: str = ""
 
 
 class Pod(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +39,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     """Labels that are no mode, not allowed, or limited by the node's ceiling."""
     host_problems: tuple[Problem, ...] = ()
     """Probes and hooks that send the kubelet to another address than the pod's."""
+    annotation_problems: tuple[Problem, ...] = ()
+    """Annotations without effect."""
     kept_up_to: Mode = Mode.OFF
     """Up to which mode an attached gate keeps its own, stricter one: while the labels of node and
     namespace are unknown, it may have been attached because of them. OFF: not at all."""

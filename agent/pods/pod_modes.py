@@ -15,6 +15,7 @@ from agent.logs import Event
 from agent.pods import modes
 from agent.pods.changes import Changes
 from agent.pods.modes import Labels, ModeDecision, ModeLabel, NamespaceModes, NodeModes
+from agent.pods.pod import Problem
 from agent.state_files import StateSaver
 from bpf.verdicts import Mode
 
@@ -175,6 +176,12 @@ class PodModes:
         return NewPodModes(default, {name: mode for name, mode in own.items() if mode != default})
 
     @property
+    def label_problems(self) -> list[Problem]:
+        """Labels of the node and of all namespaces that are no mode."""
+        found = [one.label.problem for _, one in sorted(self._namespaces.items())]
+        return [*self.node.problems, *(problem for problem in found if problem)]
+
+    @property
     def default(self) -> Mode:
         """The mode of pods without a label, in a namespace without one."""
         return modes.decide(self.node, NamespaceModes(), ModeLabel()).mode
@@ -210,7 +217,8 @@ class PodModes:
 
     def _read(self, owner: str, identity: str, labels: Labels, name: str) -> ModeLabel:
         key = _key(owner, identity, name)
-        found = modes.read_label(labels, name, owner, self._last_of(key))
+        named = f"namespace {identity}" if owner == "namespace" else f"the {owner}"
+        found = modes.read_label(labels, name, named, self._last_of(key))
         if found.mode is None:
             self._forget(key)
         elif self._last.get(key) != found.mode:

@@ -44,7 +44,7 @@ class ApiServerProcess:
                 self._pid = pid
                 path = procfs.cgroup(pid)
                 # All processes without a cgroup of their own are in the root.
-                return None if path == "/" else path
+                return path if path and path != "/" and path.isprintable() else None
         return None
 
     def _candidates(self) -> Iterator[int]:

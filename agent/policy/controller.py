@@ -134,37 +134,49 @@ class PolicyController:
         """
         if self._api:
             await self._api.first_list()
-        with self._watches() as are_watched:
+        with self._watches() as watches:
             await self._follow()
             self._has_policies.set()
-            period, rest = _PERIOD_SECONDS, _REST_PER_REFRESH
-            if not are_watched:
-                period, rest = _PERIOD_WITHOUT_WATCHES_SECONDS, _REST_WITHOUT_WATCHES
             async with asyncio.TaskGroup() as group:
                 follow = functools.partial(
-                    self._effective.follow, self._wake, at_least_every_seconds=period
+                    self._effective.follow, self._wake, at_least_every_seconds=_PERIOD_SECONDS
                 )
                 tasks.start(group, "changes of policies", follow)
+                tasks.start(group, "cgroups", functools.partial(self._poll_cgroups, watches))
                 while True:
                     await self._wake.wait()
                     self._wake.clear()
                     seconds = await self._follow()
+                    is_watched = watches is not None and not watches.problem
+                    rest = _REST_PER_REFRESH if is_watched else _REST_WITHOUT_WATCHES
                     await asyncio.sleep(min(seconds * rest, _MAX_REST_SECONDS))
 
+    async def _poll_cgroups(self, watches: DirectoryWatches | None) -> None:
+        """Wake up often enough while cgroups are not watched, or not all of them."""
+        is_logged = watches is None
+        while True:
+            await asyncio.sleep(_PERIOD_WITHOUT_WATCHES_SECONDS)
+            if watches is None or watches.problem:
+                self._wake.set()
+            if watches and watches.problem and not is_logged:
+                log.warning(Event.CGROUPS_NOT_WATCHED, error=watches.problem)
+                is_logged = True
+
     @contextlib.contextmanager
-    def _watches(self) -> Iterator[bool]:
-        """Wake up when a source's cgroup may have appeared or disappeared; whether that works."""
+    def _watches(self) -> Iterator[DirectoryWatches | None]:
+        """Wake up when a source's cgroup may have appeared or disappeared; None: that does not
+        work."""
         try:
             watches = DirectoryWatches()
         except OSError as error:
             log.warning(Event.CGROUPS_NOT_WATCHED, error=str(error))
-            yield False
+            yield None
             return
         self._source_cgroups.watches = watches
         loop = asyncio.get_running_loop()
         loop.add_reader(watches, self._on_watches, watches)
         try:
-            yield True
+            yield watches
         finally:
             self._source_cgroups.watches = None
             loop.remove_reader(watches)

@@ -127,8 +127,11 @@ class PolicyFiles:
         try:
             found = list(_expanded(documents.read_all(self._directory / name)))
         except documents.DocumentError as error:
+            is_busy = isinstance(error, documents.BusyError)
             return _PolicyFile(
-                stamp, before, (effective.sentence(str(error), uses_last_good=bool(before)),)
+                documents.NEVER_READ if is_busy else stamp,
+                before,
+                (effective.sentence(str(error), uses_last_good=bool(before)),),
             )
         good: dict[str, Policy] = {}
         rejected: list[tuple[str | None, str]] = []

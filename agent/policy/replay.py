@@ -6,6 +6,8 @@ known by its path alone, so the cgroups on that path are numbered from the root.
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from agent.admin.observations import ObservedFlows, ObservedPod
 from agent.drops.source_processes import NO_SOCKET
 from agent.linux.cgroups import CgroupId
@@ -29,11 +31,7 @@ def admitting_rules(policy: Policy, flows: ObservedFlows) -> Iterator[PolicyRule
     if selects(policy, flows.pod):
         flow = _new_flow(flows)
         for rule in policy.rules:
-            named = [
-                number
-                for name, protocol, number in flows.pod.named_ports
-                if (name, protocol) == (rule.port_name, rule.protocol_text)
-            ]
+            named = port_numbers(rule, flows.pod)
             if find_rule(packed(rule, _cgroups(policy, rule.source, flows), named), flow):
                 yield rule
 
@@ -45,12 +43,37 @@ def is_admitted(policies: Iterable[Policy], flows: ObservedFlows) -> bool:
 def is_listed(policies: Iterable[Policy], flows: ObservedFlows) -> bool:
     """Whether a policy names the source, to any port of the pod."""
     return any(
-        is_source(Rule(kind, cgroup=cgroup, level=level), _new_flow(flows))
+        names_source(policy, rule.source, flows)
         for policy in policies
         if selects(policy, flows.pod)
         for rule in policy.rules
         for kind, cgroup, level in compared(rule.source, _cgroups(policy, rule.source, flows))
     )
+
+
+def names_source(policy: Policy, source: RuleSource, flows: ObservedFlows) -> bool:
+    """Whether this source of the policy's rules is that of the flows."""
+    return any(
+        is_source(Rule(kind, cgroup=cgroup, level=level), _new_flow(flows))
+        for kind, cgroup, level in compared(source, _cgroups(policy, source, flows))
+    )
+
+
+def has_destination(rule: PolicyRule, flows: ObservedFlows) -> bool:
+    """Whether the rule admits to the flows' protocol and port, whatever source."""
+    of_any = msgspec.structs.replace(rule, source=RuleSource("any"))
+    return (
+        find_rule(packed(of_any, (), port_numbers(rule, flows.pod)), _new_flow(flows)) is not None
+    )
+
+
+def port_numbers(rule: PolicyRule, pod: ObservedPod) -> list[int]:
+    """The pod's ports with the name that the rule has; none for a rule without a name."""
+    return [
+        number
+        for name, protocol, number in pod.named_ports
+        if (name, protocol) == (rule.port_name, rule.protocol_text)
+    ]
 
 
 def units(path: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ import msgspec
 
 from agent.admin.observations import Observations, ObservedFlows
 from agent.drops.merging import flow_key
-from agent.policy import api_types, replay, suggestions
+from agent.policy import api_types, replay, suggested_yaml, suggestions
 from agent.policy.api_types import HostAccessPolicy, Policy, PolicyError, PolicyRule
 from agent.policy.suggestions import Suggestion
 
@@ -36,7 +36,7 @@ class FlowFilter:
 class ReviewedFlows(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Flows of one node. is_admitted: by policies in force there; is_listed: these name the source
     for the pod, to this port or another; is_kubelet: the source is the kubelet; doubt: why no
-    policy is suggested without a decision, or empty."""
+    policy is suggested without a decision, or empty; text: source and target in words."""
 
     node: str
     flows: ObservedFlows
@@ -44,6 +44,7 @@ class ReviewedFlows(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     is_listed: bool
     is_kubelet: bool
     doubt: str
+    text: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ class Review:
                 is_listed=replay.is_listed(node.policies, flows),
                 is_kubelet=flows.cgroup == node.observations.kubelet,
                 doubt=doubts[flow_key(flows)],
+                text=suggested_yaml.in_words(flows),
             )
             for node in self.nodes
             for flows in node.flows

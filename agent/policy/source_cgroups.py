@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from agent.linux.cgroups import CgroupId, sees_the_root
 from agent.linux.inotify import DirectoryWatches
+from agent.linux.procfs import raise_own
 from agent.policy.api_types import RuleSource
 
 _UNITS = (".service", ".scope", ".slice")
@@ -148,7 +149,8 @@ class _Reading:
                     for entry in entries
                     if entry.is_dir(follow_symlinks=False)
                 ]
-        except OSError:
+        except OSError as error:
+            raise_own(error)
             # Gone meanwhile: the directory above reports that.
             return []
 

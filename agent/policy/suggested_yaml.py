@@ -48,6 +48,12 @@ def source_text(flows: ObservedFlows) -> str:
     return safe(f"{process}{flows.cgroup}")
 
 
+def in_words(flows: ObservedFlows) -> str:
+    """Source and target, as "curl in /user.slice to shop/web, TCP 8080"."""
+    target = safe(f"{flows.pod.namespace}/{flows.pod.name}")
+    return f"{source_text(flows)} to {target}, {port_text(flows)}"
+
+
 def flows_text(flows: ObservedFlows) -> str:
     """Port, number and times."""
     packets = f"{flows.packets} packet{'s' if flows.packets != 1 else ''}"

@@ -1,26 +1,21 @@
-"""Reports answered probes that cannot be answered: once each in log and Events, and in the pod's
-condition as long as it is so."""
+"""Reports answered probes that cannot be answered: once each in the log, and in the pod's condition
+as long as it is so."""
 
 from collections.abc import Mapping
 
 import structlog
 
 from agent.logs import Event
-from agent.pods.events import PodEvent, PodEvents
 from agent.pods.pod import Pod
 from agent.probing.answers import AnswerPlan, ProbeName
 
 log = structlog.get_logger(__name__)
 
-REASON = "ProbeNotAnswered"
-"""Of Events."""
-
 
 class AnswerProblems:
     """By pod: one sentence for each of these probes."""
 
-    def __init__(self, events: PodEvents) -> None:
-        self._events = events
+    def __init__(self) -> None:
         self._problems: dict[str, Mapping[ProbeName, str]] = {}
 
     def update(self, pod: Pod, plan: AnswerPlan) -> None:
@@ -37,8 +32,6 @@ class AnswerProblems:
                 probe=name.type.lower(),
                 reason=plan.obstacles[name].value,
             )
-            event = PodEvent(pod.uid, REASON, problem, "Answering", container=name.container)
-            self._events.record(event)
 
     def text(self, uid: str) -> str:
         """All of them, for the end of a message."""

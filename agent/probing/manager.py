@@ -65,7 +65,7 @@ class ProbeManager:
         self._containers = containers
         self._events = events
         self._answered = answered
-        self._answer_problems = AnswerProblems(events)
+        self._answer_problems = AnswerProblems()
         self._changes = Subscription()
         store.desired.subscribe(self._changes)
         store.in_force.subscribe(self._changes)

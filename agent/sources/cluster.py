@@ -7,7 +7,7 @@ import asyncio
 from typing import Any
 
 from agent import tasks
-from agent.admin.report import PodSourceStatus
+from agent.admin.report import PodSourceStatus, SourceProblem
 from agent.cni import added
 from agent.cri import sandbox_netns
 from agent.cri.client import Runtime
@@ -21,7 +21,6 @@ from agent.kube.watcher import Watcher
 from agent.kubelet.pods_api import KubeletPods
 from agent.pods.changes import Changes
 from agent.pods.container_runs import ContainerRun, PodContainers
-from agent.pods.events import PodEvents
 from agent.pods.pod_modes import HELD, NODE, PodModes
 from agent.pods.store import PodStore
 from agent.policy.api_source import ApiPolicies
@@ -40,7 +39,6 @@ class ClusterSource:
         api: ApiClient,
         settings: Settings,
         store: PodStore,
-        events: PodEvents,
         policies: ApiPolicies,
         modes: PodModes,
     ) -> None:
@@ -56,7 +54,6 @@ class ClusterSource:
             api,
             node_name=settings.node_name,
             modes=modes,
-            events=events,
             state=settings.run_directory / "state" / "pods.json",
             keeps_whole=settings.feature_gates.pod_info_api,
         )
@@ -134,7 +131,9 @@ class ClusterSource:
         return PodSourceStatus(
             pods_from=f"API server{kubelet}, node {self._settings.node_name}; "
             f"{len(self.sandboxes.current)} sandboxes",
-            problems=[f"Container runtime: {problem}"] if problem else [],
+            problems=[SourceProblem(part="runtime", text=f"Container runtime: {problem}")]
+            if problem
+            else [],
         )
 
     def containers_of(self, uid: str) -> PodContainers:

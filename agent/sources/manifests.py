@@ -20,6 +20,9 @@ from agent.pods.store import PodStore
 
 log = structlog.get_logger(__name__)
 
+# A scan that failed, as on a machine without free descriptors, is made again.
+_SCAN_SECONDS = 10.0
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Scan:
@@ -79,7 +82,9 @@ class ManifestDirectory:
 
     async def _follow_files(self) -> None:
         """Files are read in a thread."""
-        async for _ in directory_changes.follow(self._directory):
+        async for _ in directory_changes.follow(
+            self._directory, at_least_every_seconds=_SCAN_SECONDS
+        ):
             try:
                 while self._apply(await asyncio.to_thread(self._read_changed)):
                     pass
@@ -92,11 +97,17 @@ class ManifestDirectory:
         """The directory's files, with the content of new and changed ones."""
         stamps = documents.stamps(self._directory)
         changed: dict[str, object] = {}
-        for name, stamp in stamps.items():
+        for name, stamp in list(stamps.items()):
             file = self._files.get(name)
             if file is None or file.stamp != stamp:
                 try:
                     changed[name] = documents.read_one(self._directory / name)
+                except documents.BusyError:
+                    # As it was; the next scan reads it again.
+                    if file is None:
+                        del stamps[name]
+                    else:
+                        stamps[name] = file.stamp
                 except documents.DocumentError as error:
                     changed[name] = PodError("InvalidManifest", f"{error}.")
         return _Scan(stamps, changed)

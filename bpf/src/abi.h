@@ -159,6 +159,8 @@ struct config {
 	__u16 tunnel_ports[TUNNEL_PORTS]; /* UDP, host byte order */
 	__u32 has_ovs;			  /* 1: an Open vSwitch datapath is on the node */
 	__u32 kubelet_unit;		  /* number of the followed unit; 0: none */
+	__u32 has_node_addresses;	  /* 1: an agent keeps the map node_addresses */
+	__u32 pad;
 };
 
 /* Offsets in bytes in struct sk_buff, from the kernel's BTF; all 0: unknown. */
@@ -205,7 +207,7 @@ struct drop_source_key {
 	__u32 ifindex;
 	__u16 port; /* the pod's, host byte order; 0 for protocols without, and MANY_PORTS */
 	__u8 protocol;
-	__u8 pad;
+	__u8 mode; /* the gate's at that time: packets of audit have passed */
 };
 
 /* Times are CLOCK_MONOTONIC in nanoseconds. */
@@ -273,7 +275,7 @@ struct flow {
 
 /* Two values of 8 bytes, each written in one step. */
 struct reply_slot {
-	__u64 fingerprint; /* of a struct flow; 0: unused */
+	__u64 fingerprint; /* of a struct flow, with the pod's port; 0: unused */
 	__u64 sent_ns;	   /* the flow's last packet, either way; CLOCK_MONOTONIC */
 };
 
@@ -281,12 +283,22 @@ struct reply_slot {
 #define REPLIED 1
 
 /*
- * Each pod has a table of its own, so that no pod can evict another's flows: 64 KiB. A flow may be
- * in any slot of two sets. With 1,600 replies outstanding, 3 of 100,000 flows are evicted too early
- * (simulated); with one set of 8 it is 1,300, and 29,000 in a table of 1,024 single slots.
+ * Each pod has a table of its own, so that no pod can evict another's flows: 96 KiB. A flow may be
+ * in any slot of two sets, which its pod's port and QUESTION_BUCKETS decide. With 1,600 replies
+ * outstanding, 1 of 100,000 flows is evicted too early (simulated); with one set of 8 it is 1,300,
+ * and 29,000 in a table of 1,024 single slots.
+ *
+ * A port has at most PORT_FLOWS flows in each of its pairs of sets. Further ones, as of a server
+ * and its thousands of clients, are in the sets of the crowd, where they evict only each other: so
+ * clients of the pod cannot evict its questions from other ports. A question is from a port of its
+ * own, or goes to a few servers.
  */
-#define REPLY_WAYS 8
-#define REPLY_SETS 512
+#define REPLY_WAYS	 8
+#define QUESTION_SETS	 512
+#define CROWD_SETS	 256
+#define REPLY_SETS	 (QUESTION_SETS + CROWD_SETS)
+#define QUESTION_BUCKETS 8
+#define PORT_FLOWS	 4
 
 struct reply_set {
 	struct reply_slot slots[REPLY_WAYS];
@@ -317,8 +329,8 @@ struct reply_key {
  */
 #define GROUP_LIFETIME_NS (10ULL * 1000 * 1000 * 1000)
 
-/* More raw sockets are rejected: otherwise some could not be known from the kernel's. */
-#define MAX_RAW_SOCKETS 65536
+/* From before the hooks: the agent records them. Later ones are known by their own storage. */
+#define MAX_OLD_RAW_SOCKETS 65536
 
 /* Who may create raw and packet sockets of the host's namespace. Offsets from the kernel's BTF. */
 struct raw_socket_policy {
@@ -350,13 +362,24 @@ struct raw_socket_source_key {
 #define MAX_RAW_SOCKET_CREATORS 65536
 #define MAX_RAW_SOCKET_SOURCES	4096
 
-/* A socket that has sent to a pod with this source. Only a process that floods forgets its own. */
-struct chosen_source {
-	__u64 socket; /* cookie */
-	struct address source;
+/* An address of the node, or a range of its own: the key of node_addresses. */
+struct node_address {
+	__u32 prefix_bits;
+	struct address address;
 };
 
-#define MAX_CHOSEN_SOURCES 8192
+/* Each interface of a pod adds a link-local one. */
+#define MAX_NODE_ADDRESSES 65536
+
+/* A heartbeat of this age: no agent adds the node's new addresses. */
+#define NODE_ADDRESSES_STALE_NS (15ULL * 1000 * 1000 * 1000)
+
+/* What a socket of the node has done, in its own storage: no other socket makes it forgotten. */
+struct socket_history {
+	struct address foreign_source; /* the first with which it sent that was not the node's */
+	__u32 foreign_sources;	       /* how many, counted at each change: 0, 1 or more */
+	__u32 is_raw;		       /* 1: a process's raw socket */
+};
 
 /* Where the `host` of a probe or hook sends the kubelet, port in host order. */
 struct host_probe {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * Aggregates drops by source cgroup, pod, protocol and port, in place: a flood costs no work in
- * user space, and a few nanoseconds per packet while its packets are from one source.
+ * Aggregates drops by source cgroup, pod, protocol, port and mode, in place: a flood costs no work
+ * in user space, and a few nanoseconds per packet while its packets are from one source.
  */
 #ifndef PODGATE_DROP_SOURCES_H
 #define PODGATE_DROP_SOURCES_H

@@ -35,6 +35,7 @@ ALWAYS_INLINE __u64 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 		.ifindex = packet->gate_ifindex,
 		.port = packet->destination_port,
 		.protocol = packet->protocol,
+		.mode = gate->mode,
 	};
 	__u32 only = 0;
 	struct config *node = config.lookup(&only);

@@ -277,9 +277,25 @@ static bool read_state(const struct call *call, struct gate_options *options)
 	return set_error("unknown mode %s in %s/cni.json", mode, call->run_directory);
 }
 
+/* Whether `podgate off --node` is in force (agent/pods/off_marks.py); either mark is enough. */
+static bool is_off(const struct call *call)
+{
+	char path[PATH_MAX];
+
+	snprintf(path, sizeof(path), "%s/podgate/off", call->bpffs);
+	if (!access(path, F_OK))
+		return true;
+	snprintf(path, sizeof(path), "%s/off", call->run_directory);
+	return !access(path, F_OK);
+}
+
 /* Read the settings and open the pinned objects; false if new pods cannot be gated. */
 static bool prepare(const struct call *call, struct gate_options *options, struct installation *at)
 {
+	if (is_off(call)) {
+		options->mode = MODE_OFF;
+		return true;
+	}
 	for (int attempt = 1; attempt <= STATE_ATTEMPTS; attempt++) {
 		if (!read_state(call, options))
 			return false;

@@ -2,10 +2,14 @@
 
 import asyncio
 import contextlib
+import json
 import math
+import os
 import pathlib
+import resource
+import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import msgspec
 import pytest
@@ -213,6 +217,80 @@ def test_replace_makes_a_private_directory_and_file(path: pathlib.Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@pytest.fixture
+def full(path: pathlib.Path) -> Iterator[Callable[[], None]]:
+    """There is no room where the file is to be; call it to make some."""
+    path.parent.write_text("a file")
+    yield path.parent.unlink
+    path.parent.unlink(missing_ok=True) if path.parent.is_file() else None
+    state_files._unwritten.retry()
+
+
+async def test_what_could_not_be_written_is_written_once_there_is_room(
+    path: pathlib.Path, full: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without any further change."""
+    monkeypatch.setattr(state_files, "_RETRY_SECONDS", 0.01)
+    retrying = asyncio.create_task(state_files.run())
+    with structlog.testing.capture_logs() as logs:
+        for numbers in ([1], [1, 2]):
+            content = Numbers(numbers)
+            await asyncio.to_thread(
+                state_files.write, path, content, failure=Event.RESULTS_NOT_SAVED
+            )
+        assert state_files.unwritten() == [path]
+        full()
+        await until("the log", lambda: len(logs) == 2)
+    retrying.cancel()
+    written = await asyncio.to_thread(path.read_bytes)
+    assert json.loads(written) == {"numbers": [1, 2]}
+    assert [line["event"] for line in logs] == [Event.RESULTS_NOT_SAVED, Event.STATE_WRITTEN]
+    assert state_files.unwritten() == []
+
+
+def test_newer_content_is_never_replaced_by_what_could_not_be_written(
+    path: pathlib.Path, full: Callable[[], None]
+) -> None:
+    state_files.write(path, Numbers([1]), failure=Event.RESULTS_NOT_SAVED)
+    full()
+    state_files.write(path, Numbers([2]), failure=Event.RESULTS_NOT_SAVED)
+    assert state_files.unwritten() == []
+    state_files._unwritten.retry()
+    assert json.loads(path.read_bytes()) == {"numbers": [2]}
+
+
+def test_failed_write_leaves_no_part_of_it(
+    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state_files.replace(path, b"{}")
+    limit, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            state_files.replace(path, bytes(1000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_bytes() == b"{}"
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("prefix", ["", ".{}.new"])
+def test_fifo_or_directory_counts_as_none_and_is_replaced(
+    path: pathlib.Path, make: Callable[[pathlib.Path], None], prefix: str
+) -> None:
+    """A FIFO has no writer here, so a reader of it would hang."""
+    path.parent.mkdir()
+    make(path.with_name(prefix.format(path.name) or path.name))
+    with structlog.testing.capture_logs():
+        failure = Event.SAVED_RESULTS_UNREADABLE
+        assert state_files.read(path, Numbers, failure=failure) is None
+    state_files.replace(path, b"{}")
+    assert path.read_bytes() == b"{}"
 
 
 @pytest.mark.looptime

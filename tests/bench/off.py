@@ -11,7 +11,7 @@ from agent.admin.report import AgentReport
 from agent.lab import agent_process
 from agent.lab import lab as labs
 from agent.lab.lab import Lab, LabPod
-from agent.pods import off_file
+from agent.pods import off_marks
 from tests.bench import figures
 
 _RUNS = 3
@@ -34,7 +34,7 @@ def main() -> None:
             agent.write_manifest(pod, mode="enforce", container=_PROBE)
         try:
             agent.start("--mode", "enforce")
-            file = off_file.path(agent.run_directory)
+            file = off_marks.file(agent.run_directory)
             opened, detached = [], []
             for _ in range(_RUNS):
                 agent.wait_for("all gates", _are_all_gated)

@@ -282,7 +282,7 @@ def test_guards_name_the_agents_of_the_release_s_namespace() -> None:
         if one["kind"] == "ValidatingAdmissionPolicy" and "agent" in one["metadata"]["name"]
     ]
     user = "request.userInfo.username == 'system:serviceaccount:elsewhere:podgate'"
-    assert len(policies) == 2
+    assert len(policies) == 3
     for policy in policies:
         assert [one["expression"] for one in policy["spec"]["matchConditions"]] == [user]
 
@@ -467,3 +467,20 @@ def test_prometheus_may_read_metrics_where_its_account_is_named() -> None:
     assert subject == {"kind": "ServiceAccount", "name": "prometheus", "namespace": "monitoring"}
     bindings = [one for one in rendering.objects() if one["kind"] == "ClusterRoleBinding"]
     assert name not in {one["metadata"]["name"] for one in bindings}
+
+
+def test_no_built_in_role_may_write_policies_unless_it_is_chosen() -> None:
+    def aggregated(values: Json) -> dict[str, set[str]]:
+        return {
+            one["metadata"]["name"]: {
+                name.rpartition("aggregate-to-")[2]
+                for name in one["metadata"]["labels"]
+                if "aggregate-to-" in name
+            }
+            for one in rendering.objects(values)
+            if one["kind"] == "ClusterRole" and one["metadata"]["name"].endswith(("-view", "-edit"))
+        }
+
+    assert aggregated({}) == {"podgate-view": {"view", "edit", "admin"}, "podgate-edit": set()}
+    chosen = aggregated({"rbac": {"aggregateEdit": True}})
+    assert chosen["podgate-edit"] == {"edit", "admin"}

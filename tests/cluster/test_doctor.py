@@ -10,9 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding import Finding
+from agent.admin.finding_kinds import Kind, Severity
 from agent.kube.client import ApiClient
 from agent.operate.doctor import cluster
-from agent.operate.doctor.finding import Finding, Severity
+from agent.operate.doctor.results import Passed, Result
 from tests import polling
 from tests.agent.operate.doctor import answers
 from tests.cluster import api_only, conftest, deployment
@@ -24,6 +27,7 @@ _APPLIED = (
     *("Namespace", "CustomResourceDefinition", "ServiceAccount"),
     *("ClusterRole", "ClusterRoleBinding"),
 )
+RIGHTS = (kinds.RIGHT_MISSING, kinds.RIGHT_MISSING_FEATURE)
 _POLICIES = "hostaccesspolicies.policy.podgate.io"
 _DEFINITIONS = deployment.PATHS["CustomResourceDefinition"]
 
@@ -39,29 +43,31 @@ def server(isolated: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield made
 
 
-def findings(server: ApiOnly) -> dict[str, list[Finding]]:
-    """By check, with the agent's account."""
+def results(server: ApiOnly) -> list[Result]:
+    """With the agent's account."""
 
-    async def check() -> list[Finding]:
+    async def check() -> list[Result]:
         api = await ApiClient.open(str(server.kubeconfig("podgate")))
         try:
             return await cluster.check(api)
         finally:
             await api.aclose()
 
-    found: dict[str, list[Finding]] = {}
-    for finding in asyncio.run(check()):
-        found.setdefault(finding.check, []).append(finding)
-    return found
+    return asyncio.run(check())
 
 
-def until_all_ok(server: ApiOnly) -> dict[str, list[Finding]]:
+def findings(server: ApiOnly, *of: Kind) -> list[Finding]:
+    names = {kind.name for kind in of}
+    return [one for one in results(server) if isinstance(one, Finding) and one.kind in names]
+
+
+def until_all_ok(server: ApiOnly) -> list[Passed]:
     """RBAC's caches follow changes some moments later."""
 
-    def check() -> dict[str, list[Finding]] | None:
-        found = findings(server)
-        is_ok = all(one.severity is Severity.OK for each in found.values() for one in each)
-        return found if is_ok else None
+    def check() -> list[Passed] | None:
+        found = results(server)
+        passed = [one for one in found if isinstance(one, Passed)]
+        return passed if len(passed) == len(found) else None
 
     made = polling.wait_until("all is in order", check)
     assert made is not None
@@ -69,7 +75,8 @@ def until_all_ok(server: ApiOnly) -> dict[str, list[Finding]]:
 
 
 def test_account_of_the_manifests_has_all_rights_and_definitions(server: ApiOnly) -> None:
-    assert set(until_all_ok(server)) == {"api-server", "rights", "definitions", "clock"}
+    passed = [one.check for one in until_all_ok(server)]
+    assert passed == ["api-server", "rights", "definitions", "clock"]
 
 
 def test_account_without_its_role_lacks_all_rights(server: ApiOnly) -> None:
@@ -84,16 +91,16 @@ def test_account_without_its_role_lacks_all_rights(server: ApiOnly) -> None:
     try:
         lacking = polling.wait_until(
             "all rights are missing",
-            lambda: len(found := findings(server)["rights"]) == len(cluster.RIGHTS) and found,
+            lambda: len(found := findings(server, *RIGHTS)) == len(cluster.RIGHTS) and found,
         )
         assert isinstance(lacking, list)
-        needed = [one.text for one in lacking if one.severity is Severity.PROBLEM]
+        needed = [one.sentence for one in lacking if one.severity == Severity.BROKEN]
         assert (
             "The account may not patch pods/status: pods with readiness gates do not get Ready."
             in needed
         )
-        (unread,) = findings(server)["definitions"]
-        assert unread.text.startswith("Definitions cannot be read: ")
+        (unread,) = findings(server, kinds.DEFINITION_OTHER)
+        assert unread.sentence.startswith("Definitions cannot be read: ")
     finally:
         server.api.create(deployment.PATHS["ClusterRoleBinding"], of_agent)
 
@@ -104,14 +111,12 @@ def test_definition_that_is_missing_or_of_another_version_is_found(server: ApiOn
     changed = json.loads(json.dumps(stored["spec"]["versions"]))
     del changed[0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["nodeSelector"]
     server.api.patch(f"{_DEFINITIONS}/{_POLICIES}", {"spec": {"versions": changed}})
-    (finding,) = findings(server)["definitions"]
-    assert finding.severity is Severity.WARNING
-    assert "is of another version of podgate" in finding.text
+    (finding,) = findings(server, kinds.DEFINITION_OTHER)
+    assert "is of another version of podgate" in finding.sentence
     server.api.delete(f"{_DEFINITIONS}/{_POLICIES}")
     polling.wait_until("it is gone", lambda: server.api.find(f"{_DEFINITIONS}/{_POLICIES}") is None)
-    (finding,) = findings(server)["definitions"]
-    assert finding.severity is Severity.PROBLEM
-    assert finding.text == "HostAccessPolicies are not defined in this cluster."
+    (finding,) = findings(server, kinds.DEFINITION_MISSING)
+    assert finding.sentence == "HostAccessPolicies are not defined in this cluster."
     (own,) = (thing for thing in manifests.applied() if thing["metadata"]["name"] == _POLICIES)
     server.api.create(_DEFINITIONS, own)
     until_all_ok(server)

@@ -75,7 +75,7 @@ def test_ceiling_of_the_node_opens_enforced_pods_and_is_reported(
     assert problem in condition(pod, ISOLATION_READY)["message"]
     status = podgate.pod_status(users.namespace, "web")
     assert status is not None
-    assert status.mode_problems == [problem]
+    assert [one.message for one in status.mode_problems] == [problem]
 
     limit(None)
     pod = users.until("web", ISOLATION_READY, "True", "Enforced")

@@ -136,4 +136,4 @@ def is_closed(podgate: Deployment) -> bool:
 
 def events(node: OneNode) -> list[Json]:
     path = "/api/v1/namespaces/default/events"
-    return node.api.items(path, fieldSelector="reason=KubeletNotIdentified")
+    return node.api.items(path, fieldSelector="reason=DeclaredPortsOpen")

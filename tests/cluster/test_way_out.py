@@ -253,16 +253,21 @@ def test_uninstall_leaves_nothing_and_pods_with_gates_ready(
         with gated_template(node):
             assert kubectl(node, "uninstall", "--yes") == 1
         assert "deployment/default/gated" in capsys.readouterr().out
+        # A new installation would be in force by the namespaces' labels.
+        assert kubectl(node, "uninstall", "--yes") == 1
+        assert "--labels=keep" in capsys.readouterr().out
         assert in_api(node)
         # An agent that is dead takes no part.
         programs = leftovers.program_ids(pins.Pins(BPFFS))
         assert in_kernel(programs)
         podgate.kill_agent()
 
-        status = kubectl(node, "uninstall", "--yes", f"--policies-file={policies}")
+        options = ("--yes", "--labels=keep", f"--policies-file={policies}")
+        status = kubectl(node, "uninstall", *options)
         printed = capsys.readouterr()
         assert status == 0, printed
         assert "podgate is removed." in printed.out
+        assert f"kubectl label namespace {users.namespace} podgate.io/mode-" in printed.out
     assert churn.problems == []
     assert users.restarts() == ungated.restarts() == {}
 

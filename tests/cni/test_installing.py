@@ -14,11 +14,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import structlog
 from click.testing import CliRunner, Result
 
 from agent.cni import installer
 from agent.cni.installer import CniError, CniInstaller
+from agent.linux import locks
+from agent.logs import Event
 from agent.operate.cli.main import main
+from tests import unprivileged
 from tests.polling import until
 
 CONFLIST = '{"cniVersion": "1.0.0", "name": "pods",\n "plugins": [{"type": "ptp"}]}\n'
@@ -45,7 +49,9 @@ def write(node: CniInstaller, files: dict[str, str]) -> Directory:
 
 
 def content(node: CniInstaller) -> Directory:
-    return {path.name: path.read_bytes() for path in node.conf_directory.iterdir()}
+    """Its files; the lock is a directory."""
+    files = (path for path in node.conf_directory.iterdir() if path.is_file())
+    return {path.name: path.read_bytes() for path in files}
 
 
 def network_of(node: CniInstaller) -> tuple[str, list[str]]:
@@ -324,7 +330,9 @@ async def test_remove_fails_while_an_agent_keeps_the_plugin_installed(
         write(node, {"10-x.conflist": CONFLIST})
         await until("the network has the plugin", lambda: has_plugin(node))
         before = content(node)
-        refused = await asyncio.to_thread(run_remove, node)
+        # Its own log lines are not part of the command's output.
+        with structlog.testing.capture_logs():
+            refused = await asyncio.to_thread(run_remove, node)
         assert refused.exit_code == 1
         assert content(node) == before
         assert node.installed_binary.exists()
@@ -337,6 +345,53 @@ async def test_remove_fails_while_an_agent_keeps_the_plugin_installed(
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
     assert (await asyncio.to_thread(run_remove, node)).output == "Removed.\n"
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("kind", ["ex", "sh"])
+def test_locks_that_a_user_holds_keep_the_plugin_neither_out_nor_in(kind: str) -> None:
+    with unprivileged.visible_directory() as directory:
+        node = CniInstaller(
+            conf_directory=directory / "net.d",
+            bin_directory=directory / "bin",
+            binary=directory / "built",
+        )
+        node.conf_directory.mkdir()
+        node.binary.write_bytes(b"\x7fELF")
+        before = write(node, {"10-x.conflist": CONFLIST})
+        with unprivileged.running(unprivileged.FLOCK, str(node.conf_directory), kind) as held:
+            assert int(held)
+            asyncio.run(keep_for_a_moment(node))
+            assert has_plugin(node)
+        with unprivileged.running(unprivileged.FLOCK, str(node.conf_directory), kind):
+            assert run_remove(node).output == "Removed.\n"
+        assert content(node) == before
+        assert not node.lock.exists()
+
+
+async def keep_for_a_moment(node: CniInstaller) -> None:
+    keeping = asyncio.create_task(installer.run(node))
+    await until("the network has the plugin", lambda: has_plugin(node))
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def test_agent_that_finds_the_plugin_being_removed_reports_that(
+    node: CniInstaller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installer, "_CHECK_SECONDS", 0.05)
+    write(node, {"10-x.conflist": CONFLIST})
+    status = installer.PluginStatus(is_installed=True)
+    with structlog.testing.capture_logs() as logged, locks.held(node.lock):
+        keeping = asyncio.create_task(installer.run(node, status))
+        await until("the report", lambda: bool(logged))
+        assert not status.is_installed
+        await asyncio.sleep(0.1)
+    await until("the network has the plugin", lambda: has_plugin(node))
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    (line,) = (line for line in logged if line["event"] is Event.CNI_PLUGIN_NOT_INSTALLED)
+    assert "is being removed" in line["problem"]
 
 
 async def test_remove_fails_also_for_a_directory_that_was_created_again(

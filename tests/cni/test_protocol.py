@@ -146,6 +146,20 @@ def test_namespaces_mode_counts_before_the_nodes(
     assert (answer.status == 0) == (mode == "off")
 
 
+@pytest.mark.parametrize("mark", ["run", "bpffs"])
+def test_pod_waits_for_no_gate_while_the_node_is_switched_off(
+    plugin: pathlib.Path, conf: dict[str, Any], tmp_path: pathlib.Path, mark: str
+) -> None:
+    """Also with a previous state file, which could not be written any more."""
+    publish(tmp_path)
+    whole = {**conf, "strictStart": True, "bpffs": str(tmp_path / "bpf")}
+    assert call(plugin, "ADD", whole, POD).status == 1
+    path = tmp_path / "off" if mark == "run" else tmp_path / "bpf" / "podgate" / "off"
+    path.mkdir(parents=True)
+    assert call(plugin, "ADD", whole, POD).status == 0
+    assert call(plugin, "STATUS", whole).status == 0
+
+
 def test_state_of_ten_thousand_namespaces_is_read(
     plugin: pathlib.Path, conf: dict[str, Any], tmp_path: pathlib.Path
 ) -> None:

@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import structlog
 
-from agent.cni import state
+from agent.cni import publisher, state
 from agent.cni.publisher import CniStatePublisher
 from agent.labels import MAX_MODE_LABEL, MODE_LABEL
+from agent.logs import Event
 from agent.pods.pod_modes import HELD, NewPodModes, PodModes
 from bpf import abi, sources
 from bpf.gates import Attachment
@@ -29,9 +31,9 @@ def modes_in(directory: pathlib.Path) -> tuple[str, dict[str, str]]:
 
 
 def opened(directory: pathlib.Path, modes: PodModes) -> CniStatePublisher:
-    publisher = CniStatePublisher(directory, Attachment.TCX, modes)
-    publisher.open()
-    return publisher
+    made = CniStatePublisher(directory, Attachment.TCX, modes)
+    made.open()
+    return made
 
 
 @contextlib.asynccontextmanager
@@ -56,7 +58,7 @@ def test_file_has_programs_and_modes(tmp_path: pathlib.Path) -> None:
         "programs": sources.fingerprint(),
         "namespaces": {"shop": "enforce"},
     }
-    assert (tmp_path / "cni.json").stat().st_mode & 0o777 == 0o644
+    assert (tmp_path / "cni.json").stat().st_mode & 0o777 == 0o600
 
 
 async def test_file_follows_labels_and_ceiling(tmp_path: pathlib.Path) -> None:
@@ -69,6 +71,21 @@ async def test_file_follows_labels_and_ceiling(tmp_path: pathlib.Path) -> None:
         modes.set_namespace("shop", {})
         modes.set_node({MAX_MODE_LABEL: "off"})
         await until("the ceiling", lambda: modes_in(tmp_path) == ("off", {}))
+
+
+async def test_file_that_cannot_be_written_at_the_start_is_written_later(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "_RETRY_SECONDS", 0.01)
+    directory = tmp_path / "file" / "run"
+    directory.parent.touch()
+    with structlog.testing.capture_logs() as logs:
+        async with running(directory, PodModes(Mode.AUDIT)):
+            await asyncio.sleep(0.5)
+            directory.parent.unlink()
+            await until("the file", lambda: (directory / "cni.json").exists())
+    # However often it is tried.
+    assert [line["event"] for line in logs].count(Event.CNI_STATE_NOT_WRITTEN) == 1
 
 
 async def test_modes_of_the_previous_agent_stay_until_labels_are_listed(

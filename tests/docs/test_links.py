@@ -4,6 +4,7 @@ import functools
 import pathlib
 import re
 
+from agent.admin.finding_kinds import KINDS
 from tests.docs.blocks import PAGES, ROOT
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -64,6 +65,7 @@ def test_conditions_and_events_that_pages_name_exist() -> None:
     text = "".join((ROOT / "docs" / name).read_text("utf-8") for name in pages)
     paths = [*ROOT.glob("agent/**/*.py"), *ROOT.glob("probes/**/*.py")]
     sources = "".join(path.read_text("utf-8") for path in paths)
+    sources += " ".join(kind.reason for kind in KINDS.values())
     reasons = set(re.findall(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`", text)) - _OF_OTHERS
     events = {event.upper() for event in re.findall(r"log event `(\w+)`", text)}
     assert {word for word in reasons | events if not re.search(rf"\b{word}\b", sources)} == set()

@@ -26,6 +26,7 @@ _ELSEWHERE = {
         "affinity",
     ),
     *("enableServiceLinks", "terminationGracePeriodSeconds", "nodeSelector", "tolerations"),
+    *("nodeName", "restartPolicy", "activeDeadlineSeconds"),
 }
 _PROBES = {"startupProbe", "readinessProbe", "livenessProbe"}
 _PROPAGATION = {

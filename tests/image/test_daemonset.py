@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from agent.admin.report import PodStatus
-from tests.image import podspec
-from tests.image.node import BPFFS, PORT, AgentPod, Node
+from agent.operate.kubectl import debug_pods
+from tests.image import manifests, podspec
+from tests.image.manifests import Json
+from tests.image.node import BPFFS, NAME, PORT, AgentPod, Node
 from tests.kernel import cgroups
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.standin import KubeletStub
@@ -197,3 +199,30 @@ async def test_cleanup_in_the_same_pod_leaves_nothing(node: Node, kubelet: Cgrou
     await node.until("the end", cleaner, lambda: "Removed " in cleaner.lines())
     assert not (BPFFS / "podgate").exists()
     assert _connects(pod)
+
+
+async def test_debug_pod_of_the_plugin_opens_a_node_without_an_agent(
+    node: Node, kubelet: Cgroup
+) -> None:
+    await node.run_pod("web", mode="enforce")
+    agent = await node.start(node.pod(args=_enforcing(kubelet)))
+    pod = await node.gated(agent, "web", "Enforced")
+    await node.end(agent)
+    assert not _connects(pod)
+
+    debug = await node.start(_debug_pod(node))
+    assert await node.succeeds(debug, "podgate", "status", "--output=json")
+    assert not _connects(pod)
+    assert await node.succeeds(debug, "podgate", "off", "--node", "--timeout=0")
+    assert _connects(pod)
+    await node.end(debug)
+
+
+def _debug_pod(node: Node) -> Json:
+    """The pod that `kubectl podgate` makes, as the API server completes it."""
+    agent = node.pod("podgate-debug-a")
+    made = debug_pods.manifest(manifests.of_kind("DaemonSet"), NAME)
+    made["metadata"] = {**agent["metadata"], "labels": made["metadata"]["labels"]}
+    (container,), (own,) = agent["spec"]["containers"], made["spec"]["containers"]
+    own |= {"image": container["image"], "resources": container["resources"]}
+    return made

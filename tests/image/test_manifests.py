@@ -19,7 +19,6 @@ from agent.kube.node_report import NodeStatus
 from agent.kube.token_reviews import Access, TokenReviews
 from agent.operate.cli import main as cli
 from agent.pods.conditions import TRUE, Conditions
-from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
 from agent.pods.pod_modes import PodModes
 from agent.policy.api_callees import ApiCallees
@@ -167,7 +166,6 @@ async def test_role_grants_exactly_the_requests(
         api,
         node_name="node1",
         modes=PodModes(Mode.AUDIT),
-        events=PodEvents(),
         state=tmp_path / "pods.json",
     )
     events = EventRecorder(api, node_name="node1")

@@ -1,13 +1,19 @@
 """What podgate has attached to the kernel and installed on the node, object by object."""
 
 import errno
+import os
 import socket
+import struct
 import subprocess
 
 from agent.lab import leftovers
 from agent.relay import interfaces as relay_interfaces
 from bpf import errors, listeners, pins, syscalls
 
+# struct bpf_link_info: type, id, prog_id, padding, and for these types ifindex, or the cgroup's id.
+_LINK_INFO = struct.Struct("=IIIII")
+# BPF_LINK_TYPE_CGROUP, BPF_LINK_TYPE_TCX.
+_KINDS_WITH_TARGET = {3, 11}
 # Sends hints to the probes, decides nothing, and ends with the agent.
 _OBSERVERS = {listeners.PROGRAM, listeners.ITERATOR}
 
@@ -15,7 +21,11 @@ _OBSERVERS = {listeners.PROGRAM, listeners.ITERATOR}
 def programs(installation: pins.Pins) -> list[str]:
     """Names of this installation's programs that are attached by a link or a filter."""
     names = _names(installation)
-    found = [name for number, name in names.items() if leftovers.links_to([number])]
+    found = [
+        name
+        for number, name in names.items()
+        if any(map(_is_attached, leftovers.links_to([number])))
+    ]
     filters = ""
     for interface in _interfaces():
         for direction in ("ingress", "egress"):
@@ -32,6 +42,21 @@ def everything(installation: pins.Pins) -> list[str]:
 def relays() -> list[str]:
     """Names of relays' interfaces."""
     return [name for name in _interfaces() if relay_interfaces.is_relay_interface(name)]
+
+
+def _is_attached(link_id: int) -> bool:
+    """Not a link that was detached, which exists as long as a process has its descriptor."""
+    try:
+        fd = syscalls.fd_by_id(syscalls.Command.LINK_GET_FD_BY_ID, link_id)
+    except errors.BpfError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return False
+    try:
+        kind, _, _, _, target = _LINK_INFO.unpack(syscalls.object_info(fd, _LINK_INFO.size))
+    finally:
+        os.close(fd)
+    return kind not in _KINDS_WITH_TARGET or target != 0
 
 
 def _names(installation: pins.Pins) -> dict[int, str]:

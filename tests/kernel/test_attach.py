@@ -12,10 +12,10 @@ import pyroute2
 import pytest
 
 from agent.lab import lab as labs
-from bpf import abi, errors, loader, pins, syscalls, tcx
+from bpf import abi, cleanup, errors, loader, pins, syscalls, tcx
 from bpf.gates import Attachment, GateConfig
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import frames, traffic, versions, wire
+from tests.kernel import frames, offers, traffic, versions, wire
 from tests.kernel.conftest import MakeGates
 
 pytestmark = pytest.mark.kernel
@@ -52,6 +52,22 @@ def filters(pod: labs.LabPod, side: str = "egress") -> list[dict[str, object]]:
 
 def links(installation: pins.Pins) -> list[str]:
     return sorted(os.listdir(installation.links))
+
+
+def test_link_without_a_pin_is_detached_with_all_others(
+    loaded: loader.Loaded, installation: pins.Pins, pod: labs.LabPod
+) -> None:
+    """An agent that hangs may have stopped between link and pin."""
+    offers.need_tcx()
+    before = syscalls.query_programs(pod.ifindex, syscalls.BPF_TCX_EGRESS)
+    program = loaded.copies(abi.GATE_EGRESS)[0]
+    link = syscalls.link_create_tcx(program, pod.ifindex, syscalls.BPF_TCX_EGRESS, 0)
+    try:
+        assert syscalls.query_programs(pod.ifindex, syscalls.BPF_TCX_EGRESS) != before
+        cleanup.detach_everything(installation)
+        assert syscalls.query_programs(pod.ifindex, syscalls.BPF_TCX_EGRESS) == before
+    finally:
+        os.close(link)
 
 
 @BOTH_KINDS

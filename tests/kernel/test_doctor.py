@@ -11,13 +11,16 @@ import sys
 
 import pytest
 
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding import Finding
+from agent.admin.finding_kinds import Kind, Severity
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
 from agent.linux.nft import NftMissingError
 from agent.linux.procfs import Procfs
 from agent.operate.doctor import agent as agent_checks
 from agent.operate.doctor import checks, packet_sockets, programs
-from agent.operate.doctor.finding import Finding, Severity
+from agent.operate.doctor.results import Passed, Result
 from bpf import abi, artefacts, loader, neighbours, pins, syscalls
 from bpf.attachment import Attachment
 from bpf.attachments import Direction
@@ -29,29 +32,33 @@ from tests.kernel.test_attach import enforcing
 pytestmark = pytest.mark.kernel
 
 
-async def examine(bpffs: pathlib.Path, run_directory: pathlib.Path) -> dict[str, Finding]:
-    return {finding.check: finding for finding in await checks.run(bpffs, run_directory)}
+async def finding_of(kind: Kind, bpffs: pathlib.Path, run_directory: pathlib.Path) -> Finding:
+    report = await checks.run(bpffs, run_directory)
+    (found,) = (one for one in report.findings if one.kind == kind.name)
+    return found
 
 
 async def test_on_a_good_machine_only_the_agent_is_missing(
     fresh_pins: pins.Pins, tmp_path: pathlib.Path
 ) -> None:
-    findings = await examine(fresh_pins.bpffs, tmp_path)
-    agent = findings.pop("agent")
-    # Features that an older kernel lacks are warnings, and so is a tool.
-    for check in ("attachment", "names", "kubelet", "packet-sockets", "bpftool"):
-        assert findings.pop(check).severity is not Severity.PROBLEM
-    assert agent.severity is Severity.WARNING
-    assert "is 'podgate run' running" in agent.text
-    assert Severity.PROBLEM not in {finding.severity for finding in findings.values()}
+    report = await checks.run(fresh_pins.bpffs, tmp_path)
+    found = {finding.kind: finding for finding in report.findings}
+    agent = found.pop(kinds.AGENT_MISSING.name)
+    assert "is 'podgate run' running" in agent.sentence
+    # Features that an older kernel lacks, and a tool.
+    for kind in (
+        *(kinds.TCX_MISSING, kinds.PROCESS_NAMES_MISSING, kinds.KUBELET_UNFOLLOWABLE),
+        *(kinds.PACKET_SOCKETS_UNREJECTABLE, kinds.BPFTOOL_MISSING),
+    ):
+        found.pop(kind.name, None)
+    assert not report.has_problem
     offers.need_netns_cookie()
     offers.need_default_deny()
-    assert {finding.severity for finding in findings.values()} == {Severity.OK}
+    assert found == {}
 
 
 async def test_directory_without_bpffs_is_a_problem(tmp_path: pathlib.Path) -> None:
-    finding = (await examine(tmp_path, tmp_path))["bpffs"]
-    assert finding.severity is Severity.PROBLEM
+    finding = await finding_of(kinds.BPFFS_UNUSABLE, tmp_path, tmp_path)
     assert f"Mount one with 'mount -t bpf bpf {tmp_path}'" in finding.remedy
 
 
@@ -62,18 +69,16 @@ async def test_pin_of_another_layout_is_a_problem(
     stranger = foreign.create_map(4, 8, 16)
     syscalls.pin(stranger, fresh_pins.map(abi.GATES))
     os.close(stranger)
-    finding = (await examine(fresh_pins.bpffs, tmp_path))["bpffs"]
-    assert finding.severity is Severity.PROBLEM
-    assert "is not the map that this version uses" in finding.text
+    finding = await finding_of(kinds.BPFFS_UNUSABLE, fresh_pins.bpffs, tmp_path)
+    assert "is not the map that this version uses" in finding.sentence
 
 
 async def test_pins_of_another_version_are_a_warning(
     fresh_pins: pins.Pins, tmp_path: pathlib.Path
 ) -> None:
     pins.Pins(fresh_pins.bpffs, schema=99).prepare()
-    finding = (await examine(fresh_pins.bpffs, tmp_path))["bpffs"]
-    assert finding.severity is Severity.WARNING
-    assert "another version (v99)" in finding.text
+    finding = await finding_of(kinds.OTHER_PINS, fresh_pins.bpffs, tmp_path)
+    assert "another version (v99)" in finding.sentence
 
 
 async def test_missing_nft_is_a_warning(
@@ -83,10 +88,10 @@ async def test_missing_nft_is_a_warning(
         raise NftMissingError("there is no nft command")
 
     monkeypatch.setattr("agent.linux.nft.apply", missing)
-    finding = (await examine(fresh_pins.bpffs, tmp_path))["nftables"]
-    assert finding.severity is Severity.WARNING
+    finding = await finding_of(kinds.NFTABLES_MISSING, fresh_pins.bpffs, tmp_path)
     assert (
-        "(there is no nft command): new pods are open until their gate is attached" in finding.text
+        "(there is no nft command): new pods are open until their gate is attached"
+        in finding.sentence
     )
 
 
@@ -94,9 +99,8 @@ async def test_missing_bpftool_is_a_warning(
     fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.operate.pinned.bpftool.shutil.which", lambda *_, **__: None)
-    finding = (await examine(fresh_pins.bpffs, tmp_path))["bpftool"]
-    assert finding.severity is Severity.WARNING
-    assert finding.text.startswith("bpftool is not installed")
+    finding = await finding_of(kinds.BPFTOOL_MISSING, fresh_pins.bpffs, tmp_path)
+    assert finding.sentence.startswith("bpftool is not installed")
 
 
 async def test_program_that_excludes_hooks_is_named(
@@ -109,11 +113,9 @@ async def test_program_that_excludes_hooks_is_named(
         return found if hook.name == "hook_connect4" else None
 
     monkeypatch.setattr("bpf.hooks.describe_exclusive", exclusive)
-    findings = await examine(fresh_pins.bpffs, tmp_path)
-    found = findings["hook_connect4"]
-    assert (found.severity, found.text) == (Severity.WARNING, "program 7 is attached.")
-    assert found.remedy == "Have it attach with that flag."
-    assert "hooks" not in findings
+    finding = await finding_of(kinds.HOOK_TAKEN, fresh_pins.bpffs, tmp_path)
+    assert finding.sentence == "Hook hook_connect4: program 7 is attached."
+    assert finding.remedy == "Have it attach with that flag."
 
 
 async def test_another_package_named_bcc_is_a_problem(
@@ -123,20 +125,22 @@ async def test_another_package_named_bcc_is_a_problem(
     (tmp_path / "bcc.py").touch()
     monkeypatch.delitem(sys.modules, "bcc", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    finding = (await examine(fresh_pins.bpffs, tmp_path))["programs"]
-    assert finding.severity is Severity.PROBLEM
-    assert "is not the BPF compiler collection" in finding.text
+    finding = await finding_of(kinds.PROGRAMS_MISSING, fresh_pins.bpffs, tmp_path)
+    assert "is not the BPF compiler collection" in finding.sentence
 
 
 async def test_programs_that_fit_need_no_compiler(
     fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finding = (await examine(fresh_pins.bpffs, tmp_path))["programs"]
-    assert finding.text.startswith("Prebuilt programs fit this kernel")
+    async def programs_passed() -> str:
+        report = await checks.run(fresh_pins.bpffs, tmp_path)
+        (text,) = (one.text for one in report.passed if one.check == "programs")
+        return text
+
+    assert (await programs_passed()).startswith("Prebuilt programs fit this kernel")
     monkeypatch.setenv(artefacts.DIRECTORY_VARIABLE, str(tmp_path))
-    finding = (await examine(fresh_pins.bpffs, tmp_path))["programs"]
-    assert finding.severity is Severity.OK
-    assert finding.text.startswith("bcc compiles the programs at start: there are no compiled ")
+    start = "bcc compiles the programs at start: there are no compiled "
+    assert (await programs_passed()).startswith(start)
 
 
 @pytest.fixture
@@ -158,10 +162,11 @@ def test_running_agent_is_checked(running: AgentProcess) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stdout
-    findings = {finding["check"]: finding for finding in json.loads(done.stdout)}
+    findings = {one["kind"]: one for one in json.loads(done.stdout)["findings"]}
     # Nothing of that name runs here.
-    assert findings["kubelet-cgroup"]["severity"] == "warning"
-    assert "Kubelet not identified" in findings["kubelet-cgroup"]["text"]
+    unknown = findings[kinds.KUBELET_UNKNOWN.name]
+    assert unknown["severity"] == "degraded"
+    assert "Kubelet not identified" in unknown["sentence"]
 
 
 def test_dead_agent_is_a_problem_that_names_what_is_in_force(
@@ -173,15 +178,15 @@ def test_dead_agent_is_a_problem_that_names_what_is_in_force(
     operator.wait_for("the gate", lambda report: bool(report.pods and report.pods[0].gates))
     operator.stop(signal.SIGKILL)
 
-    async def check() -> list[Finding]:
+    async def check() -> list[Result]:
         directory = operator.run_directory
         return await agent_checks.check(operator.bpffs, directory, is_in_cluster=False)
 
-    dead, *exposures = asyncio.run(check())
-    assert (dead.check, dead.severity) == ("agent", Severity.PROBLEM)
-    assert "No agent responds, and 1 gate is in force, heartbeat " in dead.text
-    (later,) = (one for one in exposures if one.text.startswith("All gates open in "))
-    assert later.severity is Severity.WARNING
+    found = {one.kind: one for one in asyncio.run(check()) if isinstance(one, Finding)}
+    dead = found[kinds.AGENT_DEAD.name]
+    assert dead.severity == Severity.BROKEN
+    assert "No agent responds, and 1 gate is in force, heartbeat " in dead.sentence
+    assert found[kinds.GATES_OPEN_SOON.name].sentence.startswith("All gates open in ")
 
 
 def test_program_before_a_gate_is_a_problem_and_one_after_it_is_named(
@@ -191,21 +196,23 @@ def test_program_before_a_gate_is_a_problem_and_one_after_it_is_named(
     pod = lab.add_pod("web", 1)
     make_gates(Attachment.TCX).install(pod.ifindex, enforcing(pod))
 
-    def chain_order() -> Finding:
-        (found,) = (one for one in programs.check(installation.bpffs) if one.check == "chain-order")
-        return found
+    def chain_order() -> str:
+        results = programs.check(installation.bpffs)
+        (text,) = (
+            one.sentence if isinstance(one, Finding) else one.text
+            for one in results
+            if isinstance(one, Finding) or one.check == "chain-order"
+        )
+        return text
 
-    assert chain_order().text == "Each gate (1 interfaces) is first in its chain."
+    assert chain_order() == "Each gate (1 interfaces) is first in its chain."
     with foreign.attached_by_tcx(pod.ifindex, foreign.TC_ACT_UNSPEC) as program:
-        after = chain_order()
-        assert after.severity is Severity.OK
-        assert f"; Program id {program} after it." in after.text
+        assert f"; Program id {program} after it." in chain_order()
         with foreign.attached_by_tcx(
             pod.ifindex, foreign.TC_ACT_OK, syscalls.BPF_F_BEFORE
         ) as other:
-            before = chain_order()
-            assert before.severity is Severity.PROBLEM
-            assert f"Program id {other} runs before the gate on {pod.interface}" in before.text
+            before = f"Program id {other} runs before the gate on {pod.interface}"
+            assert before in chain_order()
 
 
 def test_podgates_own_program_before_a_gate_is_no_problem(
@@ -264,8 +271,8 @@ def test_program_beside_a_hook_is_named(
 def test_packet_socket_from_before_podgate_is_a_warning(isolated: None, lab: labs.Lab) -> None:
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0):
         older = packet_sockets.of_processes_before(-1.0, Procfs())
-        assert older.severity is Severity.WARNING
-        assert f"({os.getpid()})" in older.text
+        assert isinstance(older, Finding)
+        assert f"({os.getpid()})" in older.sentence
         # podgate is older than each process.
-        assert packet_sockets.of_processes_before(1e9, Procfs()).severity is Severity.OK
-    assert packet_sockets.of_processes_before(-1.0, Procfs()).severity is Severity.OK
+        assert isinstance(packet_sockets.of_processes_before(1e9, Procfs()), Passed)
+    assert isinstance(packet_sockets.of_processes_before(-1.0, Procfs()), Passed)

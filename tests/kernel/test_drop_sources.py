@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from agent.drops.admitted_sources import AdmittedSources
 from agent.lab import lab as labs
 from bpf import abi, loader, syscalls
 from bpf.drop_sources import DropSource, DropSources
@@ -54,6 +55,27 @@ def test_each_combination_is_one_entry_with_a_count(
         sock.sendto(b"", (pod.ipv4, 2))
     found = {one.port: one.count for one in seen(loaded, pod)}
     assert found == {1: 10, 2: 1}
+
+
+def test_packets_are_counted_by_the_mode_of_their_time(
+    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
+) -> None:
+    """Those that passed in audit are apart from dropped ones."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for mode, packets in ((Mode.AUDIT, 5), (Mode.ENFORCE, 1), (Mode.STRICT, 2)):
+            gates.install(pod.ifindex, GateConfig(mode, pod.addresses))
+            for _ in range(packets):
+                sock.sendto(b"", (pod.ipv4, 1))
+    found = {one.mode: one.count for one in seen(loaded, pod)}
+    assert found == {Mode.AUDIT: 5, Mode.ENFORCE: 1, Mode.STRICT: 2}
+
+
+def test_rejected_call_is_counted_by_the_mode_of_its_time(
+    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
+) -> None:
+    gates.install(pod.ifindex, GateConfig(Mode.STRICT, pod.addresses))
+    assert traffic.node_is_dropped(pod, 4, PORT)
+    assert {one.mode for one in seen(loaded, pod)} == {Mode.STRICT}
 
 
 def test_admitted_source_is_not_recorded(
@@ -159,6 +181,22 @@ def test_packet_times_follow_the_clock(
     for _ in range(2):
         check = functools.partial(is_recorded_after, time.monotonic_ns())
         polling.wait_until("a packet with a later time", check)
+
+
+def test_source_is_admitted_by_now_once_the_gate_has_a_rule_for_it(
+    gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
+) -> None:
+    gates.install(pod.ifindex, GateConfig(Mode.AUDIT, pod.addresses))
+    with cgroups.cgroup() as caller:
+        dial(caller, pod, 7, 7)
+        (one,) = seen(loaded, pod)
+        assert not AdmittedSources(loaded).has(one, caller.path)
+        rule = Rule(SourceKind.CGROUP, socket.IPPROTO_UDP, 7, 7, cgroup=caller.id)
+        gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses, (rule,)))
+        assert AdmittedSources(loaded).has(one, caller.path)
+        other = Rule(SourceKind.CGROUP, socket.IPPROTO_UDP, 8, 8, cgroup=caller.id)
+        gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses, (other,)))
+        assert not AdmittedSources(loaded).has(one, caller.path)
 
 
 def test_the_cgroups_of_sources_are_read_without_the_rest(

@@ -107,6 +107,9 @@ def test_flow_is_explained_with_the_agent_and_after_it_was_killed(
         (change,) = answer["changes"]
         assert source.path in change["policy"]
         assert f"port: {PORT}" in change["policy"]
+        (miss,) = answer["nearMisses"]
+        assert (miss["policy"], miss["mismatch"]) == ("admits-the-test", "port")
+        assert miss["text"] == f"admits this source to TCP {OTHER_PORT}, not to TCP {PORT}"
 
         status, answer = flow(operator, f"cgroup:{source.path}", "demo/web", OTHER_PORT)
         assert status == 0
@@ -180,7 +183,7 @@ def test_first_problem_of_a_pod_is_named(
     status, answer = explain(operator, "pod", "demo/web")
     problems = [check for check in answer["checks"] if check["state"] != "ok"]
     assert status == 1
-    assert [problem["name"] for problem in problems] == ["probe", labels.PROBES_PASSING]
+    assert [problem["name"] for problem in problems] == ["probes", "probe", labels.PROBES_PASSING]
     assert "podgate probe --pod demo/web" in problems[0]["next"]
 
 

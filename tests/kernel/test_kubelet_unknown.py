@@ -114,12 +114,15 @@ def admitted(report: AgentReport) -> str:
     return lines[0].rpartition(" ")[2] if lines else "no metric"
 
 
-def doctor(agent: AgentProcess) -> dict[str, str]:
-    """Its finding about the kubelet's cgroup; about the agent if all is well."""
+def doctor(agent: AgentProcess) -> tuple[str, str]:
+    """Severity and sentence about the kubelet's cgroup; what passed if all is well."""
     where = ("--run-directory", str(agent.run_directory), "--bpffs", str(agent.bpffs))
-    findings = json.loads(agent.run("doctor", "--output", "json", *where).stdout)
-    (finding,) = (each for each in findings if each["check"] in ("agent", "kubelet-cgroup"))
-    return dict(finding)
+    report = json.loads(agent.run("doctor", "--output", "json", *where).stdout)
+    for one in report["findings"]:
+        if one["kind"] == "declared-ports-open":
+            return one["severity"], one["sentence"]
+    (text,) = (one["text"] for one in report["passed"] if one["check"] == "agent")
+    return "", text
 
 
 def test_host_processes_reach_declared_ports_until_the_kubelet_is_found(
@@ -145,8 +148,7 @@ def test_open_ports_are_reported_until_the_kubelet_is_found(
     assert get(report, "/readyz") == (503, f"{report.open_ports}\n")
     assert get(report, "/healthz") == (200, "ok\n")
     assert admitted(report) == "0.0"
-    found = doctor(agent)
-    assert (found["severity"], found["text"]) == ("problem", report.open_ports)
+    assert doctor(agent) == ("open", report.open_ports)
     assert report.open_ports in " ".join(
         agent.run("status", "--run-directory", str(agent.run_directory)).stdout.split()
     )
@@ -159,7 +161,7 @@ def test_open_ports_are_reported_until_the_kubelet_is_found(
     assert admitted(report) == "1.0"
     polling.wait_until("log", lambda: list(agent.log_lines(Event.DECLARED_PORTS_CLOSED)))
     offers.need_netns_cookie()  # else doctor finds more
-    assert "Agent running" in doctor(agent)["text"]
+    assert "Agent running" in doctor(agent)[1]
 
 
 def test_pods_in_the_kubelet_s_cgroup_open_the_declared_ports(

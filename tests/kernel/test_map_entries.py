@@ -27,7 +27,12 @@ _ENTRIES = 3
 _WITHOUT_TYPES = {
     spec.name for spec in (*abi.MAPS, *listeners.MAPS) if not spec.value or spec.template
 }
-_DECODED = [spec for spec in pinned_maps.SPECS.values() if spec.name not in _WITHOUT_TYPES]
+_DECODED = [
+    spec
+    for spec in pinned_maps.SPECS.values()
+    if spec.is_listed and spec.name not in {*_WITHOUT_TYPES, abi.NODE_ADDRESSES.name}
+]
+"""Keys of the last one begin with a length that random numbers exceed."""
 
 
 @pytest.fixture
@@ -143,7 +148,8 @@ def test_every_map_has_type_information_however_programs_were_compiled(
     assert {one.name for one in found} == names
     without_types = names & (_WITHOUT_TYPES | _without_here())
     assert {one.name for one in found if not one.has_types} == without_types
-    assert all(one.memory_bytes > 0 for one in found)
+    # An empty trie has no memory of its own.
+    assert all(one.memory_bytes > 0 for one in found if one.type != "lpm_trie")
 
 
 def _without_here() -> set[str]:

@@ -116,8 +116,8 @@ def test_restart_without_the_file_serves_the_saved_services_and_their_age(
     assert "has not confirmed it since" in services(operator)
     report = operator.wait_for("problems", lambda report: len(report.pod_source.problems) == 2)
     missing, saved = report.pod_source.problems
-    assert missing == f"services from {path}: {path} does not exist; create it"
-    assert saved.startswith("services are those saved at ")
+    assert missing.text == f"services from {path}: {path} does not exist; create it"
+    assert saved.text.startswith("services are those saved at ")
     write(path)
     polling.wait_until("no service", lambda: endpoints(operator) == [])
     operator.wait_for("no problem", lambda report: not report.pod_source.problems)

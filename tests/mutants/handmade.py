@@ -27,22 +27,22 @@ class Edit:
 
 EDITS = (
     Edit(
-        "the page shows a failed relay as an open pod",
-        "agent/operate/page/problems.py",
-        "Severity.DEGRADED if report.relay.has_fallback else Severity.OPEN",
-        "Severity.OPEN",
+        "failing probes of strict without fallback are only degraded",
+        "agent/admin/findings.py",
+        "    if has_fallback:\n",
+        "    if problem:\n",
     ),
     Edit(
-        "status shows failing probes of strict without fallback in yellow",
-        "agent/operate/cli/views/status.py",
-        "Signal.CAUTION if report.relay.has_fallback else Signal.DANGER",
-        "Signal.CAUTION",
+        "a problem of raw sockets is no finding",
+        "agent/admin/findings.py",
+        "if report.raw_sockets.problem:",
+        "if not report.raw_sockets:",
     ),
     Edit(
-        "kubectl podgate omits a problem of raw sockets",
-        "agent/operate/kubectl/node_status.py",
-        'found.append(f"Raw sockets: {problem}")',
-        "pass",
+        "a ceiling below a namespace's label is no finding",
+        "agent/operate/kubectl/ceilings.py",
+        "if not is_off and not above:",
+        "if not is_off:",
     ),
     Edit(
         "answers of the relay are not counted",
@@ -89,11 +89,10 @@ EDITS = (
         "self._watch_query(self._version)",
     ),
     Edit(
-        "status shows a bypassed gate in yellow",
-        "agent/operate/cli/views/status.py",
-        "signal = Signal.DANGER if condition.reason in _OPEN else Signal.CAUTION\n"
-        "                kind",
-        "signal = Signal.CAUTION\n                kind",
+        "a bypassed gate is only degraded",
+        "agent/admin/finding_kinds.py",
+        '"gate-bypassed",\n    _OPEN,',
+        '"gate-bypassed",\n    _DEGRADED,',
     ),
     Edit(
         "doctor trusts the report of an agent of another version",

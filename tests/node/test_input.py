@@ -41,9 +41,9 @@ async def test_invalid_settings_are_reported_and_affect_no_other_pod(node: Node)
     await node.until("events", lambda: len(warned(node)) >= len(WRONG) - 1)
     assert warned(node) >= {
         ("netns", "AnnotationIgnored", labels.NETNS_ANNOTATION),
-        ("probes", "InvalidAnnotation", "podgate.io/probes"),
-        ("relay", "InvalidAnnotation", labels.RELAY_ANNOTATION),
-        ("mode", "InvalidMode", labels.MODE_LABEL),
+        ("probes", "AnnotationIgnored", "podgate.io/probes"),
+        ("relay", "AnnotationIgnored", labels.RELAY_ANNOTATION),
+        ("mode", "LabelInvalid", labels.MODE_LABEL),
     }
     assert "well" not in {pod for pod, _, _ in warned(node)}
 
@@ -104,7 +104,7 @@ async def test_an_address_that_only_the_pod_claims_is_an_event(node: Node) -> No
     await node.until(
         "the event",
         lambda: any(
-            event["reason"] == "UnconfirmedAddress" and "198.18.99.9" in event["note"]
+            event["reason"] == "AddressUnconfirmed" and "198.18.99.9" in event["note"]
             for event in node.events()
         ),
     )

@@ -177,9 +177,10 @@ async def test_restart_without_api_and_saved_state_opens_no_gate(node: Node) -> 
     await node.start_agent(*AUDIT)
     seen = await node.report("the gate", isolated_as("Enforced"))
     assert status_of(seen, "web").source == "runtime"
-    assert status_of(seen, "web").mode_problems == [
+    [problem] = status_of(seen, "web").mode_problems
+    assert problem.message == (
         "The gate keeps mode enforce until the labels of node and namespaces are listed."
-    ]
+    )
     assert is_closed()
     # The ceiling is the way out also here.
     await node.stop_agent()

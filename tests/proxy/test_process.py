@@ -4,6 +4,7 @@ import http.client
 import json
 import pathlib
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from agent.lab import lab as labs
 from agent.services.proxy import nft_scripts
 from bpf import pins
 from bpf.services import links as service_links
+from tests import unprivileged
 from tests.kernel import cgroups, offers, traffic
 from tests.proxy import scene
 from tests.proxy.feeding import Process, ServedEndpoints, wait_until
@@ -318,3 +320,37 @@ def test_addresses_that_the_node_gets_later_have_its_node_ports(process: Process
             return sock.connect_ex((late, scene.NODE_PORT)) == 0
 
     wait_until(is_there, process.log)
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """The soft limit of containers, which processes that are started now inherit."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+CONNECT = """
+import resource, socket
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+held = []
+for number in range(3000):
+    try:
+        held.append(socket.create_connection(("127.0.0.1", 10256), 1))
+    except OSError:
+        break
+ready(len(held))
+"""
+
+
+@pytest.mark.parametrize("process", ["nft"], indirect=True)
+def test_connections_to_the_health_port_delay_no_change_of_services(
+    few_descriptors: None, process: Process, served: ServedEndpoints, pods: list[labs.LabPod]
+) -> None:
+    with unprivileged.running(CONNECT):
+        served.put(0, pods[2:])
+        wait_until(lambda: answers(cluster_ip(4)) == {"three"}, process.log)
+        # Root's, as the kubelet's is.
+        assert get("healthz", 10256)[0] == 200
+    assert "Traceback" not in process.log.read_text()

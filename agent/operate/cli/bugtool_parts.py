@@ -40,7 +40,7 @@ _KERNEL_FILES = (
     *("/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv4/conf/all/rp_filter"),
     *("/proc/sys/net/netfilter/nf_conntrack_count", "/proc/sys/net/netfilter/nf_conntrack_max"),
 )
-_FILE_SYSTEMS = ("bpf", "cgroup", "cgroup2")
+_FILE_SYSTEMS = frozenset(("bpf", "cgroup", "cgroup2"))
 
 _SECRET_MAPS = ("reply_key",)
 _SECRET_FIELDS = ("priority",)
@@ -89,7 +89,7 @@ def agent_process(socket_path: pathlib.Path) -> dict[str, object]:
     process = pathlib.Path(f"/proc/{pid}")
     arguments = process.joinpath("cmdline").read_bytes().decode(errors="replace").split("\0")
     shown = ("State", "VmRSS", "VmHWM", "Threads", "voluntary_ctxt_switches")
-    lines = process.joinpath("status").read_text(encoding="utf-8").splitlines()
+    lines = process.joinpath("status").read_bytes().decode(errors="replace").split("\n")
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
     return {
         "pid": pid,
@@ -169,13 +169,13 @@ def _route(route: Any) -> str:
 
 def kernel() -> dict[str, object]:
     """Release, settings and mounts that podgate depends on."""
-    mounts = pathlib.Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
+    mounts = pathlib.Path("/proc/self/mounts").read_bytes().decode(errors="replace").split("\n")
     return {
         "release": platform.release(),
         "machine": platform.machine(),
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
-        "mounts": [line for line in mounts.splitlines() if line.split()[2] in _FILE_SYSTEMS],
+        "mounts": [one for one in mounts if _FILE_SYSTEMS.intersection(one.split(" ")[2:3])],
         "hasBtf": pathlib.Path("/sys/kernel/btf/vmlinux").exists(),
         "files": {path: _text(pathlib.Path(path)) for path in _KERNEL_FILES},
     }

@@ -25,6 +25,7 @@ import msgspec
 import rich.console
 import rich.text
 
+from agent.admin.finding_kinds import Severity
 from agent.operate.cli import layout
 from agent.operate.cli.commands.options import Format
 
@@ -52,6 +53,18 @@ _MODES = {"off": Signal.CAUTION, "audit": Signal.CAUTION}
 def signal_of_mode(mode: str) -> Signal:
     """Of a pod's mode."""
     return _MODES.get(mode, Signal.SAFE)
+
+
+_SEVERITIES = {
+    Severity.OPEN: Signal.DANGER,
+    Severity.BROKEN: Signal.DANGER,
+    Severity.DEGRADED: Signal.CAUTION,
+}
+
+
+def signal_of_severity(severity: str) -> Signal | None:
+    """Of a finding."""
+    return _SEVERITIES.get(Severity.of(severity))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,12 +7,18 @@ from typing import Any
 import msgspec
 from google.protobuf import descriptor
 
-from agent.admin.report import AgentReport, DropEventStatus, Drops, RulesReport
+from agent.admin.report import (
+    AgentReport,
+    DropEventStatus,
+    Drops,
+    RulesReport,
+    SuppressedEvents,
+)
 from agent.client.v1alpha1 import podinfo_pb2
 from agent.operate.cli.commands.probe import ProbeReport
 from agent.operate.cli.views.probes import PodProbes
 from agent.operate.cli.views.suggestions import SuggestOutput
-from agent.operate.doctor.finding import Finding
+from agent.operate.doctor.results import DoctorReport
 from agent.operate.explain.model import Explanation, PodExplanation
 from agent.operate.pinned.maps import MapContent, MapStatus
 from agent.operate.pinned.programs import ProgramsReport
@@ -20,9 +26,12 @@ from agent.operate.pinned.report import PinnedStatus
 from agent.services.client.v1alpha1 import endpoints_pb2
 
 DOCUMENTS: dict[str, tuple[Any, str]] = {
-    "doctor": (list[Finding], "podgate doctor"),
+    "doctor": (DoctorReport, "podgate doctor"),
     "drops": (Drops, "podgate drops"),
     "drops-follow": (DropEventStatus, "podgate drops --follow: one document per event"),
+    "drops-follow-suppressed": (
+        *(SuppressedEvents, "podgate drops --follow: one document whenever events were suppressed"),
+    ),
     "explain": (Explanation, "podgate explain"),
     "explain-pod": (PodExplanation, "podgate explain pod"),
     "map": (MapContent, "podgate maps NAME"),

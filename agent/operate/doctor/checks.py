@@ -5,6 +5,8 @@ import contextlib
 import pathlib
 from collections.abc import AsyncIterator
 
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding import as_sentence, found
 from agent.app import preflight
 from agent.errors import PreflightError
 from agent.kube.client import ApiClient, NoClusterConfigError
@@ -19,7 +21,7 @@ from agent.operate.doctor import (
     runtime,
     tools,
 )
-from agent.operate.doctor.finding import Finding, ok, problem
+from agent.operate.doctor.results import DoctorReport, Passed, Result, report_of
 from agent.settings import DEFAULT_RELAY_RANGES, RelayRanges
 
 # Of all that waits for others; each of them has a shorter limit of its own.
@@ -33,27 +35,28 @@ async def run(
     *,
     kubeconfig: str | None = None,
     cri_socket: pathlib.Path | None = None,
-) -> list[Finding]:
+) -> DoctorReport:
     """Run all checks; without privileges, only the first. Raises `TimeoutError`."""
     try:
         preflight.check()
     except PreflightError as error:
         text, _, remedy = str(error).partition("; ")
-        return [problem("privileges", f"{text}.", f"{remedy[:1].upper()}{remedy[1:]}")]
-    findings = [ok("privileges", "bpf(2) is allowed and cgroup v2 is mounted.")]
+        missing = found(kinds.PRIVILEGES_MISSING, text, remedy=as_sentence(remedy))
+        return report_of([missing])
+    results: list[Result] = [Passed("privileges", "bpf(2) is allowed and cgroup v2 is mounted.")]
     async with asyncio.timeout(_TIMEOUT_SECONDS):
         # pyroute2's calls start an event loop of their own.
-        findings += await asyncio.to_thread(_of_kernel, bpffs)
-        findings += await host_network.check(bpffs, relay_ranges)
-        findings += await cni.check(bpffs)
+        results += await asyncio.to_thread(_of_kernel, bpffs)
+        results += await host_network.check(bpffs, relay_ranges)
+        results += await cni.check(bpffs)
         async with _api_client(kubeconfig) as api:
             if api is not None:
-                findings += [await runtime.check(cri_socket), *await cluster.check(api)]
-            findings += await agent.check(bpffs, run_directory, is_in_cluster=api is not None)
-    return findings
+                results += [await runtime.check(cri_socket), *await cluster.check(api)]
+            results += await agent.check(bpffs, run_directory, is_in_cluster=api is not None)
+    return report_of(results)
 
 
-def _of_kernel(bpffs: pathlib.Path) -> list[Finding]:
+def _of_kernel(bpffs: pathlib.Path) -> list[Result]:
     return [
         *kernel.check(bpffs),
         *programs.check(bpffs),

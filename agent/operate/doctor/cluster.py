@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from agent import labels
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding import found
 from agent.kube import node_report
 from agent.kube.client import ApiClient, ApiError
-from agent.operate.doctor.finding import Finding, ok, problem, warning
+from agent.operate.doctor.results import Passed, Result
 from agent.policy import definition
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-_APPLY = "Apply this version's manifests again ('kubectl apply -k deploy/manifests')."
 # Times in conditions and events have whole seconds, and so has the response's; of less than this
 # only their order is wrong, at most.
 _CLOCK_SECONDS = 10.0
@@ -65,38 +66,35 @@ RIGHTS = (
 )
 
 
-async def check(api: ApiClient) -> list[Finding]:
+async def check(api: ApiClient) -> list[Result]:
     """Of an agent in a cluster."""
     try:
         await api.request("GET", "/version")
     except ApiError as error:
-        return [
-            problem(
-                "api-server",
-                f"The API server does not answer: {error}.",
-                "Check the route to it, and the account's token.",
-            )
-        ]
+        return [found(kinds.API_SERVER_UNREACHABLE, f"The API server does not answer: {error}")]
     return [
-        ok("api-server", "The API server answers."),
+        Passed("api-server", "The API server answers."),
         *await _rights(api),
         *await _definitions(api),
         await _clock(api),
     ]
 
 
-async def _rights(api: ApiClient) -> list[Finding]:
+async def _rights(api: ApiClient) -> list[Result]:
     reviews = [(right, verb) for right in RIGHTS for verb in right.verbs]
     try:
         answers = await asyncio.gather(*(_is_allowed(api, right, verb) for right, verb in reviews))
     except ApiError as error:
-        return [warning("rights", f"The account's rights cannot be reviewed: {error}.", "Retry.")]
+        text = f"The account's rights cannot be reviewed: {error}"
+        return [found(kinds.RIGHT_MISSING_FEATURE, text, remedy="Retry.")]
     denied: dict[Right, list[str]] = {}
     for (right, verb), is_allowed in zip(reviews, answers, strict=True):
         if not is_allowed:
             denied.setdefault(right, []).append(verb)
     if not denied:
-        return [ok("rights", f"The account has all {len(reviews)} rights that the agent needs.")]
+        return [
+            Passed("rights", f"The account has all {len(reviews)} rights that the agent needs.")
+        ]
     return [_denied(right, verbs) for right, verbs in denied.items()]
 
 
@@ -118,24 +116,24 @@ async def _is_allowed(api: ApiClient, right: Right, verb: str) -> bool:
     return bool(answer["status"].get("allowed"))
 
 
-def _denied(right: Right, verbs: list[str]) -> Finding:
+def _denied(right: Right, verbs: list[str]) -> Result:
     name = f"{right.resource}.{right.group}".rstrip(".")
-    text = f"The account may not {' and '.join(verbs)} {name}: {right.effect}."
-    return (problem if right.is_needed else warning)("rights", text, _APPLY)
+    text = f"The account may not {' and '.join(verbs)} {name}: {right.effect}"
+    return found(kinds.RIGHT_MISSING if right.is_needed else kinds.RIGHT_MISSING_FEATURE, text)
 
 
-async def _definitions(api: ApiClient) -> list[Finding]:
+async def _definitions(api: ApiClient) -> list[Result]:
     group, version = node_report.API_VERSION.split("/")
     try:
         policies = await _definition(api, f"{labels.POLICY_PLURAL}.{labels.POLICY_GROUP}")
         reports = await _definition(api, f"nodereports.{group}")
     except ApiError as error:
-        return [warning("definitions", f"Definitions cannot be read: {error}.", _APPLY)]
-    found = [
+        return [found(kinds.DEFINITION_OTHER, f"Definitions cannot be read: {error}")]
+    wrong: list[Result] = [
         *_compare("HostAccessPolicies", policies, labels.POLICY_VERSION, definition.schema()),
         *_compare("NodeReports", reports, version, None),
     ]
-    return found or [ok("definitions", "HostAccessPolicies and NodeReports are defined.")]
+    return wrong or [Passed("definitions", "HostAccessPolicies and NodeReports are defined.")]
 
 
 async def _definition(api: ApiClient, name: str) -> dict[str, Any] | None:
@@ -146,42 +144,40 @@ async def _definition(api: ApiClient, name: str) -> dict[str, Any] | None:
 
 
 def _compare(
-    kind: str, found: dict[str, Any] | None, version: str, schema: dict[str, Any] | None
-) -> Iterator[Finding]:
+    kind: str, defined: dict[str, Any] | None, version: str, schema: dict[str, Any] | None
+) -> Iterator[Result]:
     """schema: this version's; None where it does not matter to the agent."""
-    if found is None:
-        text = f"{kind} are not defined in this cluster."
-        yield problem("definitions", text, _APPLY)
+    if defined is None:
+        yield found(kinds.DEFINITION_MISSING, f"{kind} are not defined in this cluster")
         return
-    served = {one["name"]: one for one in found["spec"]["versions"] if one.get("served")}
+    served = {one["name"]: one for one in defined["spec"]["versions"] if one.get("served")}
     if version not in served:
-        text = f"{kind} are defined in version {', '.join(served) or 'none'}, not in {version}."
-        yield problem("definitions", text, _APPLY)
+        text = f"{kind} are defined in version {', '.join(served) or 'none'}, not in {version}"
+        yield found(kinds.DEFINITION_MISSING, text)
     elif schema is not None and served[version]["schema"]["openAPIV3Schema"] != schema:
-        yield warning(
-            "definitions",
+        yield found(
+            kinds.DEFINITION_OTHER,
             f"The definition of {kind} is of another version of podgate: the API server may drop "
-            "fields that this one knows, or accept others.",
-            _APPLY,
+            "fields that this one knows, or accept others",
         )
 
 
-async def _clock(api: ApiClient) -> Finding:
+async def _clock(api: ApiClient) -> Result:
     try:
         ahead = datetime.datetime.now(datetime.UTC) - await api.date()
     except ApiError as error:
-        return warning("clock", f"The API server's time cannot be read: {error}.", "Retry.")
+        text = f"The API server's time cannot be read: {error}"
+        return found(kinds.CLOCK_WRONG, text, remedy="Retry.")
     return clock(ahead.total_seconds())
 
 
-def clock(ahead_seconds: float) -> Finding:
+def clock(ahead_seconds: float) -> Result:
     """ahead_seconds: this node's time less the API server's."""
     if abs(ahead_seconds) <= _CLOCK_SECONDS:
-        return ok("clock", "This node's time is the API server's.")
+        return Passed("clock", "This node's time is the API server's.")
     direction = "ahead of" if ahead_seconds > 0 else "behind"
-    return warning(
-        "clock",
+    return found(
+        kinds.CLOCK_WRONG,
         f"This node's clock is {abs(ahead_seconds):.0f} s {direction} the API server's: times in "
-        "conditions, events and drops are wrong.",
-        "Synchronise it, for instance by chrony or systemd-timesyncd.",
+        "conditions, events and drops are wrong",
     )

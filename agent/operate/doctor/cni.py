@@ -6,19 +6,17 @@ import json
 import pathlib
 from collections.abc import Collection, Iterator
 
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding import found
 from agent.linux import rtnetlink
 from agent.linux.rtnetlink import Link
-from agent.operate.doctor.finding import Finding, ok, warning
+from agent.operate.doctor.results import Passed, Result
 
 # Of the host: this process may be in a container that shares the host's pids.
 _CONFIGURATION = pathlib.Path("/proc/1/root/etc/cni/net.d")
 # libcni reads these, in the order of their names.
 _SUFFIXES = (".conf", ".conflist", ".json")
 _MAX_BYTES = 1 << 20
-# docs/guides/networks.md
-_PATH_TEST = (
-    "Enforce only where PATH TEST in 'podgate status' is confirmed (docs/guides/networks.md)."
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,20 +38,20 @@ class Facts:
         return any(name.startswith(prefixes) for name in self.pinned)
 
 
-async def check(bpffs: pathlib.Path, configuration: pathlib.Path = _CONFIGURATION) -> list[Finding]:
+async def check(bpffs: pathlib.Path, configuration: pathlib.Path = _CONFIGURATION) -> list[Result]:
     links = await rtnetlink.read()
     pinned = await asyncio.to_thread(pinned_names, bpffs)
     configured = await asyncio.to_thread(plugins, configuration)
     return list(findings(Facts(links, pinned, configured)))
 
 
-def findings(facts: Facts) -> Iterator[Finding]:
+def findings(facts: Facts) -> Iterator[Result]:
     """The plugin, or each problem that is documented for it."""
     problems = list(_problems(facts))
     name = _name(facts)
     if not problems:
         text = f"Network plugin: {name}." if name else "No network plugin is recognised."
-        yield ok("cni", text)
+        yield Passed("cni", text)
     yield from problems
 
 
@@ -73,39 +71,35 @@ def _name(facts: Facts) -> str:
     return ", ".join(facts.plugins)
 
 
-def _problems(facts: Facts) -> Iterator[Finding]:
+def _problems(facts: Facts) -> Iterator[Result]:
     # Cilium pins in a directory of its own, and maps in tc/globals (pkg/bpf, CiliumPath and
     # TCGlobalsPath).
     if facts.has_link("cilium_host", "cilium_net") or facts.has_pin("cilium"):
-        yield warning(
-            "cni",
+        yield found(
+            kinds.NETWORK_UNTRIED,
             "Cilium routes by BPF: bpf_redirect_peer puts packets into a pod's namespace without "
             "its gate. Traffic of the host does not usually take that way; it was not tried.",
-            _PATH_TEST,
         )
     # Calico's felix: dataplane/linux/dataplanedefs has the pair, bpf/bpfdefs where maps are pinned.
     elif facts.has_link("bpfin.cali", "bpfout.cali") or facts.has_pin("cali_"):
-        yield warning(
-            "cni",
+        yield found(
+            kinds.NETWORK_UNTRIED,
             "Calico routes by BPF, and the node by a veth pair of its own: bpf_redirect_peer puts "
             "packets into a pod's namespace without its gate. It was not tried.",
-            _PATH_TEST,
         )
     if facts.has_kind("openvswitch"):
-        name = f" ({found})" if (found := _name(facts)) else ""
-        yield warning(
-            "cni",
+        name = f" ({plugin})" if (plugin := _name(facts)) else ""
+        yield found(
+            kinds.NETWORK_UNTRIED,
             f"An Open vSwitch datapath is on this node{name}: it sends packets again without their "
             "socket, so packets without one pass if they lack the host's stamp, which flows that "
             "set a queue remove.",
-            _PATH_TEST,
         )
     if facts.has_kind("netkit"):
-        yield warning(
-            "cni",
+        yield found(
+            kinds.NETKIT,
             "Pods are connected by netkit devices, which have no gate: their condition has reason "
             "NotSupported.",
-            "Configure the network plugin to use veth pairs.",
         )
 
 

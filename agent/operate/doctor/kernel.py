@@ -8,8 +8,10 @@ import os
 import pathlib
 from collections.abc import Iterator
 
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding import as_sentence, found
 from agent.linux.cgroups import cgroup2_mount
-from agent.operate.doctor.finding import Finding, ok, problem, warning
+from agent.operate.doctor.results import Passed, Result
 from bpf import (
     abi,
     artefacts,
@@ -25,10 +27,8 @@ from bpf import (
 from bpf.attachment import Attachment
 from probes.netns import netns_cookie
 
-_NEWER_KERNEL = "Nothing has to be done; a newer kernel has it."
 
-
-def check(bpffs: pathlib.Path) -> Iterator[Finding]:
+def check(bpffs: pathlib.Path) -> Iterator[Result]:
     yield _programs()
     yield _attachment()
     yield _process_names()
@@ -38,64 +38,59 @@ def check(bpffs: pathlib.Path) -> Iterator[Finding]:
     yield _pins(bpffs)
 
 
-def _programs() -> Finding:
+def _programs() -> Result:
     programs = loader.PROGRAM_SET
     try:
         artefact = artefacts.find(programs, features.offered(programs.features))
     except artefacts.ArtefactError as error:
         return _compiler(str(error))
     using = f" ({', '.join(artefact.macros)})" if artefact.macros else ""
-    return ok("programs", f"Prebuilt programs fit this kernel{using}; no compiler is needed.")
+    return Passed("programs", f"Prebuilt programs fit this kernel{using}; no compiler is needed.")
 
 
-def _compiler(missing: str) -> Finding:
+def _compiler(missing: str) -> Result:
     """missing: why there is nothing prebuilt."""
     spec = importlib.util.find_spec("bcc")
     if spec is None or spec.origin is None:
-        return problem(
-            "programs",
-            f"No prebuilt programs ({missing}), and bcc is not installed for this Python.",
-            "Use podgate's image, or install the distribution's python3-bpfcc and use a virtual "
-            "environment made with --system-site-packages.",
+        return found(
+            kinds.PROGRAMS_MISSING,
+            f"No prebuilt programs ({missing}), and bcc is not installed for this Python",
         )
     if not (pathlib.Path(spec.origin).parent / "libbcc.py").exists():
-        return problem(
-            "programs",
-            f"{spec.origin} is not the BPF compiler collection but another package of that name.",
-            "Remove it and install the distribution's python3-bpfcc.",
+        return found(
+            kinds.PROGRAMS_MISSING,
+            f"{spec.origin} is not the BPF compiler collection but another package of that name",
+            remedy="Remove it and install the distribution's python3-bpfcc.",
         )
-    return ok("programs", f"bcc compiles the programs at start: {missing}.")
+    return Passed("programs", f"bcc compiles the programs at start: {missing}.")
 
 
-def _attachment() -> Finding:
+def _attachment() -> Result:
     if Attachment.best() is Attachment.TCX:
-        return ok("attachment", "Gates are attached by tcx links.")
-    return warning(
-        "attachment",
+        return Passed("attachment", "Gates are attached by tcx links.")
+    return found(
+        kinds.TCX_MISSING,
         "Kernel has no tcx (Linux 6.6): gates are clsact filters, which run after tcx programs "
-        "and can be removed by any process with CAP_NET_ADMIN.",
-        _NEWER_KERNEL,
+        "and can be removed by any process with CAP_NET_ADMIN",
     )
 
 
-def _process_names() -> Finding:
+def _process_names() -> Result:
     if features.reports_task_name():
-        return ok("names", "Process names are available for drops.")
-    return warning(
-        "names",
+        return Passed("names", "Process names are available for drops.")
+    return found(
+        kinds.PROCESS_NAMES_MISSING,
         "Kernel reports no process names to gates (Linux 6.16): 'podgate drops' shows cgroups, "
-        "and processes only for hooks.",
-        _NEWER_KERNEL,
+        "and processes only for hooks",
     )
 
 
-def _hooks() -> Iterator[Finding]:
+def _hooks() -> Iterator[Result]:
     if netns_cookie() is None:
-        yield warning(
-            "hooks",
+        yield found(
+            kinds.COOKIES_MISSING,
             "Kernel has no netns cookies (Linux 5.14): gates drop, but without EPERM for the "
-            "process, and the node's tunnels can be used to bypass gates.",
-            "Use a newer kernel.",
+            "process, and the node's tunnels can be used to bypass gates",
         )
         return
     root = cgroup2_mount()
@@ -103,70 +98,67 @@ def _hooks() -> Iterator[Finding]:
     root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         problems = [
-            (hook.name, found)
+            (hook.name, problem)
             for hook in abi.HOOKS
-            if (found := hooks.describe_exclusive(root_fd, hook))
+            if (problem := hooks.describe_exclusive(root_fd, hook))
         ]
     finally:
         os.close(root_fd)
-    for name, found in problems:
-        text, _, remedy = found.partition("; ")
-        yield warning(name, f"{text}.", f"{remedy[:1].upper()}{remedy[1:]}.")
+    for name, problem in problems:
+        text, _, remedy = problem.partition("; ")
+        yield found(kinds.HOOK_TAKEN, f"Hook {name}: {text}", remedy=as_sentence(remedy))
     if not problems:
-        yield ok("hooks", f"cgroup hooks can be attached at {root}.")
+        yield Passed("hooks", f"cgroup hooks can be attached at {root}.")
 
 
-def _kubelet() -> Finding:
+def _kubelet() -> Result:
     try:
         kubelet_unit.try_to_follow()
     except errors.BpfError as error:
-        return warning(
-            "kubelet",
+        return found(
+            kinds.KUBELET_UNFOLLOWABLE,
             f"Kernel cannot follow the kubelet's restarts ({error.strerror or error}): while the "
             "agent is missing for more than 15 s, host processes outside pods reach declared "
             "ports.",
-            "Use a kernel with BTF and BPF trampolines (CONFIG_DEBUG_INFO_BTF).",
         )
-    return ok("kubelet", "Kernel can follow the kubelet's restarts without the agent.")
+    return Passed("kubelet", "Kernel can follow the kubelet's restarts without the agent.")
 
 
-def _packet_sockets() -> Finding:
+def _packet_sockets() -> Result:
     try:
         raw_socket_policy.try_to_reject()
     except errors.BpfError as error:
-        return warning(
-            "packet-sockets",
+        return found(
+            kinds.PACKET_SOCKETS_UNREJECTABLE,
             f"Kernel cannot reject packet sockets ({error.strerror or error}): "
             "--raw-sockets=deny-pods rejects raw sockets of containers and only counts their "
             "packet sockets.",
-            "Give no container CAP_NET_RAW on the host network; 'podgate drops' lists those that "
-            "use it.",
         )
-    return ok("packet-sockets", "Kernel can reject packet sockets of containers.")
+    return Passed("packet-sockets", "Kernel can reject packet sockets of containers.")
 
 
-def _pins(bpffs: pathlib.Path) -> Finding:
+def _pins(bpffs: pathlib.Path) -> Result:
     installation = pins.Pins(bpffs)
     if not pins.is_bpffs(bpffs):
-        return problem(
-            "bpffs",
-            f"{bpffs} is not a BPF file system.",
-            f"Mount one with 'mount -t bpf bpf {bpffs}' or name another with --bpffs.",
+        return found(
+            kinds.BPFFS_UNUSABLE,
+            f"{bpffs} is not a BPF file system",
+            remedy=f"Mount one with 'mount -t bpf bpf {bpffs}' or name another with --bpffs.",
         )
     if not os.access(bpffs, os.W_OK):
-        return problem("bpffs", f"{bpffs} is mounted read-only.", "Mount it read-write.")
+        text = f"{bpffs} is mounted read-only"
+        return found(kinds.BPFFS_UNUSABLE, text, remedy="Mount it read-write.")
     try:
         maps.check_pinned(installation)
     except (errors.PinError, errors.BpfError) as error:
-        return problem(
-            "bpffs",
-            f"{error}.",
-            "Run 'podgate cleanup' of the version that installed it, while no agent runs.",
+        return found(
+            kinds.BPFFS_UNUSABLE,
+            str(error),
+            remedy="Run 'podgate cleanup' of the version that installed it, while no agent runs.",
         )
     if others := [schema.name for schema in installation.other_schemas()]:
-        return warning(
-            "bpffs",
-            f"Pins of another version ({', '.join(others)}) exist below {installation.root}.",
-            "Start the agent: it removes them after the first sync.",
+        return found(
+            kinds.OTHER_PINS,
+            f"Pins of another version ({', '.join(others)}) exist below {installation.root}",
         )
-    return ok("bpffs", f"{bpffs} is writable.")
+    return Passed("bpffs", f"{bpffs} is writable.")

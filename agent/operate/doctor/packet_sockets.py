@@ -4,24 +4,26 @@ import os
 import pathlib
 import time
 
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding import found
 from agent.linux.procfs import Procfs
 from agent.listing import listed
-from agent.operate.doctor.finding import Finding, ok, warning
+from agent.operate.doctor.results import Passed, Result
 from bpf import pins
 
 
-def check(bpffs: pathlib.Path, procfs: Procfs | None = None) -> Finding:
+def check(bpffs: pathlib.Path, procfs: Procfs | None = None) -> Result:
     """By the start of the processes that have them: a socket has no time of its own."""
     try:
         installed = pins.Pins(bpffs).root.stat().st_ctime
     except OSError:
-        return ok(
+        return Passed(
             "older-sockets", "podgate is not installed; packet sockets will be older than it."
         )
     return of_processes_before(time.time() - installed, procfs or Procfs())
 
 
-def of_processes_before(age_seconds: float, procfs: Procfs) -> Finding:
+def of_processes_before(age_seconds: float, procfs: Procfs) -> Result:
     """age_seconds: since podgate was installed."""
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     ticks = os.sysconf("SC_CLK_TCK")
@@ -34,10 +36,9 @@ def of_processes_before(age_seconds: float, procfs: Procfs) -> Finding:
         if packet_sockets & procfs.sockets(pid):
             holders.append(f"{procfs.name(pid)} ({pid})")
     if not holders:
-        return ok("older-sockets", "No packet socket is of a process older than podgate.")
-    return warning(
-        "older-sockets",
+        return Passed("older-sockets", "No packet socket is of a process older than podgate.")
+    return found(
+        kinds.UNCHECKED_SOCKETS,
         f"{listed(holders)} may have packet sockets from before podgate was installed: with "
         "PACKET_QDISC_BYPASS or AF_XDP these send past gates.",
-        "Restart these processes if you do not trust them.",
     )

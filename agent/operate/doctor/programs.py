@@ -5,14 +5,16 @@ import pathlib
 import socket
 from collections.abc import Iterator
 
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding import found
 from agent.linux.cgroups import cgroup2_mount
-from agent.operate.doctor.finding import Finding, ok, problem
+from agent.operate.doctor.results import Passed, Result
 from bpf import abi, errors, neighbours, pins
 from bpf.attachments import Direction
 from bpf.neighbours import Chain
 
 
-def check(bpffs: pathlib.Path) -> Iterator[Finding]:
+def check(bpffs: pathlib.Path) -> Iterator[Result]:
     installation = pins.Pins(bpffs)
     try:
         chains = [
@@ -21,33 +23,27 @@ def check(bpffs: pathlib.Path) -> Iterator[Finding]:
         yield from _of_chains(chains)
         yield from _of_hooks(installation)
     except (errors.KernelSideError, OSError) as error:
-        yield problem(
-            "programs-beside",
-            f"Programs of others cannot be read: {error}.",
-            "List them with 'bpftool net show' and 'bpftool cgroup tree'.",
-        )
+        yield found(kinds.PROGRAMS_UNREADABLE, f"Programs of others cannot be read: {error}")
 
 
-def _of_chains(chains: list[Chain]) -> Iterator[Finding]:
+def _of_chains(chains: list[Chain]) -> Iterator[Result]:
     for chain in chains:
         if chain.before:
             name = _interface(chain.ifindex)
-            yield problem(
-                "chain-order",
+            yield found(
+                kinds.GATE_NOT_FIRST,
                 f"{_listed(chain.before)} runs before the gate on {name}, and packets that it "
-                "accepts pass no gate.",
-                "The agent moves its gate first within seconds; if this stays, have the owner "
-                f"attach after it ('bpftool net show dev {name}').",
+                "accepts pass no gate",
             )
     if any(chain.before for chain in chains):
         return
     after = sorted({name for chain in chains for name in chain.after})
     gates = len({chain.ifindex for chain in chains})
     text = f"Each gate ({gates} interfaces) is first in its chain"
-    yield ok("chain-order", f"{text}; {_listed(after)} after it." if after else f"{text}.")
+    yield Passed("chain-order", f"{text}; {_listed(after)} after it." if after else f"{text}.")
 
 
-def _of_hooks(installation: pins.Pins) -> Iterator[Finding]:
+def _of_hooks(installation: pins.Pins) -> Iterator[Result]:
     root = cgroup2_mount()
     assert root is not None  # `preflight.check`
     root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -65,7 +61,7 @@ def _of_hooks(installation: pins.Pins) -> Iterator[Finding]:
             f"{_listed(sorted(found))} at the root cgroup, next to podgate's hooks: each may "
             "reject, none can admit what another rejects."
         )
-    yield ok("hooks-beside", text)
+    yield Passed("hooks-beside", text)
 
 
 def _interface(ifindex: int) -> str:

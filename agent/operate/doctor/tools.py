@@ -1,17 +1,17 @@
 """Check of the programs that other commands run."""
 
-from agent.operate.doctor.finding import Finding, ok, warning
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding import found
+from agent.operate.doctor.results import Passed, Result
 from agent.operate.pinned import bpftool
 
 
-def check() -> Finding:
+def check() -> Result:
     try:
         path = bpftool.find()
     except bpftool.BpftoolError:
-        return warning(
-            "bpftool",
+        return found(
+            kinds.BPFTOOL_MISSING,
             "bpftool is not installed: 'podgate programs' does not work here.",
-            "Install the distribution's package bpftool (Debian; Ubuntu: linux-tools-common), or "
-            "run the command in podgate's image.",
         )
-    return ok("bpftool", f"{path} is there for 'podgate programs'.")
+    return Passed("bpftool", f"{path} is there for 'podgate programs'.")

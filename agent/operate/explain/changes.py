@@ -6,9 +6,7 @@ import msgspec
 import yaml
 
 from agent import labels
-from agent.admin.observations import ObservedFlows, ObservedPod
-from agent.drops.source_processes import NO_SOCKET
-from agent.operate.explain import facts, model
+from agent.operate.explain import model, observed
 from agent.operate.explain.evaluation import Evaluation
 from agent.operate.explain.facts import Flow, Source
 from agent.operate.explain.model import Change
@@ -104,25 +102,11 @@ def _admitting(
 
 def _policy(source: Source, flow: Flow, pod: NamedPod, pods: NamedPods) -> list[Change]:
     """The policy that `podgate suggest` would make of the flow."""
-    now = datetime.datetime.now(datetime.UTC)
-    path = source.cgroup.path if source.cgroup else ""
-    of_source = pods.of_cgroup(path)
-    if source.origin == facts.KERNEL:
-        path = NO_SOCKET
-    elif not path:
+    seen = observed.flows(source, flow, pod, pods)
+    if seen is None:
         text = "Name the source by pid, unit, pod or cgroup to get a HostAccessPolicy for it."
         return [Change(text=text)]
-    flows = ObservedFlows(
-        pod=_observed(pod, pods),
-        protocol=flow.protocol,
-        port=flow.port,
-        cgroup=path,
-        packets=1,
-        first=now,
-        last=now,
-        source_pod=_observed(of_source, pods) if of_source else None,
-    )
-    made = suggestions.suggest([flows], _NO_DOUBT_ABOUT_TIME)
+    made = suggestions.suggest([seen], _NO_DOUBT_ABOUT_TIME)
     return [_suggested(suggestion) for suggestion in made]
 
 
@@ -133,16 +117,6 @@ def _suggested(suggestion: suggestions.Suggestion) -> Change:
     doubt = f" Mind that {suggestion.doubt}." if suggestion.doubt else ""
     return Change(
         text=f"This HostAccessPolicy admits it ('kubectl apply -f -').{doubt}", policy=content
-    )
-
-
-def _observed(pod: NamedPod, pods: NamedPods) -> ObservedPod:
-    return ObservedPod(
-        namespace=pod.namespace,
-        name=pod.name,
-        labels=pod.labels,
-        namespace_labels=pods.namespace_labels.get(pod.namespace, {}),
-        host_network=pod.host_network,
     )
 
 

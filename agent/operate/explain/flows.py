@@ -15,6 +15,7 @@ from agent.operate.explain import (
     confirmation,
     evaluation,
     facts,
+    observed,
     policies,
     reading,
     replies,
@@ -25,6 +26,7 @@ from agent.operate.explain.facts import Flow, GateFacts, Source
 from agent.operate.explain.model import (
     AgentFacts,
     Explanation,
+    NearMiss,
     RuleAnswer,
     SourceFacts,
     TargetFacts,
@@ -35,11 +37,15 @@ from agent.operate.pinned import installation as pinned_installation
 from agent.operate.pinned.exposures import in_words
 from agent.operate.pinned.names import Names
 from agent.pods.object_labels import LabelSnapshot
+from agent.policy import near_misses
 from bpf import loader, pins
 from bpf.abi import IPAddress
 from bpf.rule_evaluation import NodeFacts
+from bpf.verdicts import Reason, Verdict
 
 PROTOCOLS = {"tcp": TCP, "udp": 17, "sctp": 132, "icmp": ICMP, "icmpv6": ICMPV6}
+# Those after these are less likely the mistake.
+_NEAR_MISSES = 5
 _WITH_PORTS = ("tcp", "udp", "sctp")
 
 
@@ -122,7 +128,8 @@ class _Answer:
             node_labels = (
                 saved.nodes.objects[0].metadata.labels if saved and saved.nodes.objects else {}
             )
-        self._policies = policies.PolicyNames(documents, LabelSnapshot(node_labels))
+        self._policies = policies.Policies(documents, LabelSnapshot(node_labels))
+        self._node_labels = node_labels
         self._own_addresses = _own_addresses()
 
     def explanation(self) -> Explanation:
@@ -135,7 +142,7 @@ class _Answer:
             evaluation.evaluate(self._facts, source, flow, now_ns),
         )
         is_kubelet = self._facts.node.is_kubelet_cgroup(source.cgroup)
-        policy = self._policies.of(found.rule.id) if found.rule else ""
+        policy = self._policies.name_of(found.rule.id) if found.rule else ""
         rules = self._rules(found, source, flow, now_ns)
         return Explanation(
             verdict=found.verdict.label,
@@ -154,6 +161,7 @@ class _Answer:
             steps=list(found.steps),
             rule=next((rule for rule in rules if not rule.mismatch), None) if found.rule else None,
             rules=rules,
+            near_misses=self._near_misses(found, source, flow, is_kubelet=is_kubelet),
             changes=changes.changes(
                 *(found, source, flow, self._pod, self._pods),
                 is_kubelet=is_kubelet,
@@ -177,7 +185,8 @@ class _Answer:
             return self._pods.with_address(address) or self._gated(gates, address), address
         assert pod is not None
         version = {"icmp": 4, "icmpv6": 6}.get(protocol)
-        found = [a for a in pod.addresses if version in (None, a.version)]
+        listed = (*pod.own_addresses, *pod.addresses)
+        found = [a for a in listed if version in (None, a.version)]
         if not found:
             raise QuestionError(
                 f"no address of pod {pod.full_name} is known for {protocol}; does it run? Name "
@@ -225,8 +234,26 @@ class _Answer:
             found.gate.rules,
             evaluation.new_flow(source, flow, is_kubelet=is_kubelet),
             path_of=self._names.cgroup,
-            policy_of=self._policies.of,
+            policy_of=self._policies.name_of,
         )
+
+    def _near_misses(
+        self, found: Evaluation, source: Source, flow: Flow, *, is_kubelet: bool
+    ) -> list[NearMiss]:
+        """Of a flow that no rule admits, and that a policy could admit."""
+        if self._pod is None or found.gate is None or is_kubelet:
+            return []
+        if found.verdict is Verdict.PASS or found.reason not in (Reason.NODE, Reason.KERNEL):
+            return []
+        ports = self._names.pod(found.gate.ifindex).named_ports
+        seen = observed.flows(source, flow, self._pod, self._pods, named_ports=ports)
+        if seen is None:
+            return []
+        missed = near_misses.near_misses(self._policies.policies, seen, self._node_labels)
+        return [
+            NearMiss(policy=one.policy, mismatch=one.miss.value, text=one.text)
+            for one in missed[:_NEAR_MISSES]
+        ]
 
     def _target_facts(self, gate: GateFacts | None) -> TargetFacts:
         return TargetFacts(
@@ -241,6 +268,11 @@ class _Answer:
 
     def _notes(self, source: Source) -> list[str]:
         notes = []
+        if self._pod and self._address not in self._pod.own_addresses:
+            notes.append(
+                f"{self._address} is not confirmed for {self._pod.full_name}: if another pod has "
+                "it, the answer is for that pod."
+            )
         others = [str(a) for a in self._pod.addresses if a != self._address] if self._pod else []
         if others:
             notes.append(f"The pod also has {', '.join(others)}; name one in --to to explain it.")

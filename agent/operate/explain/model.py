@@ -46,6 +46,16 @@ class RuleAnswer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     mismatch: str = ""
 
 
+class NearMiss(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A HostAccessPolicy that almost admits the flow. mismatch: `port`, `source`, `pod` or `node`,
+    or `nothing` if the gate lacks its rule; text: what it admits, and why not this flow, without
+    its subject, which is the policy."""
+
+    policy: str
+    mismatch: str
+    text: str
+
+
 class SourceFacts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The source. origin: `host`, `kernel`, `pod` or `outside`; text: in words."""
 
@@ -106,19 +116,23 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     steps: list[Step]
     rule: RuleAnswer | None = None
     rules: list[RuleAnswer] = []
+    near_misses: list[NearMiss] = []
     changes: list[Change] = []
     notes: list[str] = []
     confirmation: str = ""
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One check of a pod. state: `ok`, `problem`, or `unknown` if it could not be read; next: what
-    to do about it, or empty."""
+    """One check of a pod. state: `ok`, `problem`, or `unknown` if it could not be read;
+    severity: of the finding that it is, or empty; remedy: what to do, one sentence; next: what to
+    run, or empty."""
 
     name: str
     state: str
     text: str
     next: str = ""
+    severity: str = ""
+    remedy: str = ""
 
 
 class PodExplanation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -5,13 +5,17 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from agent import labels
-from agent.admin.report import AgentReport, AnswerStatus, PodStatus, ProbeStatus
-from agent.kube.objects import ApiPod
-from agent.operate.explain import reading
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding import NODE, Finding, of_pod
+from agent.admin.finding_kinds import Kind
+from agent.admin.findings import gate_detached
+from agent.admin.report import AgentReport, PodStatus
+from agent.operate.explain import pod_readiness, reading
 from agent.operate.explain.facts import GateFacts, RelayFacts
 from agent.operate.explain.model import Check, PodExplanation
 from agent.operate.explain.pods import NamedPod, NamedPods, read_saved
 from agent.operate.pinned import installation as pinned_installation
+from agent.operate.pinned import status as pinned_status
 from agent.operate.pinned.names import Names
 from agent.pods import modes
 from agent.pods.conditions import TRUE
@@ -21,30 +25,44 @@ from bpf.verdicts import Mode
 
 OK, PROBLEM, UNKNOWN = "ok", "problem", "unknown"
 
-_CONTAINERS_READY, _READY = "ContainersReady", "Ready"
 _DESCRIBE = "kubectl describe pod -n {0.namespace} {0.name}"
-_NEXT = {
-    "SandboxMissing": _DESCRIBE,
-    "NetnsMissing": "name the network namespace in the manifest's annotation podgate.io/netns",
-    "NetnsNotFound": _DESCRIBE,
-    "NetnsInvalid": _DESCRIBE,
-    "NetnsInUse": "give each manifest a namespace of its own",
-    "NoInterface": "check that the CNI gives the pod a veth pair (docs: which CNIs work)",
-    "GateFailed": "podgate doctor",
-    "GateBypassed": "check how the CNI routes from the node to the pod; until then use audit",
-    "ProbeFailing": "podgate probe --pod {0.full_name} KIND PORT shows each step of the probe",
-    "ProbePending": "wait for its first results; a long initialDelaySeconds delays them",
-    "ContainerNotRunning": _DESCRIBE,
+_AGENT = (
+    *(kinds.AGENT_DEAD, kinds.AGENT_MISSING, kinds.AGENT_UNREADABLE),
+    *(kinds.GATES_OPEN, kinds.GATES_OPEN_SOON, kinds.PODS_NOT_SYNCED),
+    *(kinds.WATCH_BROKEN, kinds.CONDITIONS_NOT_WRITTEN, kinds.RUNTIME_UNREACHABLE),
+)
+_MODE = (
+    *(kinds.OFF, kinds.LABEL_IGNORED, kinds.LABEL_INVALID),
+    *(kinds.MODE_NOT_ALLOWED, kinds.MODE_LIMITED, kinds.MODE_KEPT),
+)
+_GATE = (
+    *(kinds.GATE_FAILED, kinds.GATE_NOT_UPDATED, kinds.GATE_DETACHED, kinds.GATE_NOT_FIRST),
+    kinds.NOT_SUPPORTED,
+)
+_RELAY = (
+    *(kinds.RELAY_MISSING, kinds.RELAY_MISSING_PROBES_FAIL),
+    *(kinds.RELAY_FULL, kinds.STRICT_UNAVAILABLE),
+)
+_KUBELET = (kinds.DECLARED_PORTS_OPEN, kinds.PORTS_OPEN_SOON, kinds.KUBELET_UNKNOWN)
+_PROBES = (kinds.PROBE_FAILING, kinds.PROBE_HOST, kinds.PROBE_NOT_ANSWERED)
+_NETNS = (kinds.NETNS_UNUSABLE, kinds.ADDRESS_UNCONFIRMED)
+_PATHS = (kinds.GATE_BYPASSED, kinds.PATH_TEST_FAILED)
+_SHOWN = {
+    kind.name
+    for part in (_AGENT, _MODE, _GATE, _RELAY, _KUBELET, _PROBES, _NETNS, _PATHS)
+    for kind in part
 }
+"""Kinds that have a check of their own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PodFacts:
-    """All that is known of one pod. report: None if no agent responds; gates: those that list one
-    of its addresses; has_pins: whether the gates could be read."""
+    """All that is known of one pod. report: None if no agent responds; findings: of the node;
+    gates: those that list one of the pod's addresses; has_pins: whether the gates could be read."""
 
     pod: NamedPod
     report: AgentReport | None
+    findings: Sequence[Finding] = ()
     gates: tuple[GateFacts, ...] = ()
     relay: RelayFacts = dataclasses.field(default_factory=RelayFacts)
     namespace_labels: dict[str, str] | None = None
@@ -90,6 +108,7 @@ def explain(
         PodFacts(
             pod,
             report,
+            _findings(report, installation, run_directory),
             tuple(_gates_of(pod, gates)),
             relay,
             pods.namespace_labels.get(pod.namespace),
@@ -97,6 +116,14 @@ def explain(
             has_pins,
         )
     )
+
+
+def _findings(
+    report: AgentReport | None, installation: pins.Pins, run_directory: pathlib.Path
+) -> list[Finding]:
+    if report is not None:
+        return report.findings
+    return pinned_status.read(installation, run_directory).findings
 
 
 def check(facts: PodFacts) -> PodExplanation:
@@ -113,34 +140,67 @@ def check(facts: PodFacts) -> PodExplanation:
 
 
 def _checks(facts: PodFacts) -> Iterator[Check]:
-    yield _agent(facts)
-    yield _mode(facts)
+    yield from _part(facts, "agent", _AGENT, _agent(facts))
+    yield from _part(facts, "mode", _MODE, _mode(facts))
     if facts.pod.host_network:
         text = "hostNetwork: it is part of the node, so it is not gated and not probed inside"
         yield Check(name="network namespace", state=OK, text=text)
     else:
-        yield _namespace(facts)
-        yield _gate(facts)
-        yield from _path_tests(facts)
+        yield from _part(facts, "network namespace", _NETNS, _namespace(facts))
+        yield from _gate(facts)
+        yield from _part(facts, "path test", _PATHS, _path_test(facts))
         if facts.mode is Mode.STRICT:
-            yield _relay(facts)
-        if facts.mode in (Mode.ENFORCE, Mode.STRICT) and facts.report is not None:
-            yield _kubelet(facts.report)
+            yield from _part(facts, "relay", _RELAY, _relay(facts))
+        if facts.mode in (Mode.ENFORCE, Mode.STRICT):
+            yield from _part(facts, "kubelet", _KUBELET, _kubelet(facts))
+    yield from _part(facts, "probes", _PROBES, None)
     yield from _probes(facts)
+    for finding in of_pod(facts.findings, facts.pod.full_name):
+        if finding.kind not in _SHOWN:
+            yield _problem("pod", finding)
     yield from _conditions(facts)
     if facts.pod.saved is not None:
-        yield from _readiness(facts, facts.pod.saved)
+        yield from pod_readiness.checks(facts.pod.saved, facts.status)
+
+
+def _part(
+    facts: PodFacts, name: str, part: Sequence[Kind], in_order: Check | None
+) -> Iterator[Check]:
+    """The findings about one part of the pod or of its node; without any, what is in order."""
+    names = {kind.name for kind in part}
+    problems = [
+        _problem(name, finding)
+        for finding in facts.findings
+        if finding.kind in names and _concerns(finding, facts.pod.full_name)
+    ]
+    yield from problems
+    if not problems and in_order is not None:
+        yield in_order
+
+
+def _concerns(finding: Finding, name: str) -> bool:
+    return name in finding.pod_names if finding.pod_names else finding.subject == NODE
+
+
+def _problem(name: str, finding: Finding) -> Check:
+    """A finding as a check. The next command is another one than this."""
+    command = finding.next_command
+    return Check(
+        name=name,
+        state=PROBLEM,
+        severity=finding.severity,
+        text=finding.sentence,
+        remedy=finding.remedy,
+        next="" if command.startswith("podgate explain pod") else command,
+    )
 
 
 def _agent(facts: PodFacts) -> Check:
     if facts.report is None:
-        text = "no agent responds: gates stay, and conditions do not follow the pod"
-        return Check(name="agent", state=PROBLEM, text=text, next="podgate doctor")
+        return Check(name="agent", state=UNKNOWN, text="its state is not known")
     if facts.status is None:
         text = "it does not know the pod yet"
         return Check(name="agent", state=PROBLEM, text=text, next="podgate status")
-    if problems := facts.report.pod_source.problems:
-        return Check(name="agent", state=PROBLEM, text=" ".join(problems), next="podgate doctor")
     return Check(name="agent", state=OK, text=f"alive, version {facts.report.version}")
 
 
@@ -149,9 +209,6 @@ def _mode(facts: PodFacts) -> Check:
         text = "no gate has it, and without an agent the desired mode is not known"
         return Check(name="mode", state=UNKNOWN, text=text)
     text = f"{facts.mode.label}, by {_decided_by(facts)}"
-    if facts.status is not None and facts.status.mode_problems:
-        problems = " ".join(facts.status.mode_problems)
-        return Check(name="mode", state=PROBLEM, text=f"{text}. {problems}")
     hint = ""
     if facts.mode in (Mode.OFF, Mode.AUDIT) and facts.pod.namespace and not facts.pod.host_network:
         hint = (
@@ -169,8 +226,9 @@ def _decided_by(facts: PodFacts) -> str:
         return "its gate; which label decides is not known without an agent"
     if facts.pod.saved is None:
         return f"the pod's manifest, or else the node's default ({report.default_mode})"
-    of_pod = modes.read_label(facts.pod.labels, labels.MODE_LABEL, "pod")
-    of_namespace = modes.read_label(facts.namespace_labels or {}, labels.MODE_LABEL, "namespace")
+    of_pod = modes.read_label(facts.pod.labels, labels.MODE_LABEL, modes.THE_POD)
+    namespace = f"namespace {facts.pod.namespace}"
+    of_namespace = modes.read_label(facts.namespace_labels or {}, labels.MODE_LABEL, namespace)
     override = (facts.namespace_labels or {}).get(labels.OVERRIDE_LABEL)
     unlimited = modes.decide(
         modes.NodeModes(default=Mode.from_label(report.default_mode)),
@@ -194,27 +252,31 @@ def _namespace(facts: PodFacts) -> Check:
         return Check(name=name, state=UNKNOWN, text="only the agent knows its path")
     if status.netns is None:
         text = "the container runtime reports none: the pod has no sandbox yet, or no more"
-        return Check(name=name, state=PROBLEM, text=text, next=_DESCRIBE.format(facts.pod))
+        return Check(name=name, state=UNKNOWN, text=text, next=_DESCRIBE.format(facts.pod))
     addresses = ", ".join(status.addresses) or "no confirmed address"
-    unconfirmed = "; ".join(f"{a}: {why}" for a, why in status.unconfirmed.items())
-    more = f"; not confirmed: {unconfirmed}" if unconfirmed else ""
-    return Check(name=name, state=OK, text=f"{status.netns}, {addresses}{more}")
+    return Check(name=name, state=OK, text=f"{status.netns}, {addresses}")
 
 
-def _gate(facts: PodFacts) -> Check:
+def _gate(facts: PodFacts) -> Iterator[Check]:
+    """By the findings, and by the pins, which are newer."""
+    listed = {finding.sentence for finding in facts.findings}
+    for gate in facts.gates:
+        detached = gate_detached(gate.interface, facts.pod.full_name)
+        if not gate.is_attached and detached.sentence not in listed:
+            yield _problem("gate", detached)
+    is_attached = all(gate.is_attached for gate in facts.gates)
+    yield from _part(facts, "gate", _GATE, _gate_in_order(facts) if is_attached else None)
+
+
+def _gate_in_order(facts: PodFacts) -> Check:
     name, mode = "gate", facts.mode
     if not facts.has_pins:
         return Check(name=name, state=UNKNOWN, text="the maps cannot be read; run as root")
-    is_gated = mode is not None and mode is not Mode.OFF
     if not facts.gates:
-        if facts.status is not None and not is_gated:
+        if facts.status is not None and mode is Mode.OFF:
             return Check(name=name, state=OK, text="none: the mode is off")
         text = "no gate has an address of the pod"
         return Check(name=name, state=PROBLEM, text=text, next="podgate status")
-    detached = [gate.interface for gate in facts.gates if not gate.is_attached]
-    if detached:
-        text = f"configured, but not attached to {', '.join(detached)}: everything passes there"
-        return Check(name=name, state=PROBLEM, text=text, next="podgate doctor")
     differing = [gate for gate in facts.gates if gate.mode is not mode]
     if differing:
         text = f"{differing[0].interface} is in mode {differing[0].mode.label}"
@@ -223,46 +285,30 @@ def _gate(facts: PodFacts) -> Check:
     return Check(name=name, state=OK, text=f"attached to {words}")
 
 
-def _path_tests(facts: PodFacts) -> Iterator[Check]:
-    for path in facts.status.paths if facts.status else ():
-        is_well = path.result == "confirmed"
-        text = f"{path.address}: {path.result}"
-        hint = "" if is_well else _NEXT["GateBypassed"] if path.result == "bypassed" else ""
-        # A CNI may block the node itself: then nothing is open.
-        state = OK if is_well or path.result == "unreachable" else PROBLEM
-        yield Check(name="path test", state=state, text=text, next=hint)
+def _path_test(facts: PodFacts) -> Check | None:
+    """A CNI may block the node itself: then nothing is open."""
+    paths = facts.status.paths if facts.status else ()
+    words = ", ".join(f"{path.address}: {path.result}" for path in paths)
+    return Check(name="path test", state=OK, text=words) if words else None
 
 
 def _relay(facts: PodFacts) -> Check:
-    name, report = "relay", facts.report
     proxied = {pod for pod, _ in facts.relay.targets} & set(facts.pod.addresses)
-    if report is None:
-        text = "without the agent no relay serves: the gate admits the kubelet as in enforce"
-        return Check(name=name, state=PROBLEM, text=text, next="start the agent")
-    if report.relay.problem:
-        return Check(
-            name=name, state=PROBLEM, text=report.relay.problem_text, next="podgate doctor"
-        )
-    if not proxied:
-        saved = facts.pod.saved
-        annotations = saved.metadata.annotations if saved else {}
-        if annotations.get(labels.RELAY_ANNOTATION) == "off":
-            text = f"off by annotation {labels.RELAY_ANNOTATION}; the kubelet connects directly"
-            return Check(name=name, state=OK, text=text)
-        text = "it serves, and proxies no port of this pod: the kubelet connects directly"
-        return Check(name=name, state=OK, text=text)
-    return Check(
-        name=name, state=OK, text=f"proxies {', '.join(map(str, sorted(proxied, key=str)))}"
-    )
+    if proxied:
+        text = f"proxies {', '.join(map(str, sorted(proxied, key=str)))}"
+        return Check(name="relay", state=OK, text=text)
+    saved = facts.pod.saved
+    annotations = saved.metadata.annotations if saved else {}
+    text = "it serves, and proxies no port of this pod: the kubelet connects directly"
+    if annotations.get(labels.RELAY_ANNOTATION) == "off":
+        text = f"off by annotation {labels.RELAY_ANNOTATION}; the kubelet connects directly"
+    return Check(name="relay", state=OK, text=text)
 
 
-def _kubelet(report: AgentReport) -> Check:
-    if report.open_ports:
-        return Check(name="kubelet", state=PROBLEM, text=report.open_ports, next="podgate doctor")
-    if report.kubelet is None:
-        text = f"not identified, and no port is open for it: {report.kubelet_problem}"
-        return Check(name="kubelet", state=OK, text=text)
-    return Check(name="kubelet", state=OK, text=f"identified, in {report.kubelet}")
+def _kubelet(facts: PodFacts) -> Check | None:
+    if facts.report is None or facts.report.kubelet is None:
+        return None
+    return Check(name="kubelet", state=OK, text=f"identified, in {facts.report.kubelet}")
 
 
 def _probes(facts: PodFacts) -> Iterator[Check]:
@@ -281,67 +327,24 @@ def _probes(facts: PodFacts) -> Iterator[Check]:
         if probe.last_message:
             text += f", last: {probe.last_message}"
         is_well = probe.result == "success"
-        hint = "" if is_well else _NEXT["ProbeFailing"].format(facts.pod)
+        hint = "" if is_well else f"podgate probe --pod {facts.pod.full_name}"
         yield Check(name="probe", state=OK if is_well else PROBLEM, text=text, next=hint)
-        if probe.answer is not None:
-            yield _answer(probe, probe.answer)
-
-
-def _answer(probe: ProbeStatus, answer: AnswerStatus) -> Check:
-    """What the kubelet's own probe gets."""
-    name = f"{probe.container} {probe.type}"
-    if answer.verdict:
-        text = f"{name}: the kubelet gets {answer.verdict}, {answer.age_seconds or 0:.1f} s old"
-        return Check(name="answer", state=OK, text=text)
-    return Check(name="answer", state=PROBLEM, text=f"{name}: {answer.problem}")
+        if probe.answer is not None and probe.answer.verdict:
+            text = (
+                f"{probe.container} {probe.type}: the kubelet gets {probe.answer.verdict}, "
+                f"{probe.answer.age_seconds or 0:.1f} s old"
+            )
+            yield Check(name="answer", state=OK, text=text)
 
 
 def _conditions(facts: PodFacts) -> Iterator[Check]:
-    status = facts.status
-    if status is None:
-        return
-    if not status.conditions:
-        yield Check(name="conditions", state=PROBLEM, text="none yet", next="podgate status")
-    for condition in status.conditions:
+    """The sentence of one that is not True is a finding's."""
+    for condition in facts.status.conditions if facts.status else ():
         is_well = condition.status == TRUE
-        text = f"{condition.status} ({condition.reason}): {condition.message}"
-        hint = "" if is_well else _NEXT.get(condition.reason, "").format(facts.pod)
-        yield Check(name=condition.type, state=OK if is_well else PROBLEM, text=text, next=hint)
-
-
-def _readiness(facts: PodFacts, pod: ApiPod) -> Iterator[Check]:
-    """What the API server has, as the agent last saw it: the kubelet's part of readiness."""
-    own = {c.type: c.status for c in facts.status.conditions} if facts.status else {}
-    for gate in sorted(pod.gates):
-        found = pod.condition(gate)
-        status = found.status if found else "not set"
-        if status == TRUE:
-            yield Check(name="readiness gate", state=OK, text=f"{gate} is True")
-            continue
-        text = f"{gate} is {status}"
-        hint = "its owner sets it, not podgate"
-        if gate in own:
-            hint = "podgate has it True and writes it" if own[gate] == TRUE else ""
-        yield Check(name="readiness gate", state=PROBLEM, text=text, next=hint)
-    for kind in (_CONTAINERS_READY, _READY):
-        found = pod.condition(kind)
-        if found is None:
-            continue
-        is_well = found.status == TRUE
-        words = f"{kind} is {found.status}"
-        if not is_well:
-            words += f": {found.message or found.reason or _unready_containers(pod)}"
-        yield Check(
-            name="API server",
-            state=OK if is_well else PROBLEM,
-            text=words,
-            next="" if is_well else _DESCRIBE.format(facts.pod),
-        )
-
-
-def _unready_containers(pod: ApiPod) -> str:
-    unready = [status.name for status in pod.status.container_statuses if not status.ready]
-    return f"not ready: {', '.join(unready)}" if unready else "no reason"
+        text = f"{condition.status} ({condition.reason})"
+        if is_well:
+            text += f": {condition.message}"
+        yield Check(name=condition.type, state=OK if is_well else PROBLEM, text=text)
 
 
 def _gates_of(pod: NamedPod, gates: Sequence[GateFacts]) -> Iterator[GateFacts]:

@@ -37,6 +37,12 @@ class NamedPod:
     saved: ApiPod | None = None
 
     @property
+    def own_addresses(self) -> tuple[IPAddress, ...]:
+        """Those that are this pod's as far as is known: an unconfirmed one may be another pod's."""
+        unconfirmed = self.status.unconfirmed if self.status else {}
+        return tuple(found for found in self.addresses if str(found) not in unconfirmed)
+
+    @property
     def full_name(self) -> str:
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
@@ -64,11 +70,15 @@ class NamedPods:
                     self._pods[uid] = _saved(pod)
         for status in report.pods if report else ():
             self._pods[status.uid] = _reported(status, self._pods.get(status.uid))
-        names = {pod.full_name for pod in self._pods.values()}
+        by_name = {pod.full_name: pod for pod in self._pods.values()}
         for observed, addresses in gated:
             made = _gated(observed, addresses)
-            if made.full_name not in names:
+            reported = by_name.get(made.full_name)
+            if reported is None:
                 self._pods[made.full_name] = made
+            elif reported.saved is None:
+                # Without an API server, nothing else has its labels.
+                self._pods[reported.uid] = dataclasses.replace(reported, labels=observed.labels)
 
     def find(self, name: str) -> NamedPod:
         """name: `name` or `namespace/name`. Raises `PodNotFoundError`."""
@@ -84,10 +94,10 @@ class NamedPods:
         return found[0]
 
     def with_address(self, address: IPAddress) -> NamedPod | None:
-        """The pod that has it alone."""
-        found = [
-            pod for pod in self._pods.values() if address in pod.addresses and not pod.host_network
-        ]
+        """The pod that has it alone; an unconfirmed one counts if no other pod has it."""
+        pods = [pod for pod in self._pods.values() if not pod.host_network]
+        owners = [pod for pod in pods if address in pod.own_addresses]
+        found = owners or [pod for pod in pods if address in pod.addresses]
         return found[0] if len(found) == 1 else None
 
     def of_cgroup(self, path: str) -> NamedPod | None:

@@ -25,8 +25,8 @@ class _SavedApi(msgspec.Struct):
     good: list[HostAccessPolicy] = []
 
 
-class PolicyNames:
-    """Names by key. Empty for rules of policies that are not known."""
+class Policies:
+    """The policies, and their names by the key of a rule: empty for rules of others."""
 
     def __init__(
         self, documents: Iterable[HostAccessPolicy], labels: LabelSnapshot | None = None
@@ -38,10 +38,12 @@ class PolicyNames:
                 policies.setdefault(document.metadata.name, api_types.check(document, source=""))
             except PolicyError:
                 continue
+        self.policies = tuple(policies.values())
+        """Those that are valid, of all nodes."""
         ids = RuleSet.of(policies.values(), labels).ids
         self._names = {number: name for (name, _), number in ids.items()}
 
-    def of(self, rule_id: int) -> str:
+    def name_of(self, rule_id: int) -> str:
         return self._names.get(rule_id, "")
 
 

@@ -5,8 +5,10 @@ returns meanwhile: these pods use the host network, so nothing holds them back. 
 its node is clean.
 """
 
+import argparse
 import dataclasses
 import json
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from agent.operate.kubectl.cluster import Cluster, KubectlError, Object
@@ -15,6 +17,25 @@ LABEL = "podgate.io/cleanup"
 _HOST_RUN = "/host/run"
 _RUN = "/run/podgate"
 _READY_DIRECTORY = "/tmp"  # noqa: S108 - of the pod: an emptyDir in memory
+
+
+_NAME = "podgate-cleanup"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Start:
+    """How nodes are cleaned. conf_directory, bin_directory: of podgate-cni, unless the agent's
+    options name others; options: more for `podgate cleanup`."""
+
+    conf_directory: str
+    bin_directory: str
+    options: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> "Start":
+        """By the options of `uninstall`."""
+        options = ("--keep-cni-binary",) if arguments.keep_cni_binary else ()
+        return cls(arguments.cni_conf_dir, arguments.cni_bin_dir, options)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,37 +48,74 @@ class Verdict:
 
 def is_started(cluster: Cluster) -> bool:
     """Whether the agents are replaced already, or being replaced."""
-    place = f"--namespace={cluster.namespace}"
-    return _is_cleaner(cluster.get("daemonset", cluster.daemonset, place))
+    return _is_cleaner(cluster.agent_daemonset())
 
 
-def start(cluster: Cluster, *, conf_directory: str, bin_directory: str, options: list[str]) -> None:
-    """Replace the agents. Safe to repeat. conf_directory, bin_directory: of podgate-cni, unless the
-    agent's options name others; options: more for `podgate cleanup`."""
-    place = f"--namespace={cluster.namespace}"
-    found = cluster.get("daemonset", cluster.daemonset, place)
+def start(cluster: Cluster, how: Start) -> None:
+    """Replace the agents. Safe to repeat."""
+    found = cluster.agent_daemonset()
     if _is_cleaner(found):
         return
-    patch = patch_of(
-        found, conf_directory=conf_directory, bin_directory=bin_directory, options=options
-    )
-    arguments = (place, "--type=merge", f"--patch={json.dumps(patch)}")
+    patch = json.dumps(patch_of(found, how))
+    arguments = (f"--namespace={cluster.namespace}", "--type=merge", f"--patch={patch}")
     cluster.run("patch", "daemonset", cluster.daemonset, *arguments)
+
+
+def start_pods(cluster: Cluster, how: Start, nodes: Sequence[str]) -> None:
+    """Clean nodes that the DaemonSet does not select, each by a pod of its own. Safe to repeat."""
+    if not nodes:
+        return
+    place = f"--namespace={cluster.namespace}"
+    daemonset = cluster.agent_daemonset()
+    done = _pods(cluster)
+    for node in nodes:
+        if node not in done:
+            pod = json.dumps(pod_of(daemonset, how, node))
+            cluster.run("create", place, "--filename=-", content=pod)
+
+
+def delete_pods(cluster: Cluster) -> None:
+    """Delete the pods of `start_pods`."""
+    place = f"--namespace={cluster.namespace}"
+    found = cluster.items("pods", place, "-l", f"app.kubernetes.io/name={_NAME}")
+    if names := [one["metadata"]["name"] for one in found]:
+        cluster.run("delete", "pods", *names, place, "--ignore-not-found", "--wait=false")
+
+
+def pod_of(daemonset: Object, how: Start, node: str) -> Object:
+    """The pod that cleans this node, bound to it without the scheduler."""
+    spec = daemonset["spec"]["template"]["spec"]
+    if not _is_cleaner(daemonset):
+        spec = {**spec, **patch_of(daemonset, how)["spec"]["template"]["spec"]}
+    left_out = ("affinity", "nodeSelector", "serviceAccountName", "serviceAccount")
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": f"{_NAME}-",
+            # Not the DaemonSet's own, whose controller would adopt it.
+            "labels": {LABEL: "uninstall", "app.kubernetes.io/name": _NAME},
+        },
+        "spec": {
+            **{key: value for key, value in spec.items() if key not in left_out},
+            "nodeName": node,
+            "automountServiceAccountToken": False,
+            "tolerations": [{"operator": "Exists"}],
+        },
+    }
 
 
 def _is_cleaner(daemonset: Object) -> bool:
     return LABEL in daemonset["spec"]["template"]["metadata"].get("labels", {})
 
 
-def patch_of(
-    daemonset: Object, *, conf_directory: str, bin_directory: str, options: list[str]
-) -> Object:
+def patch_of(daemonset: Object, how: Start) -> Object:
     """The merge patch of the DaemonSet; lists are replaced as a whole."""
     spec = daemonset["spec"]["template"]["spec"]
     (container,) = (one for one in spec["containers"] if one["name"] == "agent")
     own = _options(container.get("args", []))
-    conf = own.get("--cni-conf-dir", conf_directory)
-    bin_ = own.get("--cni-bin-dir", bin_directory)
+    conf = own.get("--cni-conf-dir", how.conf_directory)
+    bin_ = own.get("--cni-bin-dir", how.bin_directory)
     run = own.get("--run-directory", _RUN)
     directories = {"/run": _HOST_RUN, conf: conf, bin_: bin_}
     cleaner = {
@@ -70,7 +128,7 @@ def patch_of(
             f"--run-directory=/host{run}",
             *([f"--bpffs={own['--bpffs']}"] if "--bpffs" in own else []),
             f"--pod-directory={_READY_DIRECTORY}",
-            *options,
+            *how.options,
         ],
         "volumeMounts": [
             *(
@@ -113,23 +171,33 @@ def patch_of(
     }
 
 
-def verdicts(cluster: Cluster) -> list[Verdict]:
-    """Of each node that podgate was to run on."""
+def verdicts(cluster: Cluster, nodes: Collection[str]) -> list[Verdict]:
+    """Of each of these nodes."""
+    pods = _pods(cluster)
+    problems = {node.name: node.problem for node in cluster.all_nodes()}
+    return [
+        Verdict(node, _problem(cluster, pods.get(node), problems.get(node, "")))
+        for node in sorted(nodes)
+    ]
+
+
+def _pods(cluster: Cluster) -> dict[str, Object]:
+    """Pods that clean, by node."""
     place = f"--namespace={cluster.namespace}"
-    pods = {
-        pod["spec"].get("nodeName"): pod
-        for pod in cluster.items("pods", place, "-l", f"{LABEL}=uninstall")
-    }
-    return [Verdict(node, _problem(cluster, pods.get(node))) for node in cluster.nodes()]
+    found = cluster.items("pods", place, "-l", f"{LABEL}=uninstall")
+    return {pod["spec"].get("nodeName", ""): pod for pod in found}
 
 
-def _problem(cluster: Cluster, pod: Object | None) -> str:
+def _problem(cluster: Cluster, pod: Object | None, of_node: str) -> str:
+    """of_node: why the node cannot be reached."""
+    status = pod.get("status", {}) if pod else {}
+    conditions = {one["type"]: one["status"] for one in status.get("conditions", ())}
+    if pod and conditions.get("Ready") == "True":
+        return ""
+    if of_node:
+        return f"no response: {of_node}"
     if pod is None:
         return "no response: the agent's pod is not replaced yet; is the node's kubelet running?"
-    status = pod.get("status", {})
-    conditions = {one["type"]: one["status"] for one in status.get("conditions", ())}
-    if conditions.get("Ready") == "True":
-        return ""
     log = ""
     place = (f"--namespace={cluster.namespace}", "--container=agent", "--tail=1")
     try:

@@ -1,20 +1,27 @@
 """The cluster, by the `kubectl` command: objects of the API, and commands in the agents' pods."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
+import functools
 import json
 import re
 import shlex
 import subprocess
+import threading
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
+
+from agent.operate.kubectl import agent_pods, printing
+from agent.operate.kubectl import nodes as node_facts
+from agent.operate.kubectl.agent_pods import CONTAINER, AgentPod
+from agent.operate.kubectl.nodes import ClusterNode
 
 Object = dict[str, Any]
 """An object of the API, as decoded JSON."""
 
 # Each is a process of 40 MB that mostly waits.
 _AT_ONCE = 16
-_CONTAINER = "agent"
 _APP = "app.kubernetes.io/name=podgate"
 # What may run longer than a request: kubectl's start, and the connection.
 _MARGIN_SECONDS = 10.0
@@ -24,6 +31,9 @@ _MARGIN_SECONDS = 10.0
 _UNKNOWN_COMMAND = "No such command"
 # kubectl's last line after a command in a pod that failed; the command's own are before it.
 _EXIT_TEXT = re.compile(r"command terminated with exit code \d+")
+# kubectl's own errors, or the API server's: the command in the pod did not start, or was cut off.
+_KUBECTL_ERROR = re.compile(r"(Error from server( \(\w+\))?|error): (error dialing backend: )?")
+_REPORTS = "nodereports.podgate.io"
 
 
 class KubectlError(Exception):
@@ -38,14 +48,8 @@ class KubectlError(Exception):
         self.output = output
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AgentPod:
-    """A running agent's pod, by its name. problem: why its container does not run, or empty."""
-
-    name: str
-    node: str
-    is_ready: bool = True
-    problem: str = ""
+class NoResponseError(KubectlError):
+    """kubectl did not end in time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class NodeAnswer:
     """The output of a command in the agent's pod of a node.
 
     problem: a sentence without its full stop if there is no output; exit_status: the command's;
-    is_ready: whether the agent's pod is Ready.
+    is_ready: whether the agent's pod is Ready; has_agent: whether an agent's container runs there.
     """
 
     node: str
@@ -61,6 +65,14 @@ class NodeAnswer:
     problem: str = ""
     exit_status: int = 0
     is_ready: bool = False
+    has_agent: bool = True
+
+
+class PodMaker(Protocol):
+    """Makes a pod on a node whose agent does not run."""
+
+    def ensure(self, node: str) -> str:
+        """The name of the pod, once commands can run in its container. Raises `KubectlError`."""
 
 
 class Cluster:
@@ -79,13 +91,22 @@ class Cluster:
         self.namespace = namespace
         self.daemonset = daemonset
         self.timeout_seconds = timeout_seconds
+        self.debug_pods: PodMaker | None = None
+        """For nodes whose agent does not run; None: these have no answer."""
         self._kubectl = tuple(kubectl)
+        self._is_warned = False
 
     def run(
-        self, *arguments: str, content: str | None = None, timeout_seconds: float | None = None
+        self,
+        *arguments: str,
+        content: str | None = None,
+        timeout_seconds: float | None = None,
+        margin_seconds: float | None = None,
     ) -> str:
-        """Run kubectl; its output. content: its standard input."""
-        seconds = (timeout_seconds or self.timeout_seconds) + _MARGIN_SECONDS
+        """Run kubectl; its output. content: its standard input; margin_seconds: for kubectl itself,
+        beside timeout_seconds, which is the request's."""
+        margin = _MARGIN_SECONDS if margin_seconds is None else margin_seconds
+        seconds = (timeout_seconds or self.timeout_seconds) + margin
         try:
             done = subprocess.run(
                 [*self._kubectl, *arguments],
@@ -100,7 +121,7 @@ class Cluster:
         except FileNotFoundError as error:
             raise self._missing() from error
         except subprocess.TimeoutExpired as error:
-            raise KubectlError(
+            raise NoResponseError(
                 f"no response within {seconds:.0f} s: kubectl {shlex.join(arguments)}"
             ) from error
         if done.returncode:
@@ -149,30 +170,44 @@ class Cluster:
         found: list[Object] = self.get(resource, *arguments).get("items", [])
         return found
 
+    def agent_daemonset(self) -> Object:
+        """The DaemonSet of the agents."""
+        return self.get("daemonset", self.daemonset, f"--namespace={self.namespace}")
+
+    def all_nodes(self) -> list[ClusterNode]:
+        """All nodes that the agent is to run on, or ever ran on, in order of names."""
+        had_agent = {agent.node for agent in self.agents()}
+        try:
+            had_agent.update(one["metadata"]["name"] for one in self.items_if_served(_REPORTS))
+        except KubectlError as error:
+            if "(Forbidden)" not in str(error):
+                raise
+            if not self._is_warned:
+                self._is_warned = True
+                printing.progress(f"Nodes that the DaemonSet does not select are missing: {error}")
+        return node_facts.collect(self.agent_daemonset(), self.items("nodes"), had_agent)
+
     def nodes(self) -> list[str]:
-        """Names of the nodes that the agent is to run on, by the DaemonSet's node selector."""
-        spec = self.get("daemonset", self.daemonset, f"--namespace={self.namespace}")["spec"]
-        selector = spec["template"]["spec"].get("nodeSelector", {})
-        labels = ",".join(f"{key}={value}" for key, value in sorted(selector.items()))
-        return sorted(node["metadata"]["name"] for node in self.items("nodes", "-l", labels))
+        """Their names."""
+        return [node.name for node in self.all_nodes()]
+
+    def items_if_served(self, resource: str, *arguments: str) -> list[Object]:
+        """All objects of a kind; none of a kind that the server does not have."""
+        try:
+            return self.items(resource, *arguments)
+        except KubectlError as error:
+            if "doesn't have a resource type" in str(error):
+                return []
+            raise
 
     def agents(self) -> list[AgentPod]:
         """Pods of the DaemonSet whose agent runs, at most one for each node: the youngest."""
         pods = self.items("pods", f"--namespace={self.namespace}", "-l", _APP)
-        pods.sort(key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
-        found = {
-            pod["spec"]["nodeName"]: pod
-            for pod in pods
-            if _is_owned(pod, self.daemonset) and _is_running(pod)
-        }
-        return [
-            AgentPod(pod["metadata"]["name"], node, _is_ready(pod), _problem(pod))
-            for node, pod in sorted(found.items())
-        ]
+        return agent_pods.youngest(pods, self.daemonset)
 
     def place(self, pod: str) -> tuple[str, ...]:
         """Arguments of `kubectl exec` for the agent's container of a pod."""
-        return (f"--namespace={self.namespace}", f"--container={_CONTAINER}", pod)
+        return (f"--namespace={self.namespace}", f"--container={CONTAINER}", pod)
 
     def query_nodes(
         self,
@@ -180,35 +215,89 @@ class Cluster:
         nodes: Iterable[str] | None = None,
         content: str | None = None,
         answers_with: Collection[int] = (0,),
+        debug_pods: PodMaker | None = None,
     ) -> list[NodeAnswer]:
         """Run a command in the agent's pod of each node, all at the same time, in order of nodes.
 
         nodes: None for all; content: the command's standard input; answers_with: exit statuses of
-        the command whose output is an answer.
+        the command whose output is an answer; debug_pods: where no agent runs, instead of the
+        cluster's.
         """
         pods = {agent.node: agent for agent in self.agents()}
+        makers = debug_pods or self.debug_pods
+        stdin = () if content is None else ("--stdin",)
+        lock = threading.Lock()
+
+        @functools.cache
+        def read_all() -> dict[str, ClusterNode]:
+            return {node.name: node for node in self.all_nodes()}
+
+        def fact(node: str) -> ClusterNode:
+            """Read only if a node has no answer, and not by all users."""
+            with lock, contextlib.suppress(KubectlError):
+                return read_all().get(node, ClusterNode(node, is_selected=False))
+            return ClusterNode(node)
 
         def query(node: str) -> NodeAnswer:
             agent = pods.get(node)
-            if agent is None:
-                return NodeAnswer(node, problem="no agent runs on this node")
-            stdin = () if content is None else ("--stdin",)
-            place = self.place(agent.name)
+            has_agent = agent is not None and not agent.problem
             try:
-                output = self.run("exec", *stdin, *place, "--", *command, content=content)
+                if agent is not None and has_agent:
+                    pod = agent.name
+                elif makers is not None and not fact(node).problem:
+                    pod = makers.ensure(node)
+                else:
+                    problem = why_unreachable(agent, fact(node))
+                    return NodeAnswer(node, problem=problem, has_agent=False)
+                output = self.run(
+                    *("exec", *stdin, *self.place(pod), "--", *command),
+                    content=content,
+                    margin_seconds=0.0,
+                )
             except KubectlError as error:
+                is_ready = agent is not None and agent.is_ready
                 if error.exit_status in answers_with and error.output.strip():
-                    status, ready = error.exit_status, agent.is_ready
-                    return NodeAnswer(node, error.output, exit_status=status, is_ready=ready)
-                problem = agent.problem or str(error)
-                if _UNKNOWN_COMMAND in problem:
-                    problem = f"its agent is of a version without 'podgate {command[1]}'"
-                return NodeAnswer(node, problem=problem, exit_status=error.exit_status)
-            return NodeAnswer(node, output, is_ready=agent.is_ready)
+                    status = error.exit_status
+                    return NodeAnswer(
+                        node, error.output, "", status, is_ready=is_ready, has_agent=has_agent
+                    )
+                problem = _in_words(error, fact(node), command)
+                return NodeAnswer(
+                    node, problem=problem, exit_status=error.exit_status, has_agent=has_agent
+                )
+            is_ready = agent is not None and agent.is_ready
+            return NodeAnswer(node, output, is_ready=is_ready, has_agent=has_agent)
 
-        chosen = self.nodes() if nodes is None else sorted(nodes)
+        chosen = sorted(read_all() if nodes is None else nodes)
         with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
             return list(pool.map(query, chosen))
+
+
+def why_unreachable(agent: AgentPod | None, node: ClusterNode) -> str:
+    """Why no command can run in the agent's pod."""
+    if node.problem:
+        return node.problem
+    if agent is not None:
+        return agent.problem
+    if node.is_selected:
+        return "no agent runs on this node"
+    return "no agent runs on this node, which the DaemonSet does not select"
+
+
+def _in_words(error: KubectlError, node: ClusterNode, command: Sequence[str]) -> str:
+    """Why a command in a node's pod failed, without its full stop."""
+    text = str(error)
+    if _UNKNOWN_COMMAND in text:
+        return f"its agent is of a version without 'podgate {command[1]}'"
+    is_cut_off = isinstance(error, NoResponseError)
+    raw = _KUBECTL_ERROR.match(text)
+    if node.problem and (is_cut_off or raw):
+        return node.problem
+    if is_cut_off:
+        return text.partition(": ")[0]
+    if raw and raw[3]:
+        return f"its kubelet does not respond: {text[raw.end() :]}"
+    return text
 
 
 def last_line(text: str) -> str:
@@ -217,32 +306,3 @@ def last_line(text: str) -> str:
     if len(lines) > 1 and _EXIT_TEXT.fullmatch(lines[-1]):
         lines.pop()
     return lines[-1] if lines else ""
-
-
-def _is_owned(pod: Object, daemonset: str) -> bool:
-    return any(
-        (owner["kind"], owner["name"]) == ("DaemonSet", daemonset)
-        for owner in pod["metadata"].get("ownerReferences", ())
-    )
-
-
-def _is_running(pod: Object) -> bool:
-    return pod.get("status", {}).get("phase") == "Running" and "nodeName" in pod["spec"]
-
-
-def _is_ready(pod: Object) -> bool:
-    return any(
-        (one["type"], one["status"]) == ("Ready", "True")
-        for one in pod.get("status", {}).get("conditions", ())
-    )
-
-
-def _problem(pod: Object) -> str:
-    """Why the agent's container does not run: kubectl exec reports only that it is not found."""
-    for one in pod.get("status", {}).get("containerStatuses", ()):
-        if one.get("name") == _CONTAINER:
-            for kind, state in (one.get("state") or {}).items():
-                if kind != "running":
-                    reason = state.get("reason") or kind
-                    return f"its agent does not run: {reason} after {one['restartCount']} restarts"
-    return ""

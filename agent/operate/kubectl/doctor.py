@@ -1,16 +1,14 @@
 """`kubectl podgate doctor`: findings of `podgate doctor` on all nodes."""
 
 import argparse
-import json
+import dataclasses
 
-from agent.operate.kubectl import output, printing
-from agent.operate.kubectl.cluster import Cluster, NodeAnswer, Object
+from agent.admin.finding_kinds import Severity
+from agent.operate.kubectl import findings, node_status, output, printing
+from agent.operate.kubectl.cluster import Cluster
 from agent.operate.kubectl.exit_status import NO, YES, of_nodes
+from agent.operate.kubectl.findings import Finding, Merged
 from agent.operate.kubectl.printing import Cell
-
-_COLOURS = {"ok": printing.GREEN, "warning": printing.YELLOW, "problem": printing.RED}
-# The worst first.
-_SEVERITIES = ("problem", "warning", "ok")
 
 
 def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -18,8 +16,8 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         "doctor",
         help="Check kernel, cluster and agent of each node.",
         description="Run 'podgate doctor' on each node, and show what it found together with the "
-        "nodes that have it; wide also shows what is in order. Exit status 1 if there is a problem "
-        "or a node does not answer, 3 if none does.",
+        "nodes that have it; wide also shows what is in order. Exit status 1 if a finding is open "
+        "or broken, or a node does not answer, 3 if none does.",
     )
     output.add_option(parser)
     parser.add_argument("--node", action="append", metavar="NAME", help="This node only.")
@@ -30,64 +28,47 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     answers = cluster.query_nodes(
         "podgate", "doctor", "--output=json", nodes=arguments.node, answers_with=(YES, NO)
     )
-    found: list[Object] = []
+    found: list[Finding] = []
+    passed: dict[tuple[str, str], list[str]] = {}
     problems = {}
     for answer in answers:
-        findings = _findings(answer)
+        report = {} if answer.problem else node_status.decode(answer.output)
+        is_readable = report is not None and isinstance(report.get("findings", []), list)
         problems[answer.node] = answer.problem or (
-            "its answer is not readable" if findings is None else ""
+            "" if is_readable else "its answer is not readable"
         )
-        found += findings or []
+        if report is None or not is_readable:
+            continue
+        found += findings.read(answer.node, report.get("findings"))
+        for one in report.get("passed") or ():
+            key = str(one.get("check", "")), str(one.get("text", ""))
+            passed.setdefault(key, []).append(answer.node)
+    found += [findings.no_answer(node, why) for node, why in problems.items() if why]
+    merged = findings.merge(found)
     if arguments.output in (output.JSON, output.YAML):
         missing = {node: problem for node, problem in problems.items() if problem}
-        output.write({"findings": found, "problems": missing}, arguments.output)
-    else:
-        _show(found, is_wide=arguments.output == output.WIDE)
-    for node, problem in problems.items():
-        if problem:
-            printing.progress(f"{node}: {problem}")
-    has_problem = any(one["severity"] == "problem" for one in found)
-    return of_nodes(list(problems.values())) or (NO if has_problem else YES)
-
-
-def _show(found: list[Object], *, is_wide: bool) -> None:
-    """Nodes are alike: each finding once, with its nodes."""
-    nodes: dict[tuple[str, str, str, str], list[str]] = {}
-    for one in found:
-        key = (one["severity"], one["check"], one["text"], one["remedy"])
-        nodes.setdefault(key, []).append(one["node"])
-    shown = [key for key in nodes if is_wide or key[0] != "ok"]
-    for key in sorted(shown, key=lambda key: _SEVERITIES.index(key[0])):
-        severity, check, text, remedy = key
-        mark = printing.coloured(Cell(severity, _COLOURS[severity]))
-        sentence = " ".join(filter(None, (text, remedy)))
-        names = printing.listed(nodes[key])
-        printing.line(f"{mark} {printing.clean(f'{check} on {names}: {sentence}')}")
-    if not shown and found:
-        printing.line("No problem was found.")
-
-
-def _findings(answer: NodeAnswer) -> list[Object] | None:
-    """With the node; None if the answer cannot be read."""
-    if answer.problem:
-        return []
-    try:
-        found = json.loads(answer.output)
-    except ValueError:
-        return None
-    if isinstance(found, dict):
-        found = found.get("findings")
-    if not isinstance(found, list):
-        return None
-    return [
-        {
-            "node": answer.node,
-            "check": str(one.get("check", "")),
-            # One of a later version is at least worth reading.
-            "severity": one["severity"] if one.get("severity") in _SEVERITIES else "warning",
-            "text": str(one.get("text", "")),
-            "remedy": str(one.get("remedy", "")),
+        document = {
+            "findings": [output.camel(dataclasses.asdict(one)) for one in merged],
+            "passed": {check: nodes for (check, _), nodes in passed.items()},
+            "problems": missing,
         }
-        for one in found
-        if isinstance(one, dict)
-    ]
+        output.write(document, arguments.output)
+    else:
+        _show(merged, passed, is_wide=arguments.output == output.WIDE)
+    return of_nodes(list(problems.values())) or (NO if any(map(_is_bad, found)) else YES)
+
+
+def _is_bad(finding: Finding) -> bool:
+    return Severity.of(finding.severity) in (Severity.OPEN, Severity.BROKEN)
+
+
+def _show(merged: list[Merged], passed: dict[tuple[str, str], list[str]], *, is_wide: bool) -> None:
+    """Nodes are alike: each finding once, with its nodes."""
+    findings.show(merged, with_advice=True)
+    if is_wide:
+        mark = printing.coloured(Cell("ok", printing.GREEN))
+        for (check, text), nodes in passed.items():
+            words = f"{check} on {printing.listed(nodes)}: {text}"
+            printing.line(f"{mark} {printing.clean(words)}")
+    elif not merged and passed:
+        printing.line("Nothing is wrong.")

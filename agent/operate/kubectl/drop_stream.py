@@ -8,8 +8,16 @@ import subprocess
 import threading
 from collections.abc import Callable, Generator, Sequence
 
+from agent.operate import flow_text
 from agent.operate.kubectl import node_status, output, printing
-from agent.operate.kubectl.cluster import AgentPod, Cluster, KubectlError, Object, last_line
+from agent.operate.kubectl.agent_pods import AgentPod
+from agent.operate.kubectl.cluster import (
+    Cluster,
+    KubectlError,
+    Object,
+    last_line,
+    why_unreachable,
+)
 from agent.operate.kubectl.exit_status import NO_AGENT
 
 # A process in a container does not end with the kubectl that started it, unless it follows its
@@ -49,20 +57,31 @@ def run(
     if not agents:
         printing.progress("kubectl podgate: no agent responds; see 'kubectl podgate status'")
         return NO_AGENT
+    for node in cluster.all_nodes() if nodes is None else ():
+        if node.name not in chosen:
+            printing.progress(f"{node.name}: {why_unreachable(None, node)}")
     width = max(map(len, chosen))
     with contextlib.closing(lines(cluster, chosen)) as stream:
         for line in stream:
             event = node_status.decode(line.text)
             if line.problem is not None:
                 printing.progress(f"{line.node}: {line.problem}")
+            elif event is not None and "suppressed" in event:
+                # Of any pods: the node does not know which.
+                text = f"{_moment(event)}  {flow_text.suppressed_text(event['suppressed'])}"
+                _show(line.node.ljust(width), event, text, form)
             elif event is None:
                 printing.progress(f"{line.node}: {line.text}")
             elif is_selected(event):
-                if form == output.JSON:
-                    printing.line(json.dumps({"node": line.node, **event}, ensure_ascii=False))
-                else:
-                    printing.line(f"{line.node.ljust(width)}  {printing.clean(describe(event))}")
+                _show(line.node.ljust(width), event, describe(event), form)
     return 0
+
+
+def _show(node: str, document: Object, text: str, form: str) -> None:
+    if form == output.JSON:
+        printing.line(json.dumps({"node": node.rstrip(), **document}, ensure_ascii=False))
+    else:
+        printing.line(f"{node}  {printing.clean(text)}")
 
 
 def lines(
@@ -175,11 +194,17 @@ def describe(event: Object) -> str:
         return str(value) if value else ""
 
     process = f"{text('processName')} ({text('process')})" if text("process") else ""
-    cgroup = text("cgroup")
-    source = " in ".join(filter(None, (process, cgroup))) or text("sourceAddress")
+    place = text("sourcePod") or text("cgroup")
+    where = flow_text.source_text(text("cgroup"), text("sourcePod")) if place else ""
+    source = " in ".join(filter(None, (process, where))) or text("sourceAddress")
     pod = "/".join(filter(None, (text("namespace"), text("pod"))))
     target = pod or text("destinationAddress")
     port = " ".join(filter(None, (text("protocol"), text("destinationPort"))))
-    # Time of day, in milliseconds.
-    at = text("at").partition("T")[2].rstrip("Z")[:12]
-    return f"{at}  {text('verdict')} {text('reason')}: {source} -> {target} {port}".strip()
+    return (
+        f"{_moment(event)}  {text('verdict')} {text('reason')}: {source} -> {target} {port}".strip()
+    )
+
+
+def _moment(event: Object) -> str:
+    """The time of day, in milliseconds."""
+    return str(event.get("at") or "").partition("T")[2].rstrip("Z")[:12]

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterable, Sequence
 
 from agent.operate.kubectl import observed
-from agent.operate.kubectl.checks import flows_text
 from agent.operate.kubectl.cluster import Cluster, Object
 from agent.operate.kubectl.observed import NodeObservations
 
@@ -67,7 +66,7 @@ class DropWatch:
                     harm = "it is the kubelet"
                 elif one["isListed"]:
                     harm = "a policy lists this source"
-                found.append(Drop(f"{flows_text(flows)} on {node.node}", harm))
+                found.append(Drop(f"{one['text']} on {node.node}", harm))
         return found
 
 

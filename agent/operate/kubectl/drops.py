@@ -6,14 +6,15 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from agent.operate import flow_text
 from agent.operate.kubectl import drop_stream, node_status, output, printing
 from agent.operate.kubectl.cluster import Cluster, Object
 from agent.operate.kubectl.exit_status import of_nodes
 from agent.operate.kubectl.printing import Cell
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-# Of a pod's mode: in audit nothing is dropped.
-_WOULD = "audit"
+_WOULD = "would-drop"
+_MARK = "mark"
 
 _KEYS: dict[str, Callable[[Object], Any]] = {
     "packets": lambda one: -one["packets"],
@@ -29,9 +30,10 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         "drops",
         help="List host processes of all nodes whose traffic is dropped.",
         description="List host processes of all nodes whose traffic to pods is dropped (in audit: "
-        "would be dropped), the busiest first. With --follow print one line per drop event of "
-        "all nodes until interrupted; the nodes' kernels limit events. Exit status 1 if a node "
-        "does not answer, 3 if none does.",
+        "would be dropped), the busiest first; VERDICT is that of the time. With --follow print "
+        "one line per drop event of all nodes until interrupted; the nodes' kernels limit events, "
+        "and a line shows how many they suppressed. Exit status 1 if a node does not answer, 3 if "
+        "none does.",
     )
     output.add_option(parser)
     parser.add_argument("--node", action="append", metavar="NAME", help="This node only.")
@@ -40,10 +42,22 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     )
     parser.add_argument("--pod", metavar="NAME", help="This pod only, or namespace/name.")
     parser.add_argument(
-        "--since", type=_age, metavar="TIME", help="Seen since: 90s, 15m, 24h or 7d ago."
+        "--since",
+        type=_age,
+        metavar="TIME",
+        help="Seen since: 90s, 15m, 24h or 7d ago; 'mark': what was counted since --mark.",
     )
     parser.add_argument(
         "--sort", choices=tuple(_KEYS), default="packets", help="Order (default: packets)."
+    )
+    parser.add_argument(
+        "--top", type=_positive, metavar="N", help="Only the first N sources of all nodes."
+    )
+    parser.add_argument(
+        "--mark",
+        action="store_true",
+        help="List nothing, and remember the counts on the nodes: '--since mark' shows only what "
+        "follows.",
     )
     parser.add_argument("--follow", action="store_true", help="Stream drop events (sampled).")
     parser.set_defaults(run=run)
@@ -63,7 +77,11 @@ def run(
             lambda event: _is_selected(event, arguments),
             form=arguments.output,
         )
-    answers = cluster.query_nodes("podgate", "drops", "--output=json", nodes=arguments.node)
+    if arguments.mark:
+        return _mark(cluster, arguments.node)
+    since = ("--since=mark",) if arguments.since == _MARK else ()
+    command = ("podgate", "drops", "--output=json", *since)
+    answers = cluster.query_nodes(*command, nodes=arguments.node)
     sources: list[Object] = []
     problems = {}
     lost = 0
@@ -74,10 +92,12 @@ def run(
             lost += int(report.get("lostPackets") or 0)
             sources += (_source(answer.node, one) for one in report.get("sources", ()))
     sources = [one for one in sources if _is_selected(one, arguments)]
-    if arguments.since:
+    if arguments.since and arguments.since != _MARK:
         oldest = now() - arguments.since
         sources = [one for one in sources if _time(one["last"]) >= oldest]
     sources.sort(key=_KEYS[arguments.sort])
+    omitted = len(sources[arguments.top :]) if arguments.top else 0
+    sources = sources[: arguments.top]
     for node, problem in problems.items():
         if problem:
             printing.progress(f"{node}: {problem}")
@@ -86,48 +106,76 @@ def run(
         document = {"sources": sources, "lostPackets": lost, "problems": missing}
         output.write(document, arguments.output)
     else:
-        _show(sources, lost, now(), is_wide=arguments.output == output.WIDE)
+        _show(sources, now(), is_wide=arguments.output == output.WIDE)
+        if not sources and not all(problems.values()):
+            of = " of the nodes that answered" if any(problems.values()) else ""
+            printing.line(f"No host process{of} has opened a flow to these pods without a rule.")
+        if omitted:
+            printing.line(f"{omitted} further sources are left out (--top).")
+        if lost:
+            printing.line(
+                f"{lost} packets of further sources are not listed: kernels had no memory."
+            )
     return of_nodes(list(problems.values()))
 
 
-def _show(sources: list[Object], lost: int, now: datetime.datetime, *, is_wide: bool) -> None:
+def _mark(cluster: Cluster, nodes: list[str] | None) -> int:
+    answers = cluster.query_nodes("podgate", "drops", "--mark", nodes=nodes)
+    for answer in answers:
+        if answer.problem:
+            printing.progress(f"{answer.node}: {answer.problem}")
+    marked = sum(not answer.problem for answer in answers)
+    printing.line(
+        f"Marked on {marked} of {len(answers)} nodes; 'kubectl podgate drops --since mark' shows "
+        "what follows."
+    )
+    return of_nodes([answer.problem for answer in answers])
+
+
+def _show(sources: list[Object], now: datetime.datetime, *, is_wide: bool) -> None:
     if not sources:
-        printing.line("No host process has opened a flow to these pods without a rule.")
-    else:
-        further = ("MODE", "FIRST (UTC)", "LAST (UTC)") if is_wide else ()
-        head = ("NODE", "POD", "TO", "PACKETS", "LAST", *further, "SOURCE")
-        printing.table([head, *(_row(one, now, is_wide=is_wide) for one in sources)])
-    if lost:
-        printing.line(f"{lost} packets of further sources are not listed: kernels had no memory.")
+        return
+    further = ("MODE", "FIRST (UTC)", "LAST (UTC)") if is_wide else ()
+    admitted = ("NOW",) if any(one["isAdmitted"] for one in sources) else ()
+    head = ("NODE", "POD", "TO", "VERDICT", "PACKETS", "LAST", *admitted, *further, "SOURCE")
+    rows = (_row(one, now, has_now=bool(admitted), is_wide=is_wide) for one in sources)
+    printing.table([head, *rows])
 
 
-def _row(one: Object, now: datetime.datetime, *, is_wide: bool) -> tuple[str | Cell, ...]:
+def _row(
+    one: Object, now: datetime.datetime, *, has_now: bool, is_wide: bool
+) -> tuple[str | Cell, ...]:
     first, last = _time(one["first"]), _time(one["last"])
     times = (one["mode"], f"{first:%Y-%m-%d %H:%M:%S}", f"{last:%Y-%m-%d %H:%M:%S}")
-    verdict = "would drop" if one["mode"] == _WOULD else ""
+    admitted = Cell("admitted", printing.GREEN) if one["isAdmitted"] else Cell("")
     return (
         one["node"],
         f"{one['namespace']}/{one['pod']}",
-        Cell(f"{_target(one)} {verdict}".strip(), printing.YELLOW if verdict else 0),
+        flow_text.target_text(
+            str(one["protocol"]),
+            one["port"],
+            has_many_ports=one["hasManyPorts"],
+            port_count=one["portCount"],
+            lowest_port=one["lowestPort"],
+            highest_port=one["highestPort"],
+        ),
+        Cell(one["verdict"], printing.YELLOW if one["verdict"] == _WOULD else 0),
         str(one["packets"]),
         ago(now - last),
+        *((admitted,) if has_now else ()),
         *(times if is_wide else ()),
-        f"{one['process']} in {one['cgroup']}" if one["process"] else one["cgroup"],
+        flow_text.in_text(one["process"], flow_text.source_text(one["cgroup"], one["sourcePod"])),
     )
-
-
-def _target(one: Object) -> str:
-    if one["hasManyPorts"]:
-        return f"{one['protocol']} many ports"
-    return f"{one['protocol']} {one['port']}" if one["port"] else str(one["protocol"])
 
 
 def _source(node: str, found: Object) -> Object:
     """With each field that is read here: another version may lack some."""
     unknown = "1970-01-01T00:00:00Z"
     defaults = {
-        **dict.fromkeys(("namespace", "pod", "mode", "protocol", "cgroup", "process"), ""),
-        **{"port": 0, "packets": 0, "hasManyPorts": False, "first": unknown, "last": unknown},
+        **dict.fromkeys(("namespace", "pod", "mode", "verdict", "protocol", "cgroup"), ""),
+        **dict.fromkeys(("process", "sourcePod"), ""),
+        **dict.fromkeys(("port", "packets", "portCount", "lowestPort", "highestPort"), 0),
+        **{"hasManyPorts": False, "isAdmitted": False, "first": unknown, "last": unknown},
     }
     return {"node": node, **defaults, **found}
 
@@ -152,8 +200,16 @@ def _time(text: str) -> datetime.datetime:
     return datetime.datetime.fromisoformat(text)
 
 
-def _age(text: str) -> datetime.timedelta:
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError("a number from 1 on")
+    return int(text)
+
+
+def _age(text: str) -> datetime.timedelta | str:
+    if text == _MARK:
+        return text
     found = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if not found:
-        raise argparse.ArgumentTypeError("a time such as 90s, 15m, 24h or 7d")
+        raise argparse.ArgumentTypeError("a time such as 90s, 15m, 24h or 7d, or 'mark'")
     return datetime.timedelta(seconds=int(found[1]) * _SECONDS[found[2]])

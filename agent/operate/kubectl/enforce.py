@@ -57,8 +57,12 @@ def run(
     labels = cluster.get("namespace", namespace)["metadata"].get("labels") or {}
     before = labels.get(_MODE_LABEL)
     if before == mode:
-        printing.line(f"Namespace {namespace} is labelled {_MODE_LABEL}={mode} already.")
-        return 0
+        already = outcome.read(cluster, namespace, mode)
+        printing.line(
+            f"Namespace {namespace} is labelled {_MODE_LABEL}={mode} already; its gates are in "
+            f"force for {already.pods} pods."
+        )
+        return int(not _confirm(already))
     made = checks.check(cluster, namespace, mode)
     for note in made.notes:
         printing.line(f"note: {note}")
@@ -90,18 +94,29 @@ def run(
         if found is None:
             step.take_back("traffic was dropped that must not be")
             return _TAKEN_BACK
-    for node, problem in (watch.unwatched | found.silent).items():
+    for node, problem in watch.unwatched.items():
         printing.line(f"{node} was not watched to the end: {problem}.")
-    for note in found.notes:
-        printing.line(f"note: {note}")
-    for problem in found.problems:
-        printing.line(f"problem: {problem}")
+    is_confirmed = _confirm(found)
     printing.line(
         f"Namespace {namespace} stays in {mode}; its gates are in force for {found.pods} pods. "
         "Next: 'podgate drops' on its nodes and the metric podgate_gate_packets_total show what is "
         f"dropped; 'kubectl label namespace {namespace} {step.previous} --overwrite' goes back."
     )
-    return int(bool(watch.unwatched) or not found.is_complete)
+    return int(bool(watch.unwatched) or not is_confirmed)
+
+
+def _confirm(found: Outcome) -> bool:
+    """Print which pods are not in the mode, or on nodes that did not answer; whether there are
+    none."""
+    for note in found.notes:
+        printing.line(f"note: {note}")
+    for problem in found.problems:
+        printing.line(f"problem: {problem}")
+    for node, problem in found.silent.items():
+        printing.line(
+            f"not confirmed on {node}: {found.unconfirmed.get(node, 0)} pods ({problem})."
+        )
+    return found.is_complete
 
 
 class _Step:

@@ -5,6 +5,7 @@ returns the exit status, and may raise `KubectlError`.
 """
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 
@@ -13,6 +14,7 @@ from agent.operate.kubectl import (
     doctor,
     drops,
     enforce,
+    exec,
     explain,
     off,
     status,
@@ -21,9 +23,21 @@ from agent.operate.kubectl import (
     why_not_ready,
 )
 from agent.operate.kubectl.cluster import Cluster, KubectlError
+from agent.operate.kubectl.debug_pods import DebugPods
 from agent.operate.kubectl.exit_status import INTERRUPTED, NO
 
-_COMMANDS = (status, drops, explain, why_not_ready, doctor, suggest, enforce, off, uninstall)
+_COMMANDS = (
+    status,
+    drops,
+    explain,
+    why_not_ready,
+    doctor,
+    suggest,
+    enforce,
+    exec,
+    off,
+    uninstall,
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,6 +58,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="Time for each request and for each node (default: 10).",
     )
+    made.add_argument(
+        "--debug-pods",
+        action="store_true",
+        help="On nodes whose agent does not run, run commands in a pod of its image, which is made "
+        "there for that time and has the agent's rights.",
+    )
     commands = made.add_subparsers(required=True, metavar="COMMAND")
     for command in _COMMANDS:
         command.register(commands)
@@ -61,7 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cluster = Cluster(kubectl, namespace=parsed.podgate_namespace, timeout_seconds=parsed.timeout)
     run: Callable[[argparse.Namespace, Cluster], int] = parsed.run
     try:
-        return run(parsed, cluster)
+        if not parsed.debug_pods:
+            return run(parsed, cluster)
+        with contextlib.closing(DebugPods(cluster)) as cluster.debug_pods:
+            return run(parsed, cluster)
     except KubectlError as error:
         sys.stderr.write(f"kubectl podgate: {error}\n")
         return NO

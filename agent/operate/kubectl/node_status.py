@@ -10,14 +10,23 @@ from collections.abc import Iterable
 from typing import Any
 
 from agent import VERSION
-from agent.operate.kubectl import printing
+from agent.admin import finding_kinds as kinds
+from agent.operate.kubectl import findings, printing
 from agent.operate.kubectl.cluster import Cluster, NodeAnswer, Object
+from agent.operate.kubectl.findings import Finding
 
 ISOLATION_READY = "podgate.io/isolation-ready"
 # By the condition's reason, in ascending order of what is closed.
 _MODES = {"Off": "off", "Audit": "audit", "Enforced": "enforce", "Strict": "strict"}
 MODES = tuple(_MODES.values())
 _UNKNOWN = "unknown"
+_WITHOUT_AGENT = {
+    kind.name
+    for kind in (
+        *(kinds.AGENT_DEAD, kinds.AGENT_MISSING, kinds.GATES_OPEN, kinds.GATES_OPEN_SOON),
+        *(kinds.DECLARED_PORTS_OPEN, kinds.PORTS_OPEN_SOON),
+    )
+}
 # Pods that are part of the node.
 _NEVER_GATED = "HostNetwork"
 
@@ -42,10 +51,10 @@ class PodInForce:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node. problem: why its agent did not answer, or empty; then nothing else is known.
+    """One node. problem: why its agent did not answer, or empty; then only findings are known.
 
-    kubelet: path of its cgroup, empty if it is not identified; problems: one sentence each;
-    desired, in_force: pods by mode, without those of the host network.
+    kubelet: path of its cgroup, empty if it is not identified; desired, in_force: pods by
+    mode, without those of the host network.
     """
 
     node: str
@@ -55,7 +64,8 @@ class NodeStatus:
     kubelet: str = ""
     default_mode: str = ""
     max_mode: str = ""
-    problems: tuple[str, ...] = ()
+    max_mode_from: str = ""
+    findings: tuple[Finding, ...] = ()
     desired: dict[str, int] = dataclasses.field(default_factory=dict)
     in_force: dict[str, int] = dataclasses.field(default_factory=dict)
     pods: tuple[PodInForce, ...] = ()
@@ -66,7 +76,7 @@ def query(cluster: Cluster, nodes: Iterable[str] | None = None) -> list[NodeAnsw
     from the kernel and prints another report, which is a problem here."""
     answers = cluster.query_nodes("podgate", "status", "--output=json", nodes=nodes)
     return [
-        dataclasses.replace(answer, output="", problem=problem)
+        dataclasses.replace(answer, problem=problem)
         if (problem := _without_agent(answer.output))
         else answer
         for answer in answers
@@ -75,11 +85,16 @@ def query(cluster: Cluster, nodes: Iterable[str] | None = None) -> list[NodeAnsw
 
 def read(answer: NodeAnswer) -> NodeStatus:
     """From the output of `podgate status --output=json`, or the reason why there is none."""
+    report = decode(answer.output) or {}
     if answer.problem:
-        return NodeStatus(answer.node, answer.problem)
-    report = decode(answer.output)
-    if report is None or not isinstance(report.get("pods", []), list):
-        return NodeStatus(answer.node, "its agent's answer is not readable; is it another version?")
+        of_pins = findings.read(answer.node, report.get("findings"))
+        of_pins = of_pins or [findings.no_answer(answer.node, answer.problem)]
+        return NodeStatus(answer.node, answer.problem, findings=tuple(of_pins))
+    if not report or not isinstance(report.get("pods", []), list):
+        problem = "its agent's answer is not readable; is it another version?"
+        return NodeStatus(
+            answer.node, problem, findings=(findings.no_answer(answer.node, problem),)
+        )
     pods = tuple(
         found for pod in report.get("pods", ()) if (found := _pod(answer.node, pod)) is not None
     )
@@ -90,7 +105,8 @@ def read(answer: NodeAnswer) -> NodeStatus:
         kubelet=_text(report, "kubelet"),
         default_mode=_text(report, "defaultMode") or _UNKNOWN,
         max_mode=_text(report, "maxMode") or _UNKNOWN,
-        problems=tuple(_problems(report)),
+        max_mode_from=_text(report, "maxModeFrom"),
+        findings=tuple(findings.read(answer.node, report.get("findings"))),
         desired=_by_mode(pod.desired for pod in pods),
         in_force=_by_mode(pod.in_force for pod in pods),
         pods=pods,
@@ -119,14 +135,14 @@ def version_notes(nodes: list[NodeStatus]) -> list[str]:
 
 
 def _without_agent(output: str) -> str:
-    """What is in force without the agent, and until when; empty for an agent's own report."""
+    """What is in force without the agent and until when, without the last full stop; empty for an
+    agent's own report."""
     report = decode(output)
     if report is None or "gates" not in report or "pods" in report:
         return ""
-    exposures = [_text(one, "text") for one in report.get("exposures") or ()]
-    reason = _text(report, "agent").rstrip(".") or "no agent responds"
-    sentences = [f"{reason}; {len(report['gates'])} gates are in force.", *exposures]
-    return " ".join(sentences).removesuffix(".")
+    found = report.get("findings") or ()
+    sentences = [_text(one, "sentence") for one in found if one.get("kind") in _WITHOUT_AGENT]
+    return " ".join(sentences).removesuffix(".") or "no agent responds"
 
 
 def _pod(node: str, pod: Any) -> PodInForce | None:
@@ -149,27 +165,6 @@ def _pod(node: str, pod: Any) -> PodInForce | None:
     )
 
 
-def _problems(report: Object) -> list[str]:
-    found = [*_object(report, "podSource").get("problems", ())]
-    if not report.get("isSynced", True):
-        found.append("Initial pod sync not finished.")
-    if not report.get("kubelet"):
-        problem = _text(report, "openPorts") or _text(report, "kubeletProblem")
-        found.append(f"Kubelet not identified: {problem}" if problem else "Kubelet not identified.")
-    if problem := _text(report, "kubeletUnfollowed"):
-        found.append(f"Kernel does not follow the kubelet's restarts: {problem}")
-    found += [
-        f"{hook.get('name')} does not work: {hook['problem']}"
-        for hook in report.get("hooks", ())
-        if hook.get("problem")
-    ]
-    if problem := _text(_object(report, "relay"), "problem"):
-        found.append(f"Relay of strict: {problem}")
-    if problem := _text(_object(report, "rawSockets"), "problem"):
-        found.append(f"Raw sockets: {problem}")
-    return found
-
-
 def _by_mode(modes: Any) -> dict[str, int]:
     counts = Counter(modes)
     return {mode: counts[mode] for mode in MODES if counts[mode]}
@@ -178,8 +173,3 @@ def _by_mode(modes: Any) -> dict[str, int]:
 def _text(thing: Object, key: str) -> str:
     value = thing.get(key)
     return value if isinstance(value, str) else ""
-
-
-def _object(thing: Object, key: str) -> Object:
-    value = thing.get(key)
-    return value if isinstance(value, dict) else {}

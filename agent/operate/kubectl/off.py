@@ -1,6 +1,7 @@
 """`kubectl podgate off` and `on`: the ceiling of all modes, by a label, and each node's state."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import time
@@ -8,10 +9,15 @@ from collections.abc import Callable, Collection
 
 from agent.operate.kubectl import node_status, printing
 from agent.operate.kubectl.cluster import Cluster
+from agent.operate.kubectl.debug_pods import DebugPods
 
 LABEL = "podgate.io/max-mode"
 OFF = "off"
 
+_DESCRIPTION = (
+    "On a node whose agent does not follow, 'podgate {word} --node' runs as well, in the agent's "
+    "container or in a pod that is made for that."
+)
 # How often nodes that are not done are queried; each is a process of kubectl.
 _POLL_SECONDS = 0.5
 
@@ -31,28 +37,58 @@ class NodeState:
 
 def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     for word, text, run in (
-        ("off", "Open all gates, of the whole cluster or one node.", run_off),
+        ("off", "Open all gates, of the whole cluster or some nodes.", run_off),
         ("on", "Undo 'off': modes by labels are in force again.", run_on),
     ):
-        parser = commands.add_parser(word, help=text, description=text)
-        parser.add_argument("--node", metavar="NAME", help="This node only.")
+        parser = commands.add_parser(
+            word, help=text, description=f"{text} {_DESCRIPTION.format(word=word)}"
+        )
+        parser.add_argument("nodes", nargs="*", metavar="NODE", help="These nodes only.")
+        parser.add_argument("--node", action="append", default=[], metavar="NAME", help="As NODE.")
         parser.set_defaults(run=run)
 
 
 def run_off(arguments: argparse.Namespace, cluster: Cluster) -> int:
-    """1 if a node is not off in time."""
+    """1 if a node is not off in time. Where no agent follows the label, 'podgate off --node' runs
+    on the node, if need be in a pod that is made for it."""
     started = time.monotonic()
-    label(cluster, arguments.node, OFF)
-    problems = wait(cluster, _chosen(cluster, arguments), lambda state: state.is_off)
-    return _report(problems, "off", started)
+    chosen = _named(arguments)
+    _label_all(cluster, chosen, OFF)
+    problems = wait(cluster, chosen or cluster.nodes(), lambda state: state.is_off)
+    late = [node for node, problem in problems.items() if problem]
+    done = switch(cluster, late, "off")
+    problems.update(dict.fromkeys((node for node, why in done.items() if not why), ""))
+    return _report(problems, "off", started, by_command=[n for n in late if not problems[n]])
 
 
 def run_on(arguments: argparse.Namespace, cluster: Cluster) -> int:
     """1 if a node stays off, by another label or switch, or does not respond."""
     started = time.monotonic()
-    label(cluster, arguments.node, None)
-    problems = wait(cluster, _chosen(cluster, arguments), lambda state: state.ceiling != OFF)
+    chosen = _named(arguments)
+    _label_all(cluster, chosen, None)
+    failed = {node: why for node, why in switch(cluster, chosen, "on").items() if why}
+    problems = wait(cluster, chosen or cluster.nodes(), lambda state: state.ceiling != OFF)
+    problems |= {node: problems[node] or why for node, why in failed.items()}
     return _report(problems, "on", started)
+
+
+def switch(cluster: Cluster, nodes: Collection[str], word: str) -> dict[str, str]:
+    """Run 'podgate off --node' or 'podgate on --node' on these nodes. By node: why that failed, or
+    an empty string."""
+    if not nodes:
+        return {}
+    command = ("podgate", word, "--node", "--timeout=0")
+    with contextlib.closing(DebugPods(cluster)) as debug_pods:
+        answers = cluster.query_nodes(*command, nodes=nodes, debug_pods=debug_pods)
+    return {answer.node: answer.problem for answer in answers}
+
+
+def _label_all(cluster: Cluster, nodes: Collection[str], value: str | None) -> None:
+    """The ceiling of these nodes, or of the cluster if there are none."""
+    for node in nodes:
+        label(cluster, node, value)
+    if not nodes:
+        label(cluster, None, value)
 
 
 def label(cluster: Cluster, node: str | None, value: str | None) -> None:
@@ -77,7 +113,9 @@ def wait(
                 if is_done(state):
                     waiting.discard(answer.node)
                 else:
-                    problem = _describe(state)
+                    problem = _describe(state, answer.node)
+            elif not answer.has_agent:
+                waiting.discard(answer.node)
             problems[answer.node] = problem
         if time.monotonic() >= deadline:
             break
@@ -94,22 +132,34 @@ def read_state(report: str) -> NodeState:
     )
 
 
-def _chosen(cluster: Cluster, arguments: argparse.Namespace) -> Collection[str]:
-    return [arguments.node] if arguments.node else cluster.nodes()
+def _named(arguments: argparse.Namespace) -> list[str]:
+    return sorted({*arguments.nodes, *arguments.node})
 
 
-def _describe(state: NodeState) -> str:
+def _describe(state: NodeState, node: str) -> str:
     if state.ceiling == OFF and state.in_force:
         return f"off, but still in force: {', '.join(state.in_force)}"
-    return f"at most {state.ceiling}, by {state.ceiling_from}"
+    is_of_node = state.ceiling == OFF and "node" in state.ceiling_from
+    undo = f"; undo it with 'kubectl podgate on {node}'" if is_of_node else ""
+    return f"at most {state.ceiling}, by {state.ceiling_from}{undo}"
 
 
-def _report(problems: dict[str, str], word: str, started: float) -> int:
-    rows = [("NODE", "STATE"), *((node, why or word) for node, why in sorted(problems.items()))]
+def _report(
+    problems: dict[str, str], word: str, started: float, by_command: Collection[str] = ()
+) -> int:
+    """by_command: nodes that are off by 'podgate off --node'."""
+    states = dict.fromkeys(by_command, f"{word}, by 'podgate off --node'")
+    rows = [
+        ("NODE", "STATE"),
+        *((node, why or states.get(node, word)) for node, why in sorted(problems.items())),
+    ]
     printing.table(rows)
     failed = sum(map(bool, problems.values()))
     done, seconds = len(problems) - failed, time.monotonic() - started
     printing.progress(f"{done} of {len(problems)} nodes {word} in {seconds:.1f} s.")
     if failed and word == "off":
         printing.progress("On each of the others run 'podgate off --node'; see docs/off.md.")
+    if by_command:
+        names = " ".join(sorted(by_command))
+        printing.progress(f"No agent follows there; back later with: kubectl podgate on {names}")
     return int(failed > 0)

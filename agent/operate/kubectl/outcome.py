@@ -1,9 +1,10 @@
 """The outcome of a step: whether the pods of a namespace are in its mode, by their agents."""
 
 import dataclasses
+from collections import Counter
 
 from agent.operate.kubectl import node_status, printing
-from agent.operate.kubectl.cluster import Cluster
+from agent.operate.kubectl.cluster import Cluster, Object
 from agent.operate.kubectl.node_status import MODES, PodInForce
 
 
@@ -11,12 +12,14 @@ from agent.operate.kubectl.node_status import MODES, PodInForce
 class Outcome:
     """problems: pods whose gates lack their own mode; notes: pods whose own label or whose node's
     ceiling is a mode below the namespace's; one sentence each. silent: nodes that did not respond,
-    with the problem. pods: how many are in the mode or above it."""
+    with the problem. pods: how many are in the mode or above it; unconfirmed: how many pods of the
+    namespace each silent node has."""
 
     problems: list[str]
     notes: list[str]
     silent: dict[str, str]
     pods: int
+    unconfirmed: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
@@ -39,7 +42,17 @@ def read(cluster: Cluster, namespace: str, mode: str) -> Outcome:
     )
     in_mode = sum(pod.is_as_desired and not _is_below(pod, mode) for pod in pods)
     silent = {node.node: node.problem for node in nodes if node.problem}
-    return Outcome(problems, notes, silent, in_mode)
+    unconfirmed: Counter[str] = Counter()
+    if silent:
+        found = cluster.items("pods", f"--namespace={namespace}")
+        unconfirmed.update(one["spec"].get("nodeName", "") for one in found if is_gated(one))
+    return Outcome(problems, notes, silent, in_mode, dict(unconfirmed))
+
+
+def is_gated(pod: Object) -> bool:
+    """Whether it runs on a network of its own."""
+    is_running = pod.get("status", {}).get("phase") == "Running"
+    return is_running and not pod["spec"].get("hostNetwork")
 
 
 def _unsettled(pod: PodInForce) -> str:

@@ -193,7 +193,9 @@ def _of_node(explanation: Object, agent_command: str) -> Iterator[Finding]:
     """The checks of `podgate explain pod`, without those of objects that the plugin reads itself:
     the API server's are newer than what the agent last saw."""
     for check in explanation.get("checks") or ():
-        name, text, hint = (str(check.get(key) or "") for key in ("name", "text", "next"))
+        name, text, remedy, hint = (
+            str(check.get(key) or "") for key in ("name", "text", "remedy", "next")
+        )
         if name in ("readiness gate", "API server"):
             continue
         # A hint is a command, or a sentence.
@@ -202,8 +204,11 @@ def _of_node(explanation: Object, agent_command: str) -> Iterator[Finding]:
             command = f"{agent_command} {hint}"
         if hint and not command:
             text = f"{text}; {hint}"
+        text = " ".join(filter(None, (_sentence(text), remedy)))
         is_met = check.get("state") != "problem"
-        yield Finding(f"on the node, {name}", is_met, _sentence(text), command)
+        severity = check.get("severity")
+        subject = f"on the node, {name}" + (f" ({severity})" if severity else "")
+        yield Finding(subject, is_met, text, command)
 
 
 def _agent(pod: Object, agent: NodeStatus | None) -> Iterator[Finding]:
@@ -234,8 +239,10 @@ def _agent(pod: Object, agent: NodeStatus | None) -> Iterator[Finding]:
                 f"{written.get('reason') or 'missing'}: the write is outstanding."
             )
             yield Finding("agent", False, text, command)
-    for problem in agent.problems:
-        yield Finding("agent", True, _sentence(f"Node {agent.node}: {problem}"))
+    for of_node in agent.findings:
+        if not of_node.pod_names:
+            text = f"Node {agent.node}: {of_node.sentence}"
+            yield Finding(f"agent ({of_node.severity})", True, text)
 
 
 def _gates(pod: Object) -> list[str]:

@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 
-from agent.operate.kubectl import node_status, output, printing
+from agent.operate.kubectl import ceilings, findings, node_status, output, printing
 from agent.operate.kubectl.cluster import Cluster
 from agent.operate.kubectl.exit_status import of_nodes
 from agent.operate.kubectl.node_status import MODES, NodeStatus, PodInForce
@@ -15,10 +15,13 @@ _COLOURS = {"off": printing.YELLOW, "audit": printing.YELLOW, "none": printing.R
 def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "status",
-        help="Show the agent of each node, and the pods that are not as desired.",
-        description="Show the agent of each node: its version, whether it is ready and has "
-        "identified the kubelet, pods by mode (in force/desired), and problems; then the pods "
-        "whose mode is not in force. Exit status 1 if a node does not answer, 3 if none does.",
+        help="Show what is wrong, the agent of each node, and pods that are not as desired.",
+        description="Show the findings of all nodes, the worst first and equal ones once (wide: "
+        "notes, too, and what to do); the "
+        "agent of each node: its version, whether it is ready and has identified the kubelet, pods "
+        "by mode (in force/desired), and the number of its findings that are more than a note; "
+        "then the pods whose mode is not in force. Exit status 1 if a node does not answer, 3 if "
+        "none does.",
     )
     output.add_option(parser)
     parser.add_argument("--node", action="append", metavar="NAME", help="This node only.")
@@ -28,7 +31,8 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     """1 if a node's agent did not respond."""
     answers = node_status.query(cluster, arguments.node)
-    nodes = [node_status.read(answer) for answer in answers]
+    namespaces = ceilings.labelled_namespaces(cluster)
+    nodes = [ceilings.with_findings(node_status.read(one), namespaces) for one in answers]
     pods = [pod for node in nodes for pod in node.pods if not pod.is_as_desired]
     for note in node_status.version_notes(nodes):
         printing.progress(note)
@@ -40,12 +44,14 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
 
 
 def _show(nodes: list[NodeStatus], pods: list[PodInForce], *, is_wide: bool) -> None:
-    head = ("NODE", "VERSION", "READY", "KUBELET", "PROBLEMS")
+    all_found = [one for node in nodes for one in node.findings]
+    merged = findings.merge(one for one in all_found if is_wide or findings.is_problem(one))
+    findings.show(merged, with_advice=is_wide)
+    if merged:
+        printing.line()
+    head = ("NODE", "VERSION", "READY", "KUBELET", "FINDINGS")
     further = ("DEFAULT", "MAX", "KUBELET CGROUP") if is_wide else ()
     printing.table([(*head, *further, "PODS"), *(_row(node, is_wide=is_wide) for node in nodes)])
-    for node in nodes:
-        for problem in filter(None, (node.problem, *node.problems)):
-            printing.line(printing.clean(f"{node.node}: {problem}"))
     if pods:
         printing.line()
         printing.table([("POD", "NODE", "DESIRED", "IN FORCE", "REASON"), *map(_pod_row, pods)])
@@ -57,15 +63,16 @@ def _show(nodes: list[NodeStatus], pods: list[PodInForce], *, is_wide: bool) -> 
 def _row(node: NodeStatus, *, is_wide: bool) -> tuple[str | Cell, ...]:
     if node.problem:
         unknown = ("-",) * (6 if is_wide else 3)
-        count = Cell("1", printing.RED)
-        return (node.node, *unknown[:3], count, *unknown[3:], Cell("no answer", printing.RED))
+        number = Cell(str(len(node.findings)), printing.RED)
+        return (node.node, *unknown[:3], number, *unknown[3:], Cell("no answer", printing.RED))
+    count = sum(findings.is_problem(one) for one in node.findings)
     further = (node.default_mode, node.max_mode, node.kubelet or "-") if is_wide else ()
     return (
         node.node,
         node.version,
         "yes" if node.is_ready else Cell("no", printing.YELLOW),
         "yes" if node.kubelet else Cell("no", printing.YELLOW),
-        Cell(str(len(node.problems)), printing.YELLOW if node.problems else 0),
+        Cell(str(count), printing.YELLOW if count else 0),
         *further,
         _modes(node),
     )
@@ -90,7 +97,9 @@ def _document(nodes: list[NodeStatus], pods: list[PodInForce]) -> dict[str, obje
     documents = [output.camel(dataclasses.asdict(node)) for node in nodes]
     for document in documents:
         del document["pods"]
+    merged = findings.merge(one for node in nodes for one in node.findings)
     return {
+        "findings": [output.camel(dataclasses.asdict(one)) for one in merged],
         "nodes": documents,
         "podsNotAsDesired": [output.camel(dataclasses.asdict(pod)) for pod in pods],
     }

@@ -6,6 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from agent import labels
+from agent.admin import finding, findings
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding import Finding
+from agent.admin.finding_kinds import Severity
+from agent.admin.findings import full_name
 from agent.admin.report import (
     AgentReport,
     Drops,
@@ -13,13 +18,11 @@ from agent.admin.report import (
     PodStatus,
     ProbeStatus,
     RelayedPortStatus,
-    RelayStatus,
     SourceProcessStatus,
 )
 from agent.listing import listed
-from agent.operate.page import problems, sparkline, style
+from agent.operate.page import sparkline, style
 from agent.operate.page.markup import Markup, Node, document, element, join
-from agent.operate.page.problems import Problem, Severity
 from agent.pods.conditions import TRUE
 
 RELOAD_SECONDS = 10
@@ -34,12 +37,14 @@ _MODE_CLASSES = {"off": "open", "audit": "part", "enforce": "closed", "strict": 
 _STATE_CLASSES = {"confirmed": "closed", "bypassed": "open", "success": "closed"}
 
 Row = TypeVar("Row")
+_Merged = tuple[Finding, list[str]]
+"""A finding, and all pods that it concerns."""
 _Column = tuple[str, Callable[[Row], Node]]
 
 
 def full_page(report: AgentReport, drops: Drops, *, now: datetime.datetime) -> bytes:
     """Everything, for clients that may read the names of pods and processes."""
-    found = problems.find(report)
+    found = finding.merged(report.findings)
     shown = [
         _header(
             f"podgate {report.version}",
@@ -47,8 +52,8 @@ def full_page(report: AgentReport, drops: Drops, *, now: datetime.datetime) -> b
             f"since {_time(report.started)}, programs attached by {report.attachment}",
         ),
         _tiles(report),
-        _problem_list(found),
-        _pods(report.pods),
+        _finding_list(found),
+        _pods(report),
         _probes(report.pods),
         _drops(drops, now),
         _relay(report),
@@ -59,7 +64,7 @@ def full_page(report: AgentReport, drops: Drops, *, now: datetime.datetime) -> b
 
 def public_page(report: AgentReport, *, now: datetime.datetime) -> bytes:
     """Health and counts of the node, without any name or sentence that may contain one."""
-    found = problems.find(report)
+    found = finding.merged(report.findings)
     footer = "Names of pods and processes, and problems in words, need the rights to read /metrics."
     return _page([_header("podgate", found, ""), _tiles(report)], footer, now)
 
@@ -78,13 +83,10 @@ def _page(sections: Sequence[Markup], footer: str, now: datetime.datetime) -> by
     return document(head, element("body", element("main", *sections, end)))
 
 
-def _header(title: str, found: Sequence[Problem], about: str) -> Markup:
-    worst = found[0].severity if found else None
-    words, kind = {
-        None: ("no problems", "closed"),
-        Severity.DEGRADED: (_count(len(found), "problem"), "part"),
-        Severity.OPEN: (_count(len(found), "problem"), "open"),
-    }[worst]
+def _header(title: str, found: Sequence[_Merged], about: str) -> Markup:
+    words, kind = "no findings", "closed"
+    if found:
+        words, kind = _count(len(found), "finding"), _severity_class(found[0][0])
     state = element("span", words, class_=f"state {kind}")
     return element("header", element("h1", title), state, element("span", about, class_="soft"))
 
@@ -100,7 +102,7 @@ def _tiles(report: AgentReport) -> Markup:
         _tile("gates", sum(len(pod.gates) for pod in report.pods)),
         _tile("dropped", _total(report.pods, "drop")),
         _tile("would drop", _total(report.pods, "would-drop")),
-        _tile("relay", *_relay_state(report.relay)),
+        _tile("relay", *_relay_state(report)),
         _tile("kubelet", *kubelet),
     ]
     return element("div", *tiles, class_="tiles")
@@ -111,24 +113,29 @@ def _tile(name: str, value: Node, kind: str = "") -> Markup:
     return element("div", shown, element("span", name, class_="soft"), class_="tile")
 
 
-def _problem_list(found: Sequence[Problem]) -> Markup:
+def _finding_list(found: Sequence[_Merged]) -> Markup:
     if not found:
         return Markup("")
     items = [
         element(
             "li",
-            problem.text,
-            element("div", listed(problem.pods, _MAX_NAMES), class_="soft"),
-            class_="open" if problem.severity is Severity.OPEN else "part",
+            f"{one.severity}: {one.sentence}",
+            element("div", listed(pods, _MAX_NAMES), class_="soft"),
+            element("div", one.advice(), class_="soft"),
+            class_=_severity_class(one),
         )
-        for problem in found
+        for one, pods in found
     ]
-    return join([element("h2", "Problems"), element("ul", *items, class_="problems")])
+    return join([element("h2", "Findings"), element("ul", *items, class_="problems")])
 
 
-def _pods(pods: Sequence[PodStatus]) -> Markup:
+def _severity_class(one: Finding) -> str:
+    return "open" if Severity.of(one.severity) in (Severity.OPEN, Severity.BROKEN) else "part"
+
+
+def _pods(report: AgentReport) -> Markup:
     columns: tuple[_Column[PodStatus], ...] = (
-        ("pod", problems.full_name),
+        ("pod", full_name),
         ("mode", lambda pod: _word(pod.mode, _MODE_CLASSES.get(pod.mode, "part"))),
         ("isolation", lambda pod: _condition(pod, labels.ISOLATION_READY)),
         ("probes", lambda pod: _condition(pod, labels.PROBES_PASSING)),
@@ -137,13 +144,14 @@ def _pods(pods: Sequence[PodStatus]) -> Markup:
         ("dropped", lambda pod: _by_reason(pod.gates, "drop")),
         ("would drop", lambda pod: _by_reason(pod.gates, "would-drop")),
     )
-    ordered = sorted(pods, key=lambda pod: not problems.has_problem(pod))
+    concerned = {name for one in report.findings for name in one.pod_names}
+    ordered = sorted(report.pods, key=lambda pod: full_name(pod) not in concerned)
     return _section("Pods", "No pods.", columns, ordered)
 
 
 def _probes(pods: Sequence[PodStatus]) -> Markup:
     columns: tuple[_Column[tuple[PodStatus, ProbeStatus]], ...] = (
-        ("pod", lambda row: problems.full_name(row[0])),
+        ("pod", lambda row: full_name(row[0])),
         ("container", lambda row: row[1].container),
         ("probe", lambda row: f"{row[1].type.lower()} {row[1].handler}"),
         ("result", lambda row: _word(row[1].result, _STATE_CLASSES.get(row[1].result, "part"))),
@@ -175,14 +183,14 @@ def _drops(drops: Drops, now: datetime.datetime) -> Markup:
 
 def _relay(report: AgentReport) -> Markup:
     relay = report.relay
-    words, kind = _relay_state(relay)
+    words, kind = _relay_state(report)
     text = (
         f"{relay.connections} connections, {relay.held_syns} SYNs held, "
         f"{_count(relay.restarts, 'restart')}, {relay.unknown_address} to unknown addresses"
     )
     shown = element("p", _word(words, kind), f": {text}" if relay.is_up else "")
     columns: tuple[_Column[tuple[PodStatus, RelayedPortStatus]], ...] = (
-        ("pod", lambda row: problems.full_name(row[0])),
+        ("pod", lambda row: full_name(row[0])),
         ("container", lambda row: row[1].container),
         ("probe", lambda row: row[1].handler),
         ("port", lambda row: row[1].port or "undeclared"),
@@ -244,7 +252,9 @@ def _condition(pod: PodStatus, kind: str) -> Node:
     if condition is None:
         return "none"
     if condition.status != TRUE:
-        return _word(condition.reason, "open" if kind == labels.ISOLATION_READY else "part")
+        found = findings.kind_of(condition, pod.mode)
+        is_open = found is not None and found.severity is Severity.OPEN
+        return _word(condition.reason, "open" if is_open else "part")
     return _word(condition.reason, "part" if condition.reason in ("Audit", "Off") else "closed")
 
 
@@ -262,11 +272,12 @@ def _paths(pod: PodStatus) -> Node:
     return join(words) if words else "none"
 
 
-def _relay_state(relay: RelayStatus) -> tuple[str, str]:
+def _relay_state(report: AgentReport) -> tuple[str, str]:
     """A word, and its class."""
-    if relay.problem:
-        return "missing", "open" if not relay.has_fallback else "part"
-    return ("serving", "closed") if relay.is_up else ("not needed", "")
+    for one in report.findings:
+        if one.kind in (kinds.RELAY_MISSING.name, kinds.RELAY_MISSING_PROBES_FAIL.name):
+            return "missing", _severity_class(one)
+    return ("serving", "closed") if report.relay.is_up else ("not needed", "")
 
 
 def _total(pods: Iterable[PodStatus], verdict: str) -> int:

@@ -3,8 +3,10 @@
 import pathlib
 
 from agent.admin.report import Drops, RawSocketSourceStatus, SourceProcessStatus
+from agent.drops.admitted_sources import AdmittedSources
 from agent.drops.raw_sockets import FAMILIES
-from agent.drops.source_processes import protocol_word, wall_clock
+from agent.drops.source_processes import wall_clock
+from agent.drops.source_report import source_status, with_scans
 from agent.operate.pinned import installation as pinned_installation
 from agent.operate.pinned.names import Names
 from bpf import abi, loader, pins, raw_socket_policy
@@ -20,19 +22,15 @@ def read(installation: pins.Pins, run_directory: pathlib.Path) -> Drops:
     """
     names = Names(run_directory)
     with pinned_installation.opened(installation) as loaded:
-        found = sorted(DropSources(loaded).read(), key=lambda seen: -seen.count)
+        found = DropSources(loaded).read()
         sockets = list(map(raw_socket_policy.unpack_source, *_raw_sockets(loaded)))
         names.learn({seen.cgroup for seen in found} | {seen.cgroup for seen in sockets})
-        gates = GateReader(loaded)
-        modes = {
-            ifindex: gate.mode.label
-            for ifindex in {seen.ifindex for seen in found}
-            if (gate := gates.get(ifindex))
-        }
+        gated = set(GateReader(loaded).interfaces())
+        admitted = AdmittedSources(loaded)
         return Drops(
-            sources=[
-                _source(seen, modes[seen.ifindex], names) for seen in found if seen.ifindex in modes
-            ],
+            sources=with_scans(
+                _source(seen, names, admitted) for seen in found if seen.ifindex in gated
+            ),
             lost_packets=DropSources(loaded).lost(),
             raw_sockets=[
                 RawSocketSourceStatus(
@@ -54,19 +52,12 @@ def _raw_sockets(loaded: loader.Loaded) -> tuple[list[bytes], list[bytes]]:
     return [key for key, _ in entries], [value for _, value in entries]
 
 
-def _source(seen: DropSource, mode: str, names: Names) -> SourceProcessStatus:
-    pod = names.pod(seen.ifindex)
-    return SourceProcessStatus(
+def _source(seen: DropSource, names: Names, admitted: AdmittedSources) -> SourceProcessStatus:
+    pod, cgroup = names.pod(seen.ifindex), names.source(seen.cgroup)
+    return source_status(
+        *(seen, cgroup),
         namespace=pod.namespace,
         pod=pod.name or names.interface(seen.ifindex) or f"interface {seen.ifindex}",
-        mode=mode,
-        protocol=protocol_word(seen.protocol),
-        port=seen.port,
-        has_many_ports=seen.has_many_ports,
-        cgroup=names.cgroup(seen.cgroup),
-        process=seen.process_name,
-        packets=seen.count,
-        first=wall_clock(seen.first_ns),
-        last=wall_clock(seen.last_ns),
         labels=pod.labels,
+        is_admitted=admitted.has(seen, cgroup.path),
     )

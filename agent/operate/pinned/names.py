@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from agent.admin.observations import ObservedPod
 from agent.drops import history, source_processes
+from agent.drops.source_processes import CgroupName
 from agent.linux.cgroups import cgroup_paths
 
 
@@ -17,8 +18,11 @@ class Names:
         self._pods = history.saved_pods(state / history.FLOWS_FILE)
         self._interfaces = dict(socket.if_nameindex())
         self._cgroups = {0: source_processes.NO_SOCKET}
+        self._source_pods: dict[int, ObservedPod] = {}
         for name in source_processes.saved_names(state / source_processes.NAMES_FILE):
             self._cgroups[name.cgroup] = name.path
+            if name.pod:
+                self._source_pods[name.cgroup] = name.pod
 
     def pod(self, ifindex: int) -> ObservedPod:
         """Both names are empty if no agent has saved them."""
@@ -33,6 +37,10 @@ class Names:
         unnamed = set(cgroups) - self._cgroups.keys()
         if unnamed:
             self._cgroups |= dict.fromkeys(unnamed, source_processes.GONE) | cgroup_paths(unnamed)
+
+    def source(self, number: int) -> CgroupName:
+        """The cgroup's path, and the pod that it belongs to, if an agent has saved that."""
+        return CgroupName(number, self.cgroup(number), self._source_pods.get(number))
 
     def cgroup(self, number: int) -> str:
         """The path of a cgroup by its id."""

@@ -4,6 +4,7 @@ import datetime
 
 import msgspec
 
+from agent.admin.finding import Finding
 from agent.admin.report import GateStatus, HookStatus
 
 
@@ -44,6 +45,8 @@ class PinnedRelayStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel
     is_up: bool
     beat_age_seconds: float | None
     ports: int
+    has_fallback: bool = True
+    """Whether gates of pods in strict admit the kubelet while no relay serves."""
 
 
 class PinnedStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -53,6 +56,8 @@ class PinnedStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """
 
     agent: str
+    is_off: bool = False
+    """Whether `podgate off --node` is in force."""
     schema: int
     heartbeat_age_seconds: float | None
     stale_after_seconds: float
@@ -67,3 +72,5 @@ class PinnedStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     node_drops: dict[str, int]
     """By reason: dropped or rejected on the host before an interface is chosen."""
     gates: list[PinnedGateStatus]
+    findings: list[Finding] = []
+    """What of all this is wrong, the worst first: `agent.operate.pinned.findings.find`."""

@@ -6,15 +6,19 @@ import os
 import pathlib
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+import msgspec
 
 from agent.admin.report import HookStatus
 from agent.linux.cgroups import cgroup2_mount
+from agent.operate.pinned import findings
 from agent.operate.pinned import installation as pinned_installation
 from agent.operate.pinned.exposures import exposures
 from agent.operate.pinned.gate_attachments import GateAttachments
 from agent.operate.pinned.names import Names
 from agent.operate.pinned.report import PinnedGateStatus, PinnedRelayStatus, PinnedStatus
+from agent.pods import off_marks
 from agent.relay.interfaces import is_relay_interface
 from bpf import abi, errors, hooks, loader, pins
 from bpf.counters import Counters, Counts, labelled
@@ -22,6 +26,7 @@ from bpf.gate_config import GateConfig
 from bpf.gate_reader import GateReader
 from bpf.node_config import NodeConfig
 from bpf.rules import SourceKind
+from bpf.verdicts import Mode
 
 _KEY = bytes(4)
 _TIME = struct.Struct("=Q")
@@ -34,14 +39,23 @@ def read(
 
     Blocks for milliseconds. Raises `PinsUnreadableError`.
     """
+    is_off = off_marks.are_set(run_directory, installation)
     with pinned_installation.opened(installation) as loaded:
-        return _Reader(installation, loaded, Names(run_directory), now_ns).read(agent)
+        names = Names(run_directory)
+        return _Reader(installation, loaded, names, now_ns, is_off=is_off).read(agent)
 
 
 class _Reader:
     def __init__(
-        self, installation: pins.Pins, loaded: loader.Loaded, names: Names, now_ns: int
+        self,
+        installation: pins.Pins,
+        loaded: loader.Loaded,
+        names: Names,
+        now_ns: int,
+        *,
+        is_off: bool,
     ) -> None:
+        self._is_off = is_off
         self._installation = installation
         self._loaded = loaded
         self._names = names
@@ -50,7 +64,7 @@ class _Reader:
         self._node = NodeConfig(loaded).facts()
 
     def read(self, agent: str) -> PinnedStatus:
-        node, relay = self._node, self._relay()
+        node = self._node
         kubelet = node.remade_cgroup or node.kubelet_cgroup
         reader = GateReader(self._loaded)
         gates = {
@@ -58,8 +72,10 @@ class _Reader:
             for ifindex in sorted(reader.interfaces())
             if (gate := reader.get(ifindex)) and self._is_pods(ifindex)
         }
-        return PinnedStatus(
+        relay = self._relay(gates.values())
+        found = PinnedStatus(
             agent=agent,
+            is_off=self._is_off,
             schema=abi.SCHEMA,
             heartbeat_age_seconds=self._age(node.heartbeat_ns),
             stale_after_seconds=node.stale_after_ns / 1e9,
@@ -78,6 +94,7 @@ class _Reader:
             node_drops=_reasons(self._counters.of_host()),
             gates=list(self._gates(gates, reader)),
         )
+        return msgspec.structs.replace(found, findings=findings.find(found))
 
     def _is_pods(self, ifindex: int) -> bool:
         """Not the relay's, nor of an interface that was deleted while no agent ran."""
@@ -125,13 +142,16 @@ class _Reader:
         except errors.BpfError:
             return "it has no link"
 
-    def _relay(self) -> PinnedRelayStatus:
+    def _relay(self, gates: Iterable[GateConfig]) -> PinnedRelayStatus:
         (beat,) = _TIME.unpack(self._loaded.map(abi.RELAY_BEAT).get(_KEY) or bytes(8))
         age = self._age(beat)
         return PinnedRelayStatus(
             is_up=age is not None and age * 1e9 < abi.RELAY_BEAT_LIMIT_NS,
             beat_age_seconds=age,
             ports=sum(1 for _ in self._loaded.map(abi.RELAY_TARGETS).items()),
+            has_fallback=not any(
+                gate.mode is Mode.STRICT and gate.without_fallback for gate in gates
+            ),
         )
 
     def _age(self, at_ns: int) -> float | None:

@@ -32,6 +32,8 @@ log = structlog.get_logger(__name__)
 _SETTLE_SECONDS = 0.05
 # inotify reports nothing of network file systems, nor of the target of a symbolic link.
 _RESYNC_SECONDS = 60.0
+# Where the node has no inotify instance or watch left.
+_POLL_SECONDS = 2.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -203,7 +205,7 @@ def _merged(
 
 class _PathChanges:
     """Reports that a directory, or the one of a file, may have changed. inotify costs nothing while
-    nothing changes; without it an interval remains."""
+    nothing changes; without it an interval of two seconds remains."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
@@ -238,8 +240,9 @@ class _PathChanges:
             self._watches.watch_only((self._path if is_directory else self._path.parent,))
 
     async def next(self) -> None:
+        is_watched = self._watches is not None and not self._watches.problem
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_RESYNC_SECONDS):
+            async with asyncio.timeout(_RESYNC_SECONDS if is_watched else _POLL_SECONDS):
                 await self._changed.wait()
                 await asyncio.sleep(_SETTLE_SECONDS)
         self._changed.clear()

@@ -15,12 +15,12 @@ import grpc
 import structlog
 
 from agent.api import listen
-from agent.api.listen import ListenError
 from agent.api.server import RequestContext
 from agent.api.tls import CurrentTls
 from agent.logs import Event
 from agent.services.api.next_method import SERVICE, NextMethod
 from agent.services.api.publisher import ServicePublisher
+from agent.serving.ports import ListenError
 
 log = structlog.get_logger(__name__)
 
@@ -28,6 +28,8 @@ _MAX_CALLS = 10_000
 _OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 10),
     ("grpc.max_concurrent_streams", 1000),
+    # Those of a handshake included: as many nodes as there may be calls.
+    ("grpc.max_allowed_incoming_connections", _MAX_CALLS),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.so_reuseport", 0),
     # Clients find out by pings that this machine has failed.

@@ -1,5 +1,4 @@
-"""Serves service endpoints to all processes on the node, also on the loopback if configured. All
-clients of the loopback are one user."""
+"""Serves service endpoints to all processes on the node, also on the loopback if configured."""
 
 import asyncio
 import contextlib

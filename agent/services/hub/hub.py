@@ -12,11 +12,9 @@ from collections.abc import AsyncIterator
 import msgspec
 import prometheus_client
 import structlog
-from aiohttp import web
 
-from agent import VERSION, tasks
+from agent import VERSION, state_files, tasks
 from agent.admin import endpoints as http_endpoints
-from agent.errors import PodgateError
 from agent.kube.client import ApiClient
 from agent.kube.objects import MetadataOnly
 from agent.kube.watcher import Watcher
@@ -24,13 +22,12 @@ from agent.logs import Event, LogFormat
 from agent.services.api import assembly, node_zones
 from agent.services.api.metrics import ServiceCollector
 from agent.services.api.node_zones import FixedZone, NodeZones, WatchedZones
+from agent.serving import descriptors, http
+from agent.serving.places import Limits
+from agent.serving.ports import Port
 from agent.settings import RUN_DIRECTORY, ServiceSettings
 
 log = structlog.get_logger(__name__)
-
-
-class HubError(PodgateError):
-    """The hub cannot start."""
 
 
 class HubSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +54,8 @@ class HubSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run(settings: HubSettings) -> None:
-    """Serve until SIGTERM or SIGINT. Raises `NoClusterConfigError` or `HubError`."""
+    """Serve until SIGTERM or SIGINT. Raises `NoClusterConfigError` or `ListenError`."""
+    descriptors.raise_limit()
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -71,7 +69,10 @@ async def run(settings: HubSettings) -> None:
         port = await undo.enter_async_context(_http(hub, settings))
         log.info(Event.HUB_STARTED, version=VERSION, http_port=port)
         async with asyncio.TaskGroup() as group:
-            running = [tasks.start(group, "service endpoints", hub.endpoints.run)]
+            running = [
+                tasks.start(group, "service endpoints", hub.endpoints.run),
+                tasks.start(group, "state files", state_files.run),
+            ]
             if hub.nodes:
                 running.append(tasks.start(group, "watch of all nodes", hub.nodes.run))
             await stopping.wait()
@@ -118,13 +119,9 @@ class Hub:
 
 @contextlib.asynccontextmanager
 async def _http(hub: Hub, settings: HubSettings) -> AsyncIterator[int]:
-    """Serve HTTP while inside; yields the port. Raises `HubError`."""
-    async with http_endpoints.runner_of(http_endpoints.application(hub)) as runner:
-        host, port = settings.http_host, settings.http_port
-        try:
-            await web.TCPSite(runner, host or None, port).start()
-        except OSError as error:
-            raise HubError(
-                f"cannot listen on {host}:{port} ({error.strerror}); choose another --http-address"
-            ) from error
-        yield runner.addresses[0][1]
+    """Serve HTTP while inside; yields the port. Raises `ListenError`."""
+    port = Port((settings.http_host, settings.http_port), "--http-address")
+    await port.open()
+    with contextlib.closing(port):
+        async with http.serve(http_endpoints.application(hub), port.sockets, Limits()):
+            yield int(port.sockets[0].getsockname()[1])

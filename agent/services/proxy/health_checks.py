@@ -17,14 +17,13 @@ from aiohttp import web
 from agent.logs import Event
 from agent.services.client.v1alpha1 import endpoints_pb2
 from agent.services.proxy.health import ProxyHealth
+from agent.serving import http
+from agent.serving.places import Limits
 from bpf.abi import IPAddress
 
 log = structlog.get_logger(__name__)
 
 _ANY = (ipaddress.IPv4Address(0), ipaddress.IPv6Address(0))
-# Health checks are connections of their own, or come every few seconds.
-_IDLE_SECONDS = 15.0
-_CLOSE_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -118,28 +117,27 @@ class HealthChecks:
 class _Server:
     """One port on one address; every path has the same response."""
 
-    def __init__(self, runner: web.ServerRunner) -> None:
-        self._runner = runner
+    def __init__(self, stack: contextlib.AsyncExitStack) -> None:
+        self._stack = stack
 
     @classmethod
     async def start(cls, place: _Place, respond: _Respond) -> "_Server":
-        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        """Raises `OSError`."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
             return respond(place)
 
-        runner = web.ServerRunner(
-            web.Server(handle, keepalive_timeout=_IDLE_SECONDS, access_log=None),
-            shutdown_timeout=_CLOSE_SECONDS,
-        )
-        await runner.setup()
-        try:
-            await web.SockSite(runner, _bound(*place)).start()
-        except OSError:
-            await runner.cleanup()
-            raise
-        return cls(runner)
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handle)
+        async with contextlib.AsyncExitStack() as stack:
+            bound = stack.enter_context(_bound(*place))
+            bound.listen()
+            await stack.enter_async_context(http.serve(app, (bound,), Limits()))
+            return cls(stack.pop_all())
+        raise AssertionError
 
     async def close(self) -> None:
-        await self._runner.cleanup()
+        await self._stack.aclose()
 
 
 def _bound(address: IPAddress, port: int) -> socket.socket:

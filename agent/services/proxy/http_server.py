@@ -1,22 +1,20 @@
 """The proxy over HTTP: /metrics, and /healthz and /livez as kube-proxy has them."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable
 
 import prometheus_client
-import structlog
 from aiohttp import web
 
 from agent.logs import Event
 from agent.services.proxy.health import ProxyHealth
 from agent.services.proxy.metrics import ProxyMetrics
+from agent.serving import http
+from agent.serving.places import Limits
+from agent.serving.ports import Port
 
-log = structlog.get_logger(__name__)
-
-# kube-proxy's (cmd/kube-proxy/app/server.go): another proxy may have the port until it exits.
-_RETRY_SECONDS = 5.0
-_SHUTDOWN_SECONDS = 1.0
 _EXPOSITION = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
 Place = tuple[str, int]
@@ -32,7 +30,7 @@ async def serve_metrics(place: Place, metrics: ProxyMetrics) -> None:
 
     app = web.Application()
     app.router.add_get("/metrics", respond)
-    await _serve(place, app)
+    await _serve(place, "--metrics-address", app)
 
 
 async def serve_health(place: Place, health: ProxyHealth, metrics: ProxyMetrics) -> None:
@@ -40,7 +38,7 @@ async def serve_health(place: Place, health: ProxyHealth, metrics: ProxyMetrics)
     app = web.Application()
     app.router.add_get("/healthz", _health(health, metrics.healthz_responses))
     app.router.add_get("/livez", _health(health, metrics.livez_responses))
-    await _serve(place, app)
+    await _serve(place, "--healthz-address", app)
 
 
 def _health(
@@ -59,24 +57,10 @@ def _health(
     return respond
 
 
-async def _serve(place: Place, app: web.Application) -> None:
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
-    await runner.setup()
-    is_failing = False
-    try:
-        while True:
-            try:
-                await web.TCPSite(runner, *place, reuse_address=True).start()
-                break
-            except OSError as error:
-                if not is_failing:
-                    log.warning(
-                        Event.PROXY_HTTP_NOT_SERVED,
-                        address=f"{place[0]}:{place[1]}",
-                        error=error.strerror or str(error),
-                    )
-                is_failing = True
-                await asyncio.sleep(_RETRY_SECONDS)
-        await asyncio.Event().wait()
-    finally:
-        await runner.cleanup()
+async def _serve(place: Place, option: str, app: web.Application) -> None:
+    """As kube-proxy's, the port is tried again: another proxy may have it until it exits."""
+    port = Port(place, option)
+    with contextlib.closing(port):
+        await port.open_always(Event.PROXY_HTTP_NOT_SERVED)
+        async with http.serve(app, port.sockets, Limits()):
+            await asyncio.Event().wait()

@@ -6,13 +6,15 @@ The installed state stays in the kernel, as kube-proxy's rules do; the next proc
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import structlog
 
+from agent import tasks
 from agent.linux.link_monitor import LinkMonitor
 from agent.logs import Event
 from agent.services.client.services import ServicesClient, ServicesState
@@ -25,6 +27,7 @@ from agent.services.proxy.health_checks import HealthChecks
 from agent.services.proxy.metrics import ProxyMetrics
 from agent.services.proxy.node_addresses import NodeAddressSelection
 from agent.services.proxy.settings import ProxySettings
+from agent.serving import descriptors
 from bpf.abi import IPAddress
 
 log = structlog.get_logger(__name__)
@@ -51,6 +54,7 @@ class _ProxyState:
 
 async def run(backend: Backend, settings: ProxySettings) -> None:
     """Follow the API until SIGTERM or SIGINT."""
+    descriptors.raise_limit()
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -60,16 +64,16 @@ async def run(backend: Backend, settings: ProxySettings) -> None:
     state, health = _ProxyState(), ProxyHealth()
     metrics = ProxyMetrics(health)
     updates = _Updates(backend, state, settings, health, metrics)
-    tasks = {
-        "updates": updates.run(),
-        "addresses": _follow_addresses(state, settings.node_addresses),
+    runs: dict[str, Callable[[], Awaitable[None]]] = {
+        "updates": updates.run,
+        "addresses": functools.partial(_follow_addresses, state, settings.node_addresses),
     }
-    if settings.metrics_address:
-        tasks["metrics"] = http_server.serve_metrics(settings.metrics_address, metrics)
-    if settings.healthz_address:
-        tasks["health"] = http_server.serve_health(settings.healthz_address, health, metrics)
+    if place := settings.metrics_address:
+        runs["metrics"] = functools.partial(http_server.serve_metrics, place, metrics)
+    if place := settings.healthz_address:
+        runs["health"] = functools.partial(http_server.serve_health, place, health, metrics)
     async with asyncio.TaskGroup() as group, _follow_services(settings, state, metrics):
-        started = [group.create_task(task, name=name) for name, task in tasks.items()]
+        started = [tasks.start(group, name, run) for name, run in runs.items()]
         await stopped.wait()
         for task in started:
             task.cancel()

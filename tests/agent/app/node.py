@@ -21,7 +21,6 @@ from agent.linux.pod_network import HostInterface, PodNetwork
 from agent.pods.changes import Changes
 from agent.pods.conditions import TRUE, Conditions
 from agent.pods.container_runs import PodContainers
-from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
 from agent.pods.pod_state import AddressClaims, Admission, PodState
 from agent.pods.store import PodStore
@@ -208,7 +207,6 @@ class Node:
         self.gates = Gates(self)
         self.source = Source()
         self.store = PodStore(Conditions())
-        self.events = PodEvents()
         self.claims = AddressClaims()
         self.worker = Worker(self.gates)
         gate_worker: Any = self.worker
@@ -224,7 +222,6 @@ class Node:
             gate_worker=gate_worker,
             pod_gates=PodGates(
                 store=self.store,
-                events=self.events,
                 gate_worker=gate_worker,
                 reader=this,
                 authority=this,

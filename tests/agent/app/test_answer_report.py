@@ -86,7 +86,8 @@ def test_probe_that_bypasses_the_relay_is_not_answered(node: Node) -> None:
     node.problem = "Mode is not strict."
     assert node.liveness() == AnswerStatus(
         obstacle="not_relayed",
-        problem="The kubelet's probe goes to the pod itself: Mode is not strict.",
+        problem='Container "app": liveness probe: '
+        "the kubelet's probe goes to the pod itself: Mode is not strict.",
     )
     assert node.series()['podgate_verdicts{result="healthy"}'] == 0
 

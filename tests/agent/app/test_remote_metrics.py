@@ -19,6 +19,8 @@ from agent.app.remote_metrics import RemoteMetrics
 from agent.kube import self_signed
 from agent.kube.client import ApiClient
 from agent.operate.page.server import StatusPage
+from agent.serving import peers
+from agent.serving.places import Places
 from tests import polling
 from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.test_token_reviews import Cluster
@@ -138,17 +140,25 @@ async def test_plain_http_gets_nothing(port: int) -> None:
             assert METRICS not in await reader.read()
 
 
-async def test_silent_clients_hold_a_share_of_the_connections_for_a_time(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote_metrics, "_HANDSHAKE_SECONDS", 1.0)
-    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
-    # All but those that may be served at once are closed, and then these are, too.
-    ends = await asyncio.gather(*(reader.read() for reader, _ in silent), return_exceptions=True)
-    assert len(ends) == 40
+async def test_silent_clients_do_not_keep_prometheus_out(port: int) -> None:
+    silent = [
+        await asyncio.open_connection("127.0.0.1", port, local_addr=(f"127.0.7.{number}", 0))
+        for number in range(1, 201)
+    ]
+    assert await get(port, headers=BEARER) == (200, METRICS)
     for _, writer in silent:
         writer.close()
-    assert await get(port, headers=BEARER) == (200, METRICS)
+
+
+async def test_client_that_was_authorized_gets_one_of_the_places_that_are_kept(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted = []
+    monkeypatch.setattr(Places, "trust", lambda places, peer: trusted.append(peer))
+    assert (await get(port, headers={"Authorization": "Bearer other"}))[0] == 403
+    assert trusted == []
+    assert (await get(port, headers=BEARER))[0] == 200
+    assert trusted == [peers.of_user(os.getuid())]
 
 
 def write_certificate(directory: pathlib.Path, name: str) -> tuple[pathlib.Path, pathlib.Path]:
@@ -203,19 +213,3 @@ async def test_local_address_serves_names_to_this_machine(
     request = make_mocked_request("GET", "/metrics", headers={"Host": host}).clone(remote=remote)
     rejected = await endpoints.reject_remote(request)
     assert (rejected is None) is is_served
-
-
-async def test_silent_clients_of_one_address_leave_room_for_others(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Far below the limit of all."""
-    monkeypatch.setattr(remote_metrics, "_MAX_OF_ADDRESS", 2)
-    monkeypatch.setattr(remote_metrics, "_HANDSHAKE_SECONDS", 1000.0)
-    monkeypatch.setattr(remote_metrics, "_CONNECTION_SECONDS", 1000.0)
-    with contextlib.ExitStack() as stack:
-        for _ in range(2):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-        third = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-        third.setblocking(False)
-        async with asyncio.timeout(30):
-            assert await asyncio.get_running_loop().sock_recv(third, 1) == b""

@@ -100,3 +100,21 @@ def test_key_of_another_certificate_is_not_used() -> None:
 def test_secret_without_data_is_not_used() -> None:
     assert certificates.read(b'{"kind": "Secret", "metadata": {"name": "x"}}') is None
     assert base64.b64decode(certificates.secret(_first())["next.crt"]) == b""
+
+
+def test_certificate_of_a_leader_whose_clock_was_ahead_is_replaced() -> None:
+    ahead = certificates.following(None, NAMES, START + datetime.timedelta(days=100))
+    made = certificates.following(ahead, NAMES, START)
+    assert made is not None
+    assert made.serving.is_valid(START)
+    assert made.trusted == made.serving.certificate
+
+
+def test_next_certificate_of_a_leader_whose_clock_was_ahead_is_never_served() -> None:
+    first = _first()
+    ahead = START + LIFETIME - RENEWED_BEFORE + MINUTE
+    prepared = certificates.following(first, NAMES, ahead)
+    assert prepared is not None
+    assert prepared.next is not None
+    dropped = certificates.following(prepared, NAMES, START)
+    assert dropped == first

@@ -21,6 +21,7 @@ from agent.pods.pod import Pod
 from agent.pods.store import PodStore
 from bpf import abi
 from bpf.drop_sources import DropSource
+from bpf.verdicts import Mode
 
 pytestmark = pytest.mark.looptime
 
@@ -37,9 +38,17 @@ class Aggregate:
     def __init__(self) -> None:
         self.sources: list[DropSource] = []
 
-    def add(self, cgroup: int, ifindex: int = 7, port: int = 80, *, at: float = 0) -> None:
+    def add(
+        self,
+        cgroup: int,
+        ifindex: int = 7,
+        port: int = 80,
+        *,
+        at: float = 0,
+        mode: Mode = Mode.AUDIT,
+    ) -> None:
         at_ns = int(at * 1e9)
-        self.sources.append(DropSource(cgroup, ifindex, 6, port, at_ns, at_ns, 1, "curl"))
+        self.sources.append(DropSource(cgroup, ifindex, 6, port, at_ns, at_ns, 1, "curl", mode))
 
     def read(self) -> list[DropSource]:
         return list(self.sources)
@@ -186,6 +195,15 @@ async def test_what_a_full_table_forgets_stays(node: Node) -> None:
     node.aggregate.sources.clear()
     node.aggregate.add(5, port=81)
     assert sorted(flows.port for flows in node.seen().flows) == [80, 81]
+
+
+async def test_packets_of_all_modes_are_added_up(node: Node) -> None:
+    """A policy is suggested from either: a namespace may be enforced before all has been seen."""
+    node.gate()
+    node.aggregate.add(5, at=1, mode=Mode.AUDIT)
+    node.aggregate.add(5, at=2, mode=Mode.ENFORCE)
+    await node.run()
+    assert names(node.seen()) == [("web-1", SERVICE, 2)]
 
 
 async def test_forgotten_and_new_packets_of_a_source_are_added_up(node: Node) -> None:

@@ -12,6 +12,7 @@ from agent.pods.conditions import Conditions
 from agent.pods.object_labels import ObjectLabels
 from agent.pods.store import PodStore
 from bpf.drop_sources import DropSource
+from bpf.verdicts import Mode
 
 pytestmark = pytest.mark.looptime
 
@@ -54,7 +55,7 @@ class Followed:
         return {id: path for id, path in self.paths.items() if id in ids}
 
     def add(self, cgroup: int) -> None:
-        self.aggregate.sources.append(DropSource(cgroup, 7, 6, 80, 1, 2, 3, "curl"))
+        self.aggregate.sources.append(DropSource(cgroup, 7, 6, 80, 1, 2, 3, "curl", Mode.AUDIT))
 
     async def run(self, seconds: float) -> None:
         task = asyncio.create_task(self.processes.run())

@@ -18,7 +18,6 @@ from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod
 from agent.kube.pod_reports import KUBELET
 from agent.pods.changes import Subscription
-from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
 from agent.pods.pod_modes import PodModes
 from bpf.verdicts import Mode
@@ -40,12 +39,10 @@ class Published(Subscription):
         self.pods: dict[str, Pod] = {}
         self.published: list[str] = []
         self.objects: list[ApiPod] = []
-        self.events = PodEvents()
         self.source = ApiPods(
             api,
             node_name="node1",
             modes=PodModes(Mode.ENFORCE, is_complete=False),
-            events=self.events,
             state=state,
             jitter=lambda: 0.5,
         )
@@ -233,14 +230,14 @@ async def test_without_the_right_to_see_namespaces_the_nodes_default_holds(
         assert published.source.namespaces.problem == "Forbidden"
 
 
-async def test_warnings_are_published_once(furnished: ApiServer, api: ApiClient) -> None:
+async def test_annotation_without_effect_is_published(furnished: ApiServer, api: ApiClient) -> None:
     annotations = {agent_labels.NETNS_ANNOTATION: "/proc/1/ns/net"}
     async with Published(api).running() as published:
         furnished.put(pod("b", annotations=annotations))
         furnished.put(pod("b", annotations=annotations, generation=2))
         await asyncio.sleep(1)
-        [warning] = await published.events.next()
-        assert (warning.uid, warning.reason) == ("uid-b", "AnnotationIgnored")
+        [problem] = published.source.current["uid-b"].annotation_problems
+        assert problem.reason == "AnnotationIgnored"
 
 
 async def test_whole_life_of_an_agent_without_api_server(

@@ -441,6 +441,111 @@ async def test_too_many_requests_are_waited_for(server: ApiServer, api: ApiClien
     assert second - first >= 45
 
 
+async def test_retry_after_of_hours_delays_conditions_for_a_minute_at_most(
+    server: ApiServer, api: ApiClient
+) -> None:
+    async def busy(request: web.Request) -> web.StreamResponse | None:
+        if request.method != "PATCH":
+            return None
+        server.faults.clear()
+        return apiserver.error_response(429, "TooManyRequests", retry_after=86400)
+
+    server.put(gated("a"))
+    server.faults.append(busy)
+    async with Agent(api).running() as agent:
+        agent.know("a")
+        await asyncio.sleep(90)
+        assert conditions(server, "a")
+
+
+def _failing_pods(
+    server: ApiServer, names: tuple[str, ...], code: int, reason: str, *, seconds: float = 0.0
+) -> None:
+    """Each patch of these pods gets this error. seconds: after this time."""
+
+    async def fail(request: web.Request) -> web.StreamResponse | None:
+        if request.method != "PATCH" or request.path.split("/")[-2] not in names:
+            return None
+        await asyncio.sleep(seconds)
+        return apiserver.error_response(code, reason)
+
+    server.faults.append(fail)
+
+
+# A pod near etcd's limit of 1.5 MiB; a webhook that cannot be reached; one that does not answer.
+@pytest.mark.parametrize(
+    ("code", "reason", "seconds"),
+    [(500, "InternalError", 0.0), (503, "ServiceUnavailable", 0.0), (504, "Timeout", 100.0)],
+)
+@pytest.mark.parametrize("count", [1, 2, 40])
+async def test_pods_that_the_api_server_fails_to_write_delay_no_other(
+    server: ApiServer, api: ApiClient, code: int, reason: str, seconds: float, count: int
+) -> None:
+    bad = tuple(f"bad{number}" for number in range(count))
+    for name in (*bad, "good"):
+        server.put(gated(name, labels.PROBES_PASSING if name == "good" else labels.ISOLATION_READY))
+    async with Agent(api).running() as agent:
+        agent.know("good", labels.PROBES_PASSING, reason="Passing")
+        await asyncio.sleep(5)
+        _failing_pods(server, bad, code, reason, seconds=seconds)
+        for name in bad:
+            # The most urgent change, and so the first one.
+            agent.know(name)
+        await asyncio.sleep(200)
+        for status in (FALSE, TRUE, FALSE, TRUE):
+            agent.know("good", labels.PROBES_PASSING, status=status, reason="Probed")
+            # A request without a response takes 10 s, and where all fail, one at a time tries.
+            await asyncio.sleep(20 if seconds else 2)
+            assert conditions(server, "good")[labels.PROBES_PASSING]["status"] == status
+            await asyncio.sleep(100)
+        assert not agent.writer.problem
+        assert len(server.patches()) < 60 * count
+
+
+async def test_pod_that_fails_first_lets_another_try(server: ApiServer, api: ApiClient) -> None:
+    """No write has succeeded yet, so its failure may be the API server's."""
+    for name in ("bad", "good"):
+        server.put(gated(name))
+    _failing_pods(server, ("bad",), 503, "ServiceUnavailable")
+    async with Agent(api).running() as agent:
+        agent.know("bad")
+        await asyncio.sleep(0.5)
+        agent.know("good")
+        await asyncio.sleep(3)
+        assert conditions(server, "good")
+
+
+async def test_pod_is_written_within_a_minute_after_its_failures_end(
+    server: ApiServer, api: ApiClient
+) -> None:
+    for name in ("bad", "good"):
+        server.put(gated(name))
+    _failing_pods(server, ("bad",), 500, "InternalError")
+    async with Agent(api).running() as agent:
+        agent.know("bad")
+        agent.know("good")
+        await asyncio.sleep(3600)
+        server.faults.clear()
+        await asyncio.sleep(60)
+        assert conditions(server, "bad")
+
+
+async def test_server_that_fails_every_pod_is_one_problem(
+    server: ApiServer, api: ApiClient
+) -> None:
+    names = tuple(f"a{number}" for number in range(30))
+    for name in names:
+        server.put(gated(name))
+    _failing_pods(server, names, 500, "InternalError")
+    async with Agent(api).running() as agent:
+        for name in names:
+            agent.know(name)
+        await asyncio.sleep(600)
+        # Eight at once before anything is known, then one each half minute.
+        assert len(server.patches()) < 8 + 30
+        assert agent.writer.problem
+
+
 async def test_failures_of_the_same_moment_are_one(server: ApiServer, api: ApiClient) -> None:
     async def hiccup(request: web.Request) -> web.StreamResponse | None:
         return await failing(request) if len(server.patches()) <= 8 else None

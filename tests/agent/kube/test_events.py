@@ -51,12 +51,25 @@ def record(made: EventRecorder, name: str = "a", *, reason: str = "GateLost", **
     made.record(seen(name), reason, "The gate was put back.", action="Guarding", **more)
 
 
+async def test_event_about_a_namespace_is_listed_with_those_of_its_pods(
+    server: ApiServer, api: ApiClient
+) -> None:
+    async with running(api) as made:
+        for note in ("One label.", "One label.", "Another label."):
+            made.record_namespace("shop", "LabelIgnored", note, action="Checking")
+        await asyncio.sleep(300)
+    first, second = server.of("/apis/events.k8s.io/v1/namespaces/shop/events", method="POST")
+    assert first.body["metadata"]["namespace"] == "shop"
+    assert first.body["regarding"]["kind"] == "Namespace"
+    assert [one.body["note"] for one in (first, second)] == ["One label.", "Another label."]
+
+
 async def test_event_about_the_node_is_where_kubectl_describe_finds_it(
     server: ApiServer, api: ApiClient
 ) -> None:
     async with running(api) as made:
         for _ in range(3):
-            made.record_node("KubeletNotIdentified", "Ports are open.", action="Gating")
+            made.record_node("DeclaredPortsOpen", "Ports are open.", action="Gating")
             await asyncio.sleep(300)
     (event,) = created(server)
     assert event.body["metadata"]["namespace"] == "default"
@@ -64,7 +77,7 @@ async def test_event_about_the_node_is_where_kubectl_describe_finds_it(
     # As of the kubelet's Events: its name for the UID, and no namespace.
     expected = {"apiVersion": "v1", "kind": "Node", "name": "node1", "uid": "node1"}
     assert event.body["regarding"] == expected
-    assert (event.body["reason"], event.body["note"]) == ("KubeletNotIdentified", "Ports are open.")
+    assert (event.body["reason"], event.body["note"]) == ("DeclaredPortsOpen", "Ports are open.")
     counted = server.of(f"{PATH}/{event.body['metadata']['name']}", method="PATCH")
     assert counted[-1].body["series"]["count"] == 3
 

@@ -1,6 +1,8 @@
 """A watch that lasts, through every fault that a server or a network can have."""
 
 import asyncio
+import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -97,6 +99,57 @@ async def test_server_without_streamed_lists_is_listed(server: ApiServer, api: A
     assert listed.query["resourceVersion"] == "0"
     assert watched.query["resourceVersion"] == "101"
     assert again.query["resourceVersion"] == "102"
+
+
+async def test_list_of_huge_pods_takes_the_memory_of_a_few(
+    server: ApiServer, api: ApiClient
+) -> None:
+    """40 pods near etcd's limit were 786 MiB, with a limit of 512."""
+    size, count = 4 << 20, 40
+
+    async def serve(request: web.Request) -> web.StreamResponse | None:
+        if request.query.get("watch") == "true":
+            return None
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        await response.write(b'{"kind":"PodList","metadata":{"resourceVersion":"100"},"items":[')
+        for number in range(count):
+            made = pod(f"a{number}")
+            made["spec"]["containers"][0]["env"] = [{"name": "A", "value": "x" * size}]
+            await response.write((b"," if number else b"") + json.dumps(made).encode())
+        await response.write(b"]}")
+        return response
+
+    server.can_stream_lists = False
+    server.faults.append(serve)
+    tracemalloc.start()
+    try:
+        async with Seen(api).running() as seen:
+            assert len(seen.names) == count
+        assert tracemalloc.get_traced_memory()[1] < 16 * size
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("broken", [b'{"metadata":{"name":"b"},}', b'{"metadata":{"name":"b"'])
+async def test_list_that_is_no_json_removes_nothing(
+    server: ApiServer, api: ApiClient, broken: bytes
+) -> None:
+    async def serve(request: web.Request) -> web.StreamResponse | None:
+        if request.query.get("watch") == "true":
+            return apiserver.error_response(410, "Expired")
+        body = b'{"metadata":{"resourceVersion":"900"},"items":[' + broken + b"]}"
+        return web.Response(body=body, content_type="application/json")
+
+    server.can_stream_lists = False
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        stream = await server.watched(count=2)
+        server.faults.append(serve)
+        stream.end()
+        await asyncio.sleep(30)
+        assert seen.names == {"a"}
+        assert "cannot be decoded" in seen.watcher.problem
 
 
 async def test_old_server_that_rejects_the_options_is_listed(

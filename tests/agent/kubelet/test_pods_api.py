@@ -21,7 +21,6 @@ from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod, WholePod
 from agent.kubelet import kubelet_pb2, pods_api_reading
 from agent.kubelet.pods_api import KubeletPods
-from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
 from agent.pods.pod_modes import PodModes
 from bpf.verdicts import Mode
@@ -202,7 +201,6 @@ class Following:
             api,
             node_name="node1",
             modes=PodModes(Mode.AUDIT),
-            events=PodEvents(),
         )
         # Back after a twentieth of the usual time: this is no fake clock.
         self.kubelet = KubeletPods(

@@ -1,7 +1,9 @@
 """Processes are read from /proc whatever their names and cgroups contain."""
 
+import contextlib
 import os
 import pathlib
+import resource
 
 import pytest
 
@@ -94,3 +96,28 @@ def test_capability_counts_in_the_same_user_namespace(proc: Proc) -> None:
     (proc.root / "self" / "ns" / "user").unlink()
     os.symlink("user:[2]", proc.root / "self" / "ns" / "user")
     assert not proc.procfs.has_capability(42, 13)
+
+
+def test_process_does_not_count_as_gone_where_no_descriptor_is_left(
+    proc: Proc,
+) -> None:
+    """A kubelet that were gone would be replaced by all host processes after 15 s."""
+    proc.write("comm", "kubelet\n")
+    proc.write("stat", stat("kubelet", "S"))
+    highest = os.open("/dev/null", os.O_RDONLY)
+    os.close(highest)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        for read in (proc.procfs.started, proc.procfs.name, proc.procfs.cgroup):
+            with pytest.raises(OSError, match="Too many open files"):
+                read(42)
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert proc.procfs.name(42) == "kubelet"

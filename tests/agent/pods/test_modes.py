@@ -116,7 +116,7 @@ def test_labels_of_the_node_replace_the_agents_settings() -> None:
 
 def read(text: str | None, last: Mode | None = None) -> ModeLabel:
     labels = {} if text is None else {agent_labels.MODE_LABEL: text}
-    return modes.read_label(labels, agent_labels.MODE_LABEL, "namespace", last)
+    return modes.read_label(labels, agent_labels.MODE_LABEL, "namespace shop", last)
 
 
 def test_a_missing_label_is_no_problem() -> None:
@@ -161,7 +161,7 @@ def test_problems_name_label_and_remedy() -> None:
     problem = read("enfroce", ENFORCE).problem
     assert problem is not None
     assert problem.message == (
-        "Label podgate.io/mode of the namespace is 'enfroce', which is no mode; use one of off, "
+        "Label podgate.io/mode of namespace shop is 'enfroce', which is no mode; use one of off, "
         "audit, enforce, strict. Its last valid value enforce stays in force."
     )
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agent import labels as agent_labels
-from agent.pods.modes import INVALID
+from agent.pods.modes import INVALID, INVALID_CEILING
 from agent.pods.pod_modes import NODE, NewPodModes, PodModes
 from bpf.verdicts import Mode
 
@@ -237,7 +237,7 @@ def test_unreadable_ceiling_of_the_cluster_keeps_its_last_value() -> None:
     modes.set_namespace("podgate", labels(max_mode="off"))
     modes.set_namespace("podgate", labels(max_mode="of"))
     assert modes.node.is_off
-    assert INVALID in reasons(modes)
+    assert INVALID_CEILING in reasons(modes)
 
 
 def test_switch_of_the_node_changes_all_pods_and_back() -> None:

@@ -1,9 +1,9 @@
 """A probe that cannot be answered is reported once, and again only when the reason changes."""
 
 import msgspec
-import pytest
+import structlog.testing
 
-from agent.pods.events import PodEvents
+from agent.logs import Event
 from agent.pods.pod import Pod
 from agent.probing.answer_problems import AnswerProblems
 from agent.probing.answers import plan
@@ -15,23 +15,19 @@ WELL = spec({"livenessProbe": HEALTHZ}, {"liveness": OWN_CHECK})
 WEB = Pod(uid="uid-web", namespace="shop", name="web", spec=TLS)
 
 
-@pytest.mark.looptime
-async def test_event_is_recorded_once_for_each_reason() -> None:
-    events = PodEvents()
-    problems = AnswerProblems(events)
-    for found in (TLS, TLS, AMBIGUOUS, AMBIGUOUS):
-        problems.update(msgspec.structs.replace(WEB, spec=found), plan(found, (ADDRESS,)))
-    recorded = await events.next()
-    assert [(event.reason, event.container) for event in recorded] == [
-        ("ProbeNotAnswered", "app"),
-        ("ProbeNotAnswered", "app"),
+def test_log_has_each_reason_once() -> None:
+    problems = AnswerProblems()
+    with structlog.testing.capture_logs() as lines:
+        for found in (TLS, TLS, AMBIGUOUS, AMBIGUOUS):
+            problems.update(msgspec.structs.replace(WEB, spec=found), plan(found, (ADDRESS,)))
+    assert [(line["event"], line["container"], line["reason"]) for line in lines] == [
+        (Event.PROBE_NOT_ANSWERED, "app", "tls"),
+        (Event.PROBE_NOT_ANSWERED, "app", "ambiguous"),
     ]
-    assert "is encrypted" in recorded[0].message
-    assert "another check" in recorded[1].message
 
 
 def test_condition_has_the_problem_as_long_as_it_lasts() -> None:
-    problems = AnswerProblems(PodEvents())
+    problems = AnswerProblems()
     problems.update(WEB, plan(TLS, (ADDRESS,)))
     assert problems.text(WEB.uid).startswith(' Container "app": liveness probe is not answered: ')
     problems.update(WEB, plan(WELL, (ADDRESS,)))

@@ -11,7 +11,6 @@ import pytest
 from agent.cri.models import Sandbox
 from agent.kube.client import ApiClient
 from agent.pods.conditions import Conditions
-from agent.pods.events import PodEvents
 from agent.pods.pod import SANDBOX_MISSING
 from agent.pods.pod_modes import PodModes
 from agent.pods.store import PodStore
@@ -50,7 +49,7 @@ class Cluster:
             node_name=NODE, run_directory=directory, cri_socket=directory / "no-runtime.sock"
         )
         policies = ApiPolicies(api, state=directory / "policies.json")
-        self.source = ClusterSource(api, settings, self.store, PodEvents(), policies, self.modes)
+        self.source = ClusterSource(api, settings, self.store, policies, self.modes)
 
         async def relist() -> None: ...
 

@@ -7,6 +7,9 @@ import click
 
 from agent.operate.cli.commands import cni, options
 
+# With --pod-directory: what is left until another process ends.
+_RETRY_SECONDS = 2.0
+
 
 @click.command(short_help="Remove everything podgate installed on this node.")
 @click.option(
@@ -24,7 +27,8 @@ from agent.operate.cli.commands import cni, options
 @click.option(
     "--pod-directory",
     type=options.PATH,
-    help="Create the file 'ready' there when done, and wait for SIGTERM: for a DaemonSet.",
+    help="Repeat until nothing is left, then create the file 'ready' there, and wait for SIGTERM: "
+    "for a DaemonSet.",
 )
 @options.run_directory
 @options.bpffs
@@ -39,8 +43,10 @@ def cleanup(
 ) -> None:
     """Remove all pins, links, filters, tables, routes and relay interfaces of podgate on this node.
 
-    All gates open, and services proxied by podgate stop. Stop the agent and the proxy first:
-    otherwise they install everything again. For a whole cluster use 'kubectl podgate uninstall'.
+    All gates open, whatever state the agent is in, and services proxied by podgate stop. Stop the
+    agent and the proxy first: beside an agent, which then stays off, and beside a proxy, whose
+    services stay, the command fails once it has removed all else. For a whole cluster use 'kubectl
+    podgate uninstall'.
     """
     from agent.app import preflight, removal
     from agent.cni.installer import CniInstaller
@@ -49,15 +55,29 @@ def cleanup(
     # Those that wait for the end of the pod are not to miss it.
     ends = {signal.SIGTERM, signal.SIGINT}
     if pod_directory is not None:
-        (pod_directory / "ready").unlink(missing_ok=True)
         signal.pthread_sigmask(signal.SIG_BLOCK, ends)
-    preflight.check()
+    preflight.check_rights()
     plugin = None
     if uninstall:
         plugin = CniInstaller(conf_directory=cni_conf_dir, bin_directory=cni_bin_dir)
-    removed = removal.remove(
-        run_directory, pins.Pins(bpffs), plugin=plugin, is_binary_kept=keep_cni_binary
-    )
+    if pod_directory is not None:
+        (pod_directory / "ready").unlink(missing_ok=True)
+    problem = ""
+    while True:
+        try:
+            removed = removal.remove(
+                run_directory, pins.Pins(bpffs), plugin=plugin, is_binary_kept=keep_cni_binary
+            )
+            break
+        except removal.IncompleteError as error:
+            if pod_directory is None:
+                raise
+            # The container would start again later and later.
+            if str(error) != problem:
+                problem = str(error)
+                click.echo(f"podgate: {problem}", err=True)
+            if signal.sigtimedwait(ends, _RETRY_SECONDS):
+                return
     click.echo(
         f"Removed {removed.pins} pins, {removed.filters} filters, and all tables, routes and relay "
         "interfaces of podgate."

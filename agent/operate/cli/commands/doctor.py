@@ -32,17 +32,16 @@ def doctor(
     kubeconfig: str | None,
     cri_socket: pathlib.Path | None,
 ) -> None:
-    """Check kernel, network, cluster and agent, and print what to do about each problem.
+    """Check kernel, network, cluster and agent, and print what to do about each finding.
 
     The cluster is checked where there is a service account or a kubeconfig. Changes nothing. Exit
-    status 1 if there is a problem; warnings do not change it.
+    status 1 if a finding is open or broken.
     """
     from agent.operate.cli import output as screens
     from agent.operate.cli.views import doctor as view
     from agent.operate.doctor import checks
-    from agent.operate.doctor.finding import Severity
 
-    findings = asyncio.run(
+    report = asyncio.run(
         checks.run(
             bpffs,
             run_directory,
@@ -51,6 +50,6 @@ def doctor(
             cri_socket=cri_socket,
         )
     )
-    screens.write(findings, output, lambda screen: view.show(screen, findings))
-    if any(finding.severity is Severity.PROBLEM for finding in findings):
+    screens.write(report, output, lambda screen: view.show(screen, report))
+    if report.has_problem:
         sys.exit(1)

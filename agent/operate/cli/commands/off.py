@@ -12,6 +12,7 @@ from agent.operate.cli.commands import options
 
 if TYPE_CHECKING:
     from agent.admin.report import AgentReport
+    from bpf.pins import Pins
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -19,7 +20,7 @@ _CLUSTER = (
     "use --node, for this node. For the whole cluster run 'kubectl podgate {word}', which sets or "
     "removes the label podgate.io/max-mode=off of podgate's namespace"
 )
-# An agent with 100 gates takes about as long (make bench BENCH=off); what is left is detached here.
+# An agent with 100 gates takes about as long to detach them (make bench BENCH=off).
 _AGENT_SECONDS = 5
 # For one report: it waits for a pass over the gates.
 _LEAST_SECONDS = 1
@@ -45,43 +46,53 @@ _node = click.option("--node", "is_for_node", is_flag=True, help="This node, wit
 @_node
 @options.run_directory
 @options.bpffs
-@_timeout("How long the agent may take; then this command detaches what is left.")
+@_timeout("How long to wait until the agent follows; gates are open before.")
 def off(
     is_for_node: bool, run_directory: pathlib.Path, bpffs: pathlib.Path, agent_seconds: int
 ) -> None:
     """Open all gates of this node: no gate, hook, relay or default-deny table is left.
 
-    It needs neither the API server nor the agent, and lasts until 'podgate on --node' or a reboot,
-    also over restarts of the agent.
+    It needs neither the API server nor the agent, nor room in the run directory, and lasts until
+    'podgate on --node' or a reboot, also over restarts of the agent.
     """
     from agent.app import preflight, removal
-    from agent.pods import off_file
     from bpf import cleanup, pins
 
     if not is_for_node:
         raise click.UsageError(_CLUSTER.format(word="off"))
-    preflight.check()
-    run_directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-    off_file.path(run_directory).touch(mode=0o644)
+    preflight.check_rights()
     installation = pins.Pins(bpffs)
-    by = "the agent"
-    if not _has_agent_done(run_directory, agent_seconds) or cleanup.remains(installation):
-        removal.detach(run_directory, installation)
-        by = "this command"
-    click.echo(f"podgate is off on this node; detached by {by}. Back: podgate on --node")
+    # An agent would open the gates more slowly, and may hang; so it only follows.
+    progress = removal.open_gates(installation)
+    removal.keep_off(run_directory, installation, progress)
+    report = _follower(run_directory, installation, agent_seconds)
+    if not _is_done(report) or cleanup.remains(installation):
+        progress.problems += removal.detach(run_directory, installation).problems
+    progress.check()
+    if report is not None and report.max_mode != "off":
+        raise removal.IncompleteError(
+            f"all gates are open, but the agent (version {report.version}, pid {report.pid}) does "
+            "not follow, and attaches them again; stop it."
+        )
+    follower = "its agent follows" if _is_done(report) else "no agent has responded"
+    click.echo(f"podgate is off on this node; {follower}. Back: podgate on --node")
 
 
 @click.command(short_help="Undo 'podgate off --node'.")
 @_node
 @options.run_directory
+@options.bpffs
 @_timeout("How long to wait until the agent follows.")
-def on(is_for_node: bool, run_directory: pathlib.Path, agent_seconds: int) -> None:
+def on(
+    is_for_node: bool, run_directory: pathlib.Path, bpffs: pathlib.Path, agent_seconds: int
+) -> None:
     """Undo 'podgate off --node': labels and options decide again."""
-    from agent.pods import off_file
+    from agent.pods import off_marks
+    from bpf import pins
 
     if not is_for_node:
         raise click.UsageError(_CLUSTER.format(word="on"))
-    off_file.path(run_directory).unlink(missing_ok=True)
+    off_marks.remove(run_directory, pins.Pins(bpffs))
     deadline = time.monotonic() + agent_seconds
     while (report := _report(run_directory, deadline)) is not None and (
         "--node" in report.max_mode_from
@@ -96,16 +107,26 @@ def on(is_for_node: bool, run_directory: pathlib.Path, agent_seconds: int) -> No
         click.echo(f"Modes up to {report.max_mode}, by {report.max_mode_from}.")
 
 
-def _has_agent_done(run_directory: pathlib.Path, seconds: int) -> bool:
-    """Whether an agent responds and has nothing in force any more, in time."""
+def _is_done(report: "AgentReport | None") -> bool:
+    return report is not None and report.max_mode == "off" and not report.in_force
+
+
+def _follower(
+    run_directory: pathlib.Path, installation: "Pins", seconds: int
+) -> "AgentReport | None":
+    """The report of an agent that has nothing in force any more; after this time its last one. None
+    if there is no agent, or it does not respond."""
+    from agent.app import removal
+
     deadline = time.monotonic() + seconds
-    while (report := _report(run_directory, deadline)) is not None:
-        if report.max_mode == "off" and not report.in_force:
-            return True
+    while not _is_done(report := _report(run_directory, deadline)):
         if time.monotonic() > deadline:
-            return False
+            break
+        # One that starts does not respond yet.
+        if report is None and not removal.has_agent(run_directory, installation):
+            break
         time.sleep(_POLL_SECONDS)
-    return False
+    return report
 
 
 def _report(run_directory: pathlib.Path, deadline: float) -> "AgentReport | None":

@@ -97,6 +97,11 @@ class PodFilter:
     def matches(self, namespace: str, name: str) -> bool:
         return self.namespace in ("", namespace) and self.pod in ("", name, f"{namespace}/{name}")
 
+    def matches_full(self, full_name: str) -> bool:
+        """As `matches`, for "namespace/name"."""
+        namespace, _, name = full_name.rpartition("/")
+        return self.matches(namespace, name)
+
 
 output = click.option(
     "--output",

@@ -120,7 +120,7 @@ def proxy(
     """
     from agent import logs
     from agent.app import preflight
-    from agent.linux import locks
+    from agent.linux import directories, locks
     from agent.services.proxy import node_addresses as proxy_node_addresses
     from agent.services.proxy.settings import ProxySettings
 
@@ -135,8 +135,9 @@ def proxy(
     networks = [_parsed(ipaddress.ip_network, text, "--pod-network") for text in pod_networks]
     logs.configure(LogFormat(log_format), LogLevel(log_level))
     preflight.check()
+    directories.ensure_own(run_directory)
     directory = run_directory / "proxy"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
     kind = BACKENDS[backend]
     chosen = BackendOptions(bpffs, networks, iptables_variant or "default", cgroup)
     with locks.exclusive(directory):

@@ -30,6 +30,7 @@ def status(
     """
     import msgspec
 
+    from agent.admin import finding
     from agent.admin.report import AgentReport
     from agent.operate.cli import answers
     from agent.operate.cli import output as screens
@@ -48,9 +49,17 @@ def status(
             lambda: pinned_status.read(pins.Pins(bpffs), run_directory, agent=reason),
         )
         gates = [one for one in found.gates if chosen.matches(one.namespace, one.pod)]
-        found = msgspec.structs.replace(found, gates=screens.sort(gates, pinned_view.GATES, sort))
+        found = msgspec.structs.replace(
+            found,
+            gates=screens.sort(gates, pinned_view.GATES, sort),
+            findings=finding.chosen(found.findings, chosen.matches_full),
+        )
         screens.write(found, output, lambda screen: pinned_view.show(screen, found))
         return
     pods = [one for one in report.pods if chosen.matches(one.namespace, one.name)]
-    report = msgspec.structs.replace(report, pods=screens.sort(pods, view.PODS, sort))
+    report = msgspec.structs.replace(
+        report,
+        pods=screens.sort(pods, view.PODS, sort),
+        findings=finding.chosen(report.findings, chosen.matches_full),
+    )
     screens.write(report, output, lambda screen: view.show(screen, report))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime
 import os
 import pathlib
 import threading
@@ -10,7 +11,7 @@ from typing import Any
 
 from agent.admin import client as admin_client
 from agent.admin import decoding
-from agent.admin.report import DropEvents, DropEventStatus
+from agent.admin.report import DropEvents, DropEventStatus, SuppressedEvents
 from agent.operate.cli import output
 from agent.operate.cli.commands.options import Format
 from agent.operate.cli.views import drops
@@ -21,11 +22,12 @@ _PERIOD_SECONDS = 0.5
 async def follow(
     socket: pathlib.Path, form: Format, is_chosen: Callable[[DropEventStatus], bool]
 ) -> None:
-    """Print chosen drop events from now on, until interrupted.
+    """Print chosen drop events from now on, and how many the kernel suppressed, until interrupted.
 
     Raises `AgentUnreachableError` when the agent stops.
     """
-    newest = (await _fetch(socket, 0)).newest
+    events = await _fetch(socket, 0)
+    newest, lost = events.newest, events.lost
     while True:
         events = await _fetch(socket, newest)
         if events.newest < newest:
@@ -34,11 +36,19 @@ async def follow(
         newest = events.newest
         for event in filter(is_chosen, events.events):
             _write(event, form)
+        if events.lost > lost:
+            _write_suppressed(events.lost - lost, form)
+        lost = events.lost
         await asyncio.sleep(_PERIOD_SECONDS)
 
 
 def _write(event: DropEventStatus, form: Format) -> None:
     output.write(event, form, lambda screen: drops.show_event(screen, event))
+
+
+def _write_suppressed(count: int, form: Format) -> None:
+    found = SuppressedEvents(at=datetime.datetime.now(datetime.UTC), suppressed=count)
+    output.write(found, form, lambda screen: drops.show_suppressed(screen, found))
 
 
 async def _fetch(socket: pathlib.Path, after: int) -> DropEvents:

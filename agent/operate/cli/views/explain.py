@@ -1,8 +1,16 @@
 """Output of `podgate explain`."""
 
-from agent.operate.cli.output import Column, Screen, Signal, full_name
+from agent.operate.cli.output import Column, Screen, Signal, full_name, signal_of_severity
 from agent.operate.explain import model
-from agent.operate.explain.model import Change, Check, Explanation, PodExplanation, RuleAnswer, Step
+from agent.operate.explain.model import (
+    Change,
+    Check,
+    Explanation,
+    NearMiss,
+    PodExplanation,
+    RuleAnswer,
+    Step,
+)
 
 _VERDICTS = {
     model.PASS: Signal.SAFE,
@@ -22,11 +30,25 @@ _RULES: tuple[Column[RuleAnswer], ...] = (
     Column("POLICY", lambda rule: rule.policy),
     Column("MATCHES", lambda rule: f"no: {rule.mismatch}" if rule.mismatch else "yes"),
 )
+_NEAR_MISSES: tuple[Column[NearMiss], ...] = (
+    Column("ALMOST ADMITS", lambda miss: miss.policy),
+    Column("WHY NOT", lambda miss: miss.text),
+)
+
+
+def _signal(check: Check) -> Signal | None:
+    return signal_of_severity(check.severity) if check.severity else _STATES[check.state]
+
+
 _CHECKS: tuple[Column[Check], ...] = (
     Column("CHECK", lambda check: check.name),
-    Column("STATE", lambda check: check.state, signal=lambda check: _STATES[check.state]),
+    Column("STATE", lambda check: check.severity or check.state, signal=_signal),
     Column("WHAT", lambda check: check.text),
-    Column("NEXT", lambda check: check.next, is_below=True),
+    Column(
+        "NEXT",
+        lambda check: "; ".join(filter(None, (check.remedy.rstrip("."), check.next))),
+        is_below=True,
+    ),
 )
 
 
@@ -47,6 +69,9 @@ def show_flow(screen: Screen, found: Explanation) -> None:
     if found.rules:
         screen.line()
         screen.table(_RULES, found.rules)
+    if found.near_misses:
+        screen.line()
+        screen.table(_NEAR_MISSES, found.near_misses)
     screen.line()
     age = found.agent.heartbeat_age_seconds
     heartbeat = "no heartbeat yet" if age is None else f"last heartbeat {age:.0f} s ago"

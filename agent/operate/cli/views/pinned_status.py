@@ -3,13 +3,15 @@
 import datetime
 from collections.abc import Iterator
 
-from agent.operate.cli.output import Column, Screen, Signal, duration, full_name, signal_of_mode
+from agent.operate.cli.output import Column, Screen, Signal, duration, signal_of_mode
+from agent.operate.cli.views import findings as findings_view
+from agent.operate.pinned.findings import pod_name
 from agent.operate.pinned.report import PinnedGateStatus, PinnedStatus
 from bpf.verdicts import Verdict
 
 
 def _name(gate: PinnedGateStatus) -> str:
-    return full_name(gate.namespace, gate.pod) if gate.pod else f"interface {gate.interface}"
+    return pod_name(gate) or f"interface {gate.interface}"
 
 
 def _count(gate: PinnedGateStatus, verdict: Verdict) -> int:
@@ -34,10 +36,8 @@ GATES: tuple[Column[PinnedGateStatus], ...] = (
 
 
 def show(screen: Screen, status: PinnedStatus) -> None:
-    """Print what is open or opens, then what is in force."""
-    found = list(_problems(status))
-    for signal, text in sorted(found, key=lambda problem: problem[0] is not Signal.DANGER):
-        screen.line(text, signal)
+    """Print the findings, then what is in force."""
+    findings_view.show(screen, status.findings, by="podgate status", with_advice=screen.is_wide)
     for line in _head(status):
         screen.line(line)
     screen.line()
@@ -45,19 +45,6 @@ def show(screen: Screen, status: PinnedStatus) -> None:
         screen.table(GATES, status.gates)
     else:
         screen.line("No pod has a gate.")
-
-
-def _problems(status: PinnedStatus) -> Iterator[tuple[Signal, str]]:
-    for exposure in status.exposures:
-        yield Signal.DANGER if exposure.is_open else Signal.CAUTION, exposure.text
-    if status.kubelet is None:
-        yield Signal.DANGER, "Kubelet not identified."
-    for gate in status.gates:
-        if not gate.attachment:
-            yield Signal.DANGER, f"No program is attached at {gate.interface} ({_name(gate)})."
-    for hook in status.hooks:
-        if hook.problem:
-            yield Signal.CAUTION, f"Hook {hook.name} does not work: {hook.problem}."
 
 
 def _head(status: PinnedStatus) -> Iterator[str]:

@@ -1,32 +1,23 @@
 """Names of source processes, as `podgate drops` shows them."""
 
+from agent.admin.report import SourceProcessStatus
 from agent.drops.merging import pod_uid
-
-_UNITS = (".service", ".scope", ".socket", ".mount")
+from agent.operate import flow_text
 
 
 def source_text(cgroup: str, source_pod: str = "") -> str:
-    """Where a process runs: its pod, its systemd unit, or its cgroup.
-
-    cgroup: its path, or a text in parentheses without one.
-    """
-    if source_pod:
-        return f"pod {source_pod}"
-    if uid := pod_uid(cgroup):
-        return f"pod with uid {uid}"
-    if cgroup == "/":
-        return "root cgroup (/)"
-    unit = next((part for part in cgroup.split("/") if part.endswith(_UNITS)), "")
-    return f"unit {unit}" if unit else cgroup or "unknown"
+    """As `flow_text.source_text`, also of a pod that is known by its cgroup alone."""
+    uid = "" if source_pod else pod_uid(cgroup)
+    return f"pod with uid {uid}" if uid else flow_text.source_text(cgroup, source_pod)
 
 
-def in_text(process: str, source: str) -> str:
-    """As "curl in unit curl.service"; without the name of a process only the latter."""
-    return f"{process} in {source}" if process else source
-
-
-def target_text(protocol: str, port: int, *, has_many_ports: bool = False) -> str:
-    """As "tcp 80", "icmp" or "tcp, many ports"."""
-    if has_many_ports:
-        return f"{protocol}, many ports"
-    return f"{protocol} {port}" if port else protocol
+def target_text(source: SourceProcessStatus) -> str:
+    """The protocol and the port, or the ports of a scan."""
+    return flow_text.target_text(
+        source.protocol,
+        source.port,
+        has_many_ports=source.has_many_ports,
+        port_count=source.port_count,
+        lowest_port=source.lowest_port,
+        highest_port=source.highest_port,
+    )

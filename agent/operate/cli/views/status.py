@@ -1,10 +1,11 @@
 """Output of `podgate status`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from agent import labels
+from agent.admin import findings
+from agent.admin.finding_kinds import Severity
 from agent.admin.report import AgentReport, PodStatus, RelayStatus
-from agent.listing import listed
 from agent.operate.cli.output import (
     Cell,
     Column,
@@ -12,15 +13,15 @@ from agent.operate.cli.output import (
     Signal,
     full_name,
     signal_of_mode,
+    signal_of_severity,
     time_text,
 )
+from agent.operate.cli.views import findings as findings_view
 from agent.pods.conditions import TRUE, Condition
 from agent.pods.isolation import ENFORCED, STRICT
 from bpf.verdicts import Verdict
 
 _BYPASSED = "bypassed"
-# Conditions by which a host process reaches the pod though it should not.
-_OPEN = frozenset({"GateBypassed", "GateFailed", "NetnsMissing", "NetnsInvalid", "NetnsInUse"})
 
 
 def _condition(pod: PodStatus, kind: str) -> Condition | None:
@@ -33,7 +34,8 @@ def _isolation_signal(pod: PodStatus) -> Signal | None:
         return None
     if condition.status == TRUE:
         return Signal.SAFE if condition.reason in (ENFORCED, STRICT) else Signal.CAUTION
-    return Signal.DANGER if condition.reason in _OPEN else Signal.CAUTION
+    kind = findings.kind_of(condition, pod.mode)
+    return signal_of_severity(kind.severity if kind else Severity.DEGRADED) or Signal.CAUTION
 
 
 def _probes_signal(pod: PodStatus) -> Signal | None:
@@ -79,6 +81,7 @@ PODS: tuple[Column[PodStatus], ...] = (
     Column("DROPPED", lambda pod: _count(pod, Verdict.DROP)),
     Column("WOULD DROP", lambda pod: _count(pod, Verdict.WOULD_DROP)),
     Column("DROP REASONS", _by_reason, is_wide=True, is_below=True),
+    Column("OLD FLOWS", lambda pod: pod.existing_flows, is_wide=True),
     Column("GATES", lambda pod: [gate.interface for gate in pod.gates], is_wide=True),
     Column(
         "PATH TEST",
@@ -92,9 +95,8 @@ PODS: tuple[Column[PodStatus], ...] = (
 
 
 def show(screen: Screen, report: AgentReport) -> None:
-    """Print the problems first, then agent and pods, then what of the pods is not as desired."""
-    for signal, text in problems(report):
-        screen.line(text, signal)
+    """Print the findings first, then agent and pods."""
+    findings_view.show(screen, report.findings, by="podgate status", with_advice=screen.is_wide)
     for line in head(screen, report):
         screen.line(line)
     screen.line()
@@ -102,56 +104,6 @@ def show(screen: Screen, report: AgentReport) -> None:
         screen.table(PODS, report.pods)
     else:
         screen.line("No pods.")
-    for number, (signal, text) in enumerate(pod_problems(report.pods)):
-        if number == 0:
-            screen.line()
-        screen.line(text, signal)
-
-
-# Also "": the probe is answered.
-_PASSING_OBSTACLES = frozenset({"", "no_verdict", "stale"})
-
-
-def problems(report: AgentReport) -> list[tuple[Signal, str]]:
-    """What is not as it should be, without the pods; the most dangerous first."""
-    found = list(_problems(report))
-    return sorted(found, key=lambda problem: problem[0] is not Signal.DANGER)
-
-
-def _problems(report: AgentReport) -> Iterator[tuple[Signal, str]]:
-    if report.open_ports:
-        yield Signal.DANGER, _sentence(report.open_ports)
-    elif report.kubelet is None:
-        why = report.kubelet_problem or "the report has no reason."
-        yield Signal.CAUTION, f"Kubelet not identified: {why}"
-    if report.max_mode == "off":
-        yield Signal.DANGER, f"podgate is off on this node, by {report.max_mode_from}."
-    if not report.is_synced:
-        yield Signal.CAUTION, "The first pass over all pods is not finished."
-    for problem in report.pod_source.problems:
-        yield Signal.CAUTION, problem
-    if pending := report.pod_source.pending_conditions:
-        yield Signal.CAUTION, f"Conditions of {pending} pods are not written to the API yet."
-    if report.kubelet_unfollowed:
-        yield (
-            Signal.CAUTION,
-            "Without the agent the kernel does not follow the kubelet's restarts: "
-            f"{report.kubelet_unfollowed}",
-        )
-    for hook in report.hooks:
-        if hook.problem:
-            yield (
-                Signal.CAUTION,
-                f"Hook {hook.name} does not work: {hook.problem}. Gates still drop.",
-            )
-    if report.raw_sockets.problem:
-        yield (
-            Signal.CAUTION,
-            f"--raw-sockets={report.raw_sockets.mode}: {report.raw_sockets.problem}",
-        )
-    if report.relay.problem:
-        signal = Signal.CAUTION if report.relay.has_fallback else Signal.DANGER
-        yield signal, _sentence(report.relay.problem_text)
 
 
 def head(screen: Screen, report: AgentReport) -> Iterator[str]:
@@ -165,7 +117,7 @@ def head(screen: Screen, report: AgentReport) -> Iterator[str]:
         f"podgate {report.version}, pid {report.pid}, {running}; {report.programs} programs, "
         f"attached by {report.attachment}"
     )
-    if screen.is_wide:
+    if screen.is_wide and report.http_address:
         yield f"metrics and health: http://{report.http_address}"
     if report.kubelet:
         yield f"kubelet: {report.kubelet}"
@@ -185,54 +137,9 @@ def head(screen: Screen, report: AgentReport) -> Iterator[str]:
         )
 
 
-def pod_problems(pods: list[PodStatus]) -> Iterator[tuple[Signal, str]]:
-    """What of the pods is not as desired: conditions, labels without effect, open flows."""
-    for problem, names in _mode_problems(pods).items():
-        yield Signal.CAUTION, f"{problem} Pods: {listed(names)}."
-    for pod in pods:
-        name = full_name(pod.namespace, pod.name)
-        if pod.existing_flows:
-            yield (
-                Signal.CAUTION,
-                f"{name}: {pod.existing_flows} flows opened before enforcement are still open; "
-                "--close-existing-flows closes such flows.",
-            )
-        for probe in pod.probes:
-            if probe.answer is not None and probe.answer.obstacle not in _PASSING_OBSTACLES:
-                kind = probe.type.lower()
-                yield (
-                    Signal.CAUTION,
-                    f"{name}: {kind} of {probe.container}: {probe.answer.problem}",
-                )
-        for condition in pod.conditions:
-            if condition.status != TRUE:
-                signal = Signal.DANGER if condition.reason in _OPEN else Signal.CAUTION
-                kind = condition.type.rpartition("/")[2]
-                yield (
-                    signal,
-                    f"{name}: {kind} is {condition.status} ({condition.reason}): "
-                    f"{condition.message}",
-                )
-
-
 def _relay(relay: RelayStatus) -> str:
-    full = "; full: new connections go directly to the gate" if relay.is_bypassed else ""
     fallback = "" if relay.has_fallback else "; gates never admit the kubelet"
     return (
         f"relay: {relay.connections} connections, {relay.held_syns} SYNs held, {relay.restarts} "
-        f"restarts{full}{fallback}"
+        f"restarts{fallback}"
     )
-
-
-def _mode_problems(pods: Iterable[PodStatus]) -> dict[str, list[str]]:
-    """The pods of each problem: a label of a namespace or node is that of many."""
-    found: dict[str, list[str]] = {}
-    for pod in pods:
-        for problem in pod.mode_problems:
-            found.setdefault(problem, []).append(full_name(pod.namespace, pod.name))
-    return found
-
-
-def _sentence(text: str) -> str:
-    """With a capital and a full stop."""
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}."

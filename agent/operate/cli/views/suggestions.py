@@ -9,7 +9,8 @@ import msgspec
 from agent.admin.observations import Observations, ObservedPod
 from agent.drops.source_processes import protocol_word
 from agent.operate.cli.output import Column, Screen, Signal, full_name
-from agent.operate.cli.views.sources import in_text, source_text, target_text
+from agent.operate.cli.views.sources import source_text
+from agent.operate.flow_text import in_text, target_text
 from agent.policy import suggested_yaml
 from agent.policy.api_types import Policy
 from agent.policy.review import Review, ReviewedFlows

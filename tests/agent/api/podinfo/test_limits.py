@@ -18,7 +18,7 @@ from agent.api import peer_credentials
 from agent.api.podinfo import metrics
 from agent.api.podinfo.server import GET, LIST, SERVICE, WATCH
 from agent.client.v1alpha1 import podinfo_pb2
-from tests import polling
+from tests import polling, unprivileged
 from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, code_of
 
 _ROOT = pathlib.Path(__file__).parents[4]
@@ -239,3 +239,35 @@ def test_proxy_leaves_file_descriptors_for_the_agent(monkeypatch: pytest.MonkeyP
     made.limit()
     assert made.connections == (1024 - 512) // 3
     assert made.per_user == made.connections // 2
+
+
+_CONNECT = """
+import socket
+held = []
+for number in range(int(sys.argv[2])):
+    made = socket.socket(socket.AF_UNIX)
+    made.connect(sys.argv[1])
+    held.append(made)
+ready(len(held))
+"""
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("users", [(2001, 2002), (131_073, 131_074, 131_075)])
+async def test_users_that_hold_all_connections_keep_no_other_user_out(
+    node: Node, users: tuple[int, ...]
+) -> None:
+    node.add("web")
+    async with node.serving(connections=40) as calls:
+        with contextlib.ExitStack() as stack:
+            for user in users:
+                attack = unprivileged.running(_CONNECT, str(node.path), "40", user=user)
+                await asyncio.to_thread(stack.enter_context, attack)
+            # Root, over a connection that it makes now.
+            assert [one.pod_name for one in (await calls.listed()).pods] == ["web"]
+            arguments = (str(node.path), "3")
+            third = unprivileged.running(_CONNECT, *arguments, user=NOBODY)
+            assert await asyncio.to_thread(stack.enter_context, third) == "3"
+            before = node.server.connections
+            await asyncio.sleep(0.1)
+            assert node.server.connections == before

@@ -20,7 +20,6 @@ from agent.kube.pod_reports import KUBELET
 from agent.kubelet import kubelet_pb2
 from agent.logs import Event
 from agent.pods.conditions import TRUE, Conditions
-from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
 from agent.pods.pod_modes import PodModes
 from bpf.verdicts import Mode
@@ -44,7 +43,6 @@ class Agent:
             api,
             node_name="node1",
             modes=PodModes(Mode.AUDIT),
-            events=PodEvents(),
             state=run_directory / "state" / "pods.json",
             keeps_whole=True,
         )

@@ -8,6 +8,7 @@ from agent.operate.explain.model import (
     Change,
     Check,
     Explanation,
+    NearMiss,
     PodExplanation,
     RuleAnswer,
     SourceFacts,
@@ -93,6 +94,19 @@ DROPPED = Explanation(
             mismatch="another source",
         ),
     ],
+    near_misses=[
+        NearMiss(
+            policy="backup-to-db",
+            mismatch="pod",
+            text="admits this source to TCP 8080 of other pods: the pod has the label app=web, "
+            "not app=db",
+        ),
+        NearMiss(
+            policy="backup-to-shop",
+            mismatch="port",
+            text="admits this source to TCP 5432, not to TCP 8080",
+        ),
+    ],
     changes=[
         Change(
             text="This HostAccessPolicy admits it ('kubectl apply -f -').",
@@ -137,6 +151,7 @@ ADMITTED = msgspec.structs.replace(
     ),
     steps=DROPPED.steps[:1],
     rules=[],
+    near_misses=[],
     changes=[],
     notes=[],
 )

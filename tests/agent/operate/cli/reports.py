@@ -5,6 +5,9 @@ import datetime
 import msgspec
 from google.protobuf import json_format
 
+from agent.admin import finding_kinds as kinds
+from agent.admin import findings
+from agent.admin.finding import found
 from agent.admin.observations import Observations, ObservedFlows, ObservedPod
 from agent.admin.report import (
     AgentReport,
@@ -25,13 +28,18 @@ from agent.admin.report import (
     RelayStatus,
     RulesReport,
     RuleStatus,
+    SourceProblem,
     SourceProcessStatus,
+    SuppressedEvents,
 )
 from agent.client.podinfo import PodInfoState
 from agent.client.v1alpha1 import podinfo_pb2
-from agent.operate.doctor.finding import Finding, Severity
+from agent.operate.doctor.results import Passed, report_of
+from agent.operate.pinned import findings as pinned_findings
 from agent.operate.pinned.report import Exposure, PinnedGateStatus, PinnedRelayStatus, PinnedStatus
 from agent.pods.conditions import Condition
+from agent.pods.modes import LIMITED
+from agent.pods.pod import Problem
 from agent.services.client.services import ServicesState
 from agent.services.client.v1alpha1 import endpoints_pb2
 
@@ -51,10 +59,15 @@ def before(**time: float) -> datetime.datetime:
 def _conditions(
     isolated: tuple[str, str, str], probes: tuple[str, str, str] | None
 ) -> list[Condition]:
-    found = [Condition("podgate.io/isolation-ready", *isolated, before(hours=26))]
+    made = [Condition("podgate.io/isolation-ready", *isolated, before(hours=26))]
     if probes:
-        found.append(Condition("podgate.io/probes-passing", *probes, before(minutes=4)))
-    return found
+        made.append(Condition("podgate.io/probes-passing", *probes, before(minutes=4)))
+    return made
+
+
+def _with_findings(report: AgentReport) -> AgentReport:
+    """With its findings, as an agent makes it."""
+    return msgspec.structs.replace(report, findings=findings.find(report))
 
 
 _ENFORCED = ("True", "Enforced", "Gate on veth7d21 drops new flows of host processes.")
@@ -139,7 +152,13 @@ DNS = PodStatus(
     name="coredns-5d78c9869d-x7k2p",
     uid="33333333-3333-4333-8333-333333333333",
     mode="audit",
-    mode_problems=["Mode enforce is limited to audit by the node's label podgate.io/max-mode."],
+    mode_problems=[
+        Problem(
+            LIMITED,
+            "Mode enforce is limited to audit by the node's label podgate.io/max-mode.",
+            "node",
+        )
+    ],
     source="api",
     netns="/run/netns/cni-3",
     addresses=["198.18.1.13"],
@@ -163,37 +182,42 @@ LEGACY = PodStatus(
     existing_flows=0,
     probes=[],
 )
-STATUS = AgentReport(
-    version="0.1.0",
-    pid=812,
-    started=before(hours=26),
-    source_hash="0123456789abcdef",
-    attachment="tcx",
-    programs="pinned",
-    load_ms=61.0,
-    is_synced=True,
-    kubelet="/system.slice/kubelet.service",
-    kubelet_problem="",
-    http_address="127.0.0.1:9650",
-    default_mode="audit",
-    max_mode="strict",
-    max_mode_from="--max-mode",
-    in_force=["gates", "hooks"],
-    hooks=[HookStatus(name="connect4", problem=None), HookStatus(name="connect6", problem=None)],
-    pod_source=PodSourceStatus(pods_from="the API server"),
-    node_drops={"tunnel": 3},
-    raw_sockets=RawSocketStatus(mode="audit", problem="", sources=[]),
-    relay=RelayStatus(
-        is_up=True,
-        problem="",
-        restarts=0,
-        connections=2,
-        held_syns=0,
-        is_bypassed=False,
-        unknown_address=0,
-        gates=[],
-    ),
-    pods=[DNS, LEGACY, DATABASE, WEB],
+STATUS = _with_findings(
+    AgentReport(
+        version="0.1.0",
+        pid=812,
+        started=before(hours=26),
+        source_hash="0123456789abcdef",
+        attachment="tcx",
+        programs="pinned",
+        load_ms=61.0,
+        is_synced=True,
+        kubelet="/system.slice/kubelet.service",
+        kubelet_problem="",
+        http_address="127.0.0.1:9650",
+        default_mode="audit",
+        max_mode="strict",
+        max_mode_from="--max-mode",
+        in_force=["gates", "hooks"],
+        hooks=[
+            HookStatus(name="connect4", problem=None),
+            HookStatus(name="connect6", problem=None),
+        ],
+        pod_source=PodSourceStatus(pods_from="the API server"),
+        node_drops={"tunnel": 3},
+        raw_sockets=RawSocketStatus(mode="audit", problem="", sources=[]),
+        relay=RelayStatus(
+            is_up=True,
+            problem="",
+            restarts=0,
+            connections=2,
+            held_syns=0,
+            is_bypassed=False,
+            unknown_address=0,
+            gates=[],
+        ),
+        pods=[DNS, LEGACY, DATABASE, WEB],
+    )
 )
 BYPASSED = msgspec.structs.replace(
     DATABASE,
@@ -209,26 +233,34 @@ BYPASSED = msgspec.structs.replace(
     existing_flows=0,
 )
 _NO_KUBELET = "no process named kubelet runs in a cgroup of its own."
-TROUBLE = msgspec.structs.replace(
-    STATUS,
-    is_synced=False,
-    kubelet=None,
-    kubelet_problem=_NO_KUBELET,
-    open_ports=(
-        "Kubelet not identified, so host processes outside pods reach declared ports: "
-        f"{_NO_KUBELET}"
-    ),
-    hooks=[
-        HookStatus(name="connect4", problem="another program is attached exclusively"),
-        HookStatus(name="connect6", problem=None),
-    ],
-    pod_source=PodSourceStatus(
-        pods_from="the API server",
-        problems=["The API server has not responded for 40 s; using the last known pods."],
-        pending_conditions=4,
-    ),
-    relay=msgspec.structs.replace(STATUS.relay, is_up=False, problem="no relay starts."),
-    pods=[BYPASSED],
+TROUBLE = _with_findings(
+    msgspec.structs.replace(
+        STATUS,
+        is_synced=False,
+        kubelet=None,
+        kubelet_problem=_NO_KUBELET,
+        open_ports=(
+            "Kubelet not identified, so host processes outside pods reach declared ports: "
+            f"{_NO_KUBELET}"
+        ),
+        hooks=[
+            HookStatus(name="connect4", problem="another program is attached exclusively"),
+            HookStatus(name="connect6", problem=None),
+        ],
+        pod_source=PodSourceStatus(
+            pods_from="the API server",
+            problems=[
+                SourceProblem(
+                    part="watch",
+                    text="API server, pods: no response for 40 s; using the last known.",
+                )
+            ],
+            pending_conditions=4,
+            pending_seconds=40.0,
+        ),
+        relay=msgspec.structs.replace(STATUS.relay, is_up=False, problem="no relay starts."),
+        pods=[BYPASSED],
+    )
 )
 # A condition that is not True: the pod is open, or it is closed and not as desired.
 _UNREADY = [
@@ -247,20 +279,22 @@ _UNREADY = [
         ("SandboxMissing", "The runtime has no sandbox of this pod."),
     )
 ]
-SWITCHED_OFF = msgspec.structs.replace(
-    STATUS,
-    kubelet=None,
-    kubelet_problem=_NO_KUBELET,
-    kubelet_unfollowed="/sys/kernel/btf/vmlinux cannot be read (No such file or directory).",
-    max_mode="off",
-    max_mode_from="the node's label podgate.io/max-mode",
-    raw_sockets=RawSocketStatus(
-        mode="enforce", problem="the kernel has no BPF LSM, so nothing is checked.", sources=[]
-    ),
-    relay=msgspec.structs.replace(
-        STATUS.relay, is_up=False, problem="no relay starts.", has_fallback=False
-    ),
-    pods=_UNREADY,
+SWITCHED_OFF = _with_findings(
+    msgspec.structs.replace(
+        STATUS,
+        kubelet=None,
+        kubelet_problem=_NO_KUBELET,
+        kubelet_unfollowed="/sys/kernel/btf/vmlinux cannot be read (No such file or directory).",
+        max_mode="off",
+        max_mode_from="the node's label podgate.io/max-mode",
+        raw_sockets=RawSocketStatus(
+            mode="enforce", problem="the kernel has no BPF LSM, so nothing is checked.", sources=[]
+        ),
+        relay=msgspec.structs.replace(
+            STATUS.relay, is_up=False, problem="no relay starts.", has_fallback=False
+        ),
+        pods=_UNREADY,
+    )
 )
 DROPS = Drops(
     sources=[
@@ -268,6 +302,8 @@ DROPS = Drops(
             namespace="kube-system",
             pod="coredns-5d78c9869d-x7k2p",
             mode="audit",
+            verdict="would-drop",
+            is_admitted=True,
             protocol="udp",
             port=53,
             cgroup="/system.slice/systemd-resolved.service",
@@ -281,6 +317,7 @@ DROPS = Drops(
             namespace="shop",
             pod="web-7f9c6b5d4f-2xkqp",
             mode="strict",
+            verdict="drop",
             protocol="tcp",
             port=8080,
             cgroup=CILIUM,
@@ -294,9 +331,13 @@ DROPS = Drops(
             namespace="shop",
             pod="db-0",
             mode="enforce",
+            verdict="drop",
             protocol="tcp",
             port=0,
             has_many_ports=True,
+            port_count=1000,
+            lowest_port=1,
+            highest_port=65389,
             cgroup="/",
             process="nmap",
             packets=7,
@@ -317,6 +358,8 @@ DROPS = Drops(
         )
     ],
 )
+TOP_DROP = msgspec.structs.replace(DROPS, sources=DROPS.sources[:1])
+SUPPRESSED = SuppressedEvents(at=before(seconds=1), suppressed=57_891)
 _EVENT = DropEventStatus(
     at=before(seconds=1.25),
     namespace="shop",
@@ -421,84 +464,89 @@ OBSERVATIONS = Observations(
         ),
     ],
 )
-FINDINGS = [
-    Finding("privileges", Severity.OK, "bpf(2) is allowed and cgroup v2 is mounted."),
-    Finding(
-        "names",
-        Severity.WARNING,
-        "Kernel reports no process names to gates (Linux 6.16): 'podgate drops' shows cgroups, and "
-        "processes only for hooks.",
-        "Nothing has to be done; a newer kernel has it.",
-    ),
-    Finding(
-        "kubelet-cgroup",
-        Severity.PROBLEM,
-        TROUBLE.open_ports,
-        "Name it: --kubelet=process:NAME, unit:kubelet.service or cgroup:/path.",
-    ),
-]
-PINNED = PinnedStatus(
-    agent="no agent responds",
-    schema=1,
-    heartbeat_age_seconds=40.0,
-    stale_after_seconds=15.0,
-    dead_man_seconds=86400.0,
-    exposures=[
-        Exposure(
-            what="all",
-            pods=1,
-            is_open=False,
-            at=NOW,
-            text="All gates open in 23 h 59 min unless an agent starts (--dead-man-hours).",
-        )
-    ],
-    kubelet="/system.slice/kubelet.service",
-    is_kubelet_followed=True,
-    hooks=[HookStatus(name="connect4", problem="it has no link")],
-    relay=PinnedRelayStatus(is_up=False, beat_age_seconds=40.0, ports=1),
-    node_drops={"tunnel": 3},
-    gates=[
-        PinnedGateStatus(
-            interface="veth7d21",
-            ifindex=11,
-            packets={"drop": {"strict": 2}},
-            namespace="shop",
-            pod="web-7f9c6b5d4f-2xkqp",
-            mode="strict",
-            addresses=["198.18.1.11", "fd00:18::11"],
-            attachment="tcx",
-            declared_ports=True,
-            rules=2,
-            is_in_grace_period=False,
+DOCTOR = report_of(
+    [
+        Passed("privileges", "bpf(2) is allowed and cgroup v2 is mounted."),
+        found(
+            kinds.PROCESS_NAMES_MISSING,
+            "Kernel reports no process names to gates (Linux 6.16): 'podgate drops' shows cgroups, "
+            "and processes only for hooks",
         ),
-        PinnedGateStatus(
-            interface="veth55f0",
-            ifindex=13,
-            packets={"would-drop": {"node": 5120}},
-            namespace="",
-            pod="",
-            mode="audit",
-            addresses=["198.18.1.13"],
-            attachment="",
-            declared_ports=False,
-            rules=0,
-            is_in_grace_period=False,
-        ),
-    ],
+        found(kinds.DECLARED_PORTS_OPEN, TROUBLE.open_ports),
+    ]
 )
-PINNED_OPEN = msgspec.structs.replace(
-    PINNED,
-    exposures=[
-        Exposure(
-            what="all",
-            pods=1,
-            is_open=True,
-            at=NOW,
-            text="All gates are open: no heartbeat for 25 h, and --dead-man-hours is 24.",
-        )
-    ],
-    kubelet=None,
-    hooks=[],
+
+
+def _with_pinned_findings(status: PinnedStatus) -> PinnedStatus:
+    return msgspec.structs.replace(status, findings=pinned_findings.find(status))
+
+
+PINNED = _with_pinned_findings(
+    PinnedStatus(
+        agent="no agent responds",
+        schema=1,
+        heartbeat_age_seconds=40.0,
+        stale_after_seconds=15.0,
+        dead_man_seconds=86400.0,
+        exposures=[
+            Exposure(
+                what="all",
+                pods=1,
+                is_open=False,
+                at=NOW,
+                text="All gates open in 23 h 59 min unless an agent starts (--dead-man-hours).",
+            )
+        ],
+        kubelet="/system.slice/kubelet.service",
+        is_kubelet_followed=True,
+        hooks=[HookStatus(name="connect4", problem="it has no link")],
+        relay=PinnedRelayStatus(is_up=False, beat_age_seconds=40.0, ports=1),
+        node_drops={"tunnel": 3},
+        gates=[
+            PinnedGateStatus(
+                interface="veth7d21",
+                ifindex=11,
+                packets={"drop": {"strict": 2}},
+                namespace="shop",
+                pod="web-7f9c6b5d4f-2xkqp",
+                mode="strict",
+                addresses=["198.18.1.11", "fd00:18::11"],
+                attachment="tcx",
+                declared_ports=True,
+                rules=2,
+                is_in_grace_period=False,
+            ),
+            PinnedGateStatus(
+                interface="veth55f0",
+                ifindex=13,
+                packets={"would-drop": {"node": 5120}},
+                namespace="",
+                pod="",
+                mode="audit",
+                addresses=["198.18.1.13"],
+                attachment="",
+                declared_ports=False,
+                rules=0,
+                is_in_grace_period=False,
+            ),
+        ],
+    )
+)
+PINNED_OPEN = _with_pinned_findings(
+    msgspec.structs.replace(
+        PINNED,
+        exposures=[
+            Exposure(
+                what="all",
+                pods=1,
+                is_open=True,
+                at=NOW,
+                text="All gates are open: no heartbeat for 25 h, and --dead-man-hours is 24.",
+            )
+        ],
+        kubelet=None,
+        hooks=[],
+    )
 )
 _READY = {
     "type": "Ready",

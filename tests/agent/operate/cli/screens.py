@@ -42,12 +42,14 @@ _ESCAPE = re.compile(r"(\x1b\[[\d;]*m)")
 def _follow(screen: Screen) -> None:
     for event in reports.EVENTS.events:
         drops.show_event(screen, event)
+    drops.show_suppressed(screen, reports.SUPPRESSED)
 
 
 VIEWS: dict[str, Callable[[Screen], None]] = {
-    "doctor": lambda screen: doctor.show(screen, reports.FINDINGS),
+    "doctor": lambda screen: doctor.show(screen, reports.DOCTOR),
     "drops": lambda screen: drops.show(screen, reports.DROPS),
     "drops-follow": _follow,
+    "drops-top": lambda screen: drops.show(screen, reports.TOP_DROP, reports.DROPS.sources[1:]),
     "explain": lambda screen: explain.show_flow(screen, kernel_reports.DROPPED),
     "explain-admitted": lambda screen: explain.show_flow(screen, kernel_reports.ADMITTED),
     "explain-audit": lambda screen: explain.show_flow(screen, kernel_reports.WOULD_DROP),

@@ -5,7 +5,7 @@ import concurrent.futures
 import pathlib
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Self
 
 import grpc
@@ -42,7 +42,7 @@ class StubAgent:
         *,
         seconds: float = 0.0,
     ) -> None:
-        """seconds: how long each answer takes."""
+        """answers: by path, read at each request; seconds: how long each takes."""
         self._path = admin_socket(run_directory)
         self._answers = answers
         self._seconds = seconds
@@ -65,12 +65,20 @@ class StubAgent:
 
     async def _start(self) -> None:
         app = web.Application()
-        for path, content in self._answers.items():
-            app.router.add_get(path, _handler(content, self._seconds))
-        app.router.add_post("/relay/restart", _handler(b"done\n", self._seconds))
+        for path in self._answers:
+            app.router.add_get(path, self._answer)
+        app.router.add_post("/relay/restart", self._restart_relay)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         await web.UnixSite(self._runner, str(self._path)).start()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        await asyncio.sleep(self._seconds)
+        return web.Response(body=self._answers[request.path])
+
+    async def _restart_relay(self, _: web.Request) -> web.Response:
+        await asyncio.sleep(self._seconds)
+        return web.Response(body=b"done\n")
 
 
 class HungAgent:
@@ -87,14 +95,6 @@ class HungAgent:
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
-
-
-def _handler(content: bytes, seconds: float) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def handle(_: web.Request) -> web.Response:
-        await asyncio.sleep(seconds)
-        return web.Response(body=content)
-
-    return handle
 
 
 class GrpcStub:

@@ -29,7 +29,7 @@ def test_failure_is_one_sentence_and_status_1(
     def check() -> None:
         raise error
 
-    monkeypatch.setattr("agent.app.preflight.check", check)
+    monkeypatch.setattr("agent.app.preflight.check_rights", check)
     result = podgate("cleanup")
     assert (result.exit_code, result.stderr) == (1, f"podgate: {sentence}\n")
 

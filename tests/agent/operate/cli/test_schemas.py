@@ -67,7 +67,7 @@ def test_documents_of_the_grpc_services_are_as_described() -> None:
 
 def test_other_documents_are_as_described() -> None:
     check("status-without-agent", msgspec.to_builtins(reports.PINNED, str_keys=True))
-    check("doctor", msgspec.to_builtins(reports.FINDINGS))
+    check("doctor", msgspec.to_builtins(reports.DOCTOR))
     for event in reports.EVENTS.events:
         check("drops-follow", msgspec.json.decode(msgspec.json.encode(event)))
 

@@ -10,11 +10,14 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding import Finding
+from agent.admin.finding_kinds import Severity
 from agent.kube import connection
 from agent.kube.client import ApiClient
 from agent.operate.doctor import cluster
 from agent.operate.doctor.cluster import RIGHTS
-from agent.operate.doctor.finding import Finding, Severity
+from agent.operate.doctor.results import Passed
 from agent.policy import definition
 from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.conftest import opened, write_kubeconfig
@@ -70,14 +73,14 @@ async def api(
         yield made
 
 
-async def found(api: ApiClient, check: str) -> list[Finding]:
-    return [finding for finding in await cluster.check(api) if finding.check == check]
+async def found(api: ApiClient) -> list[Finding]:
+    return [one for one in await cluster.check(api) if isinstance(one, Finding)]
 
 
 async def test_all_in_order(api: ApiClient) -> None:
-    findings = await cluster.check(api)
-    assert [one.check for one in findings] == ["api-server", "rights", "definitions", "clock"]
-    assert {one.severity for one in findings} == {Severity.OK}
+    passed = [one for one in await cluster.check(api) if isinstance(one, Passed)]
+    assert [one.check for one in passed] == ["api-server", "rights", "definitions", "clock"]
+    assert await found(api) == []
 
 
 @pytest.mark.parametrize("right", RIGHTS, ids=lambda right: right.resource)
@@ -85,10 +88,11 @@ async def test_each_right_that_is_missing_is_named(
     api: ApiClient, answering: Answering, right: cluster.Right
 ) -> None:
     answering.denied = {(right.group, right.resource, right.verbs[-1])}
-    (finding,) = await found(api, "rights")
-    assert finding.severity is (Severity.PROBLEM if right.is_needed else Severity.WARNING)
-    assert finding.text.startswith(f"The account may not {right.verbs[-1]} {right.resource}")
-    assert finding.text.endswith(f": {right.effect}.")
+    (finding,) = await found(api)
+    severity = Severity.BROKEN if right.is_needed else Severity.DEGRADED
+    assert finding.severity == severity
+    assert finding.sentence.startswith(f"The account may not {right.verbs[-1]} {right.resource}")
+    assert finding.sentence.endswith(f": {right.effect}.")
     assert "apply" in finding.remedy
 
 
@@ -118,19 +122,19 @@ def _of_another_version(definition: Json) -> None:
         (
             "hostaccesspolicies.policy.podgate.io",
             _without_a_field,
-            Severity.WARNING,
+            Severity.DEGRADED,
             "The definition of HostAccessPolicies is of another version of podgate",
         ),
         (
             "hostaccesspolicies.policy.podgate.io",
             _of_another_version,
-            Severity.PROBLEM,
+            Severity.BROKEN,
             "HostAccessPolicies are defined in version v1, not in v1alpha1.",
         ),
         (
             "nodereports.podgate.io",
             None,
-            Severity.PROBLEM,
+            Severity.BROKEN,
             "NodeReports are not defined in this cluster.",
         ),
     ],
@@ -147,28 +151,25 @@ async def test_definition_that_does_not_fit_is_found(
         del answering.definitions[name]
     else:
         change(answering.definitions[name])
-    (finding,) = await found(api, "definitions")
-    assert finding.severity is severity
-    assert finding.text.startswith(text)
+    (finding,) = await found(api)
+    assert finding.severity == severity
+    assert finding.sentence.startswith(text)
 
 
 async def test_clock_is_compared_with_the_api_servers(api: ApiClient, answering: Answering) -> None:
     long_ago = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
     answering.date = f"{long_ago:%a, %d %b %Y %H:%M:%S} GMT"
-    (finding,) = await found(api, "clock")
-    assert finding.severity is Severity.WARNING
-    assert "s ahead of the API server's" in finding.text
+    (finding,) = await found(api)
+    assert finding.severity == Severity.DEGRADED
+    assert "s ahead of the API server's" in finding.sentence
     answering.date = "none"
-    (finding,) = await found(api, "clock")
-    assert "sends no time" in finding.text
+    (finding,) = await found(api)
+    assert "sends no time" in finding.sentence
 
 
-@pytest.mark.parametrize(
-    ("ahead", "severity"),
-    [(9.0, Severity.OK), (-9.0, Severity.OK), (11.0, Severity.WARNING), (-11.0, Severity.WARNING)],
-)
-def test_some_seconds_of_a_clock_are_none(ahead: float, severity: Severity) -> None:
-    assert cluster.clock(ahead).severity is severity
+@pytest.mark.parametrize(("ahead", "is_wrong"), [(9, False), (-9, False), (11, True), (-11, True)])
+def test_some_seconds_of_a_clock_are_none(ahead: float, *, is_wrong: bool) -> None:
+    assert isinstance(cluster.clock(ahead), Finding) is is_wrong
 
 
 async def test_api_server_that_does_not_answer_is_one_problem(
@@ -178,4 +179,5 @@ async def test_api_server_that_does_not_answer_is_one_problem(
     monkeypatch.setattr(connection, "connector", lambda tls: aiohttp.UnixConnector(missing))
     async with opened(write_kubeconfig(tmp_path / "kubeconfig")) as client:
         (finding,) = await cluster.check(client)
-    assert (finding.check, finding.severity) == ("api-server", Severity.PROBLEM)
+    assert isinstance(finding, Finding)
+    assert finding.kind == kinds.API_SERVER_UNREACHABLE.name

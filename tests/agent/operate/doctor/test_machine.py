@@ -7,11 +7,19 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding import Finding
 from agent.cri import runtime_pb2
 from agent.operate.doctor import runtime
-from agent.operate.doctor.finding import Severity
+from agent.operate.doctor.results import Passed
 from tests.runtime import servers
 from tests.runtime.servers import FakeRuntime
+
+
+async def finding_of(named: pathlib.Path | None, *candidates: pathlib.Path) -> Finding:
+    found = await runtime.check(named, candidates)
+    assert isinstance(found, Finding)
+    return found
 
 
 @pytest.fixture
@@ -28,8 +36,8 @@ async def path(tmp_path: pathlib.Path, fake: FakeRuntime) -> AsyncIterator[pathl
 
 
 async def test_runtime_is_named_with_its_version(path: pathlib.Path) -> None:
-    finding = await runtime.check(None, [path])
-    assert (finding.severity, finding.text) == (Severity.OK, f"fake 1 at {path} responds.")
+    expected = Passed("runtime", f"fake 1 at {path} responds.")
+    assert await runtime.check(None, [path]) == expected
 
 
 async def test_runtime_that_is_not_ready_is_a_warning(
@@ -39,19 +47,19 @@ async def test_runtime_that_is_not_ready_is_a_warning(
     fake.responses["Status"] = runtime_pb2.StatusResponse(
         status=runtime_pb2.RuntimeStatus(conditions=[condition])
     )
-    finding = await runtime.check(None, [path])
-    assert finding.severity is Severity.WARNING
-    assert "is not ready: NetworkReady is false (no plugin)." in finding.text
+    finding = await finding_of(None, path)
+    assert finding.kind == kinds.RUNTIME_NOT_READY.name
+    assert "is not ready: NetworkReady is false (no plugin)." in finding.sentence
 
 
 async def test_missing_or_broken_runtime_is_a_problem(
     path: pathlib.Path, fake: FakeRuntime, tmp_path: pathlib.Path
 ) -> None:
-    missing = await runtime.check(None, [tmp_path / "missing.sock"])
-    assert missing.severity is Severity.PROBLEM
-    assert "no container runtime's socket found" in missing.text
+    missing = await finding_of(None, tmp_path / "missing.sock")
+    assert missing.kind == kinds.RUNTIME_NOT_FOUND.name
+    assert "o container runtime's socket found" in missing.sentence
     fake.responses["Version"] = grpc.StatusCode.INTERNAL
-    assert (await runtime.check(path)).severity is Severity.PROBLEM
+    assert (await finding_of(path)).kind == kinds.RUNTIME_NOT_FOUND.name
 
 
 @pytest.mark.parametrize(
@@ -67,9 +75,9 @@ async def test_error_of_the_runtime_is_one_sentence(
     path: pathlib.Path, fake: FakeRuntime, code: grpc.StatusCode, text: str
 ) -> None:
     fake.responses["Version"] = code
-    finding = await runtime.check(path)
-    assert finding.severity is Severity.PROBLEM
-    assert f"{path} {text}" in finding.text
+    finding = await finding_of(path)
+    assert finding.kind == kinds.RUNTIME_NOT_FOUND.name
+    assert f"{path} {text}" in finding.sentence
 
 
 async def test_socket_that_nothing_serves_is_named_with_the_kernels_reason(
@@ -78,10 +86,10 @@ async def test_socket_that_nothing_serves_is_named_with_the_kernels_reason(
     path = tmp_path / "runtime.sock"
     with socket.socket(socket.AF_UNIX) as unserved:
         unserved.bind(str(path))
-        finding = await runtime.check(path)
-    assert finding.severity is Severity.PROBLEM
-    assert f"no container runtime responds at {path} (" in finding.text
-    assert "Connection refused" in finding.text
+        finding = await finding_of(path)
+    assert finding.kind == kinds.RUNTIME_NOT_FOUND.name
+    assert f"o container runtime responds at {path} (" in finding.sentence
+    assert "Connection refused" in finding.sentence
     path.unlink()
     path.touch()
-    assert f"{path} is not a socket" in (await runtime.check(path)).text
+    assert f"{path} is not a socket" in (await finding_of(path)).sentence

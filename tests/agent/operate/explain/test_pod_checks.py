@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.admin import findings
+from agent.admin.finding_kinds import Severity
 from agent.admin.report import AgentReport
 from agent.kube.objects import (
     ApiPod,
@@ -58,7 +60,8 @@ def report(mode: str = "enforce", **changes: Any) -> AgentReport:
         },
         "pods": [pod],
     }
-    return msgspec.convert({**whole, **changes}, AgentReport)
+    found = msgspec.convert({**whole, **changes}, AgentReport)
+    return msgspec.structs.replace(found, findings=findings.find(found))
 
 
 def facts(
@@ -85,6 +88,7 @@ def facts(
     return PodFacts(
         pods.find("web"),
         found,
+        found.findings,
         (GateFacts(7, "veth7", mode, frozenset()),),
         namespace_labels=pods.namespace_labels["shop"],
     )
@@ -131,14 +135,15 @@ def test_readiness_that_others_lack_is_named() -> None:
 
 def test_gate_in_another_mode_is_a_problem() -> None:
     found = facts(report())
-    other = PodFacts(found.pod, found.report, (GateFacts(7, "veth7", Mode.AUDIT, frozenset()),))
+    other = PodFacts(found.pod, found.report, (), (GateFacts(7, "veth7", Mode.AUDIT, frozenset()),))
     assert checks(other)["gate"].text == "veth7 is in mode audit"
     detached = PodFacts(
         found.pod,
         found.report,
+        (),
         (GateFacts(7, "veth7", Mode.ENFORCE, frozenset(), is_attached=False),),
     )
-    assert "not attached to veth7" in checks(detached)["gate"].text
+    assert "No program is attached at veth7" in checks(detached)["gate"].text
 
 
 def test_answer_to_the_kubelet_is_a_check() -> None:
@@ -148,13 +153,19 @@ def test_answer_to_the_kubelet_is_a_check() -> None:
     }
     problem = "The kubelet's probe goes to the pod itself: Mode is not strict."
     for answer, state, text in (
-        ({"verdict": "healthy", "ageSeconds": 0.25}, "ok", "the kubelet gets healthy, 0.2 s old"),
+        (
+            {"verdict": "healthy", "ageSeconds": 0.25},
+            "ok",
+            "app Liveness: the kubelet gets healthy, 0.2 s old",
+        ),
         ({"obstacle": "not_relayed", "problem": problem}, "problem", problem),
     ):
         whole = msgspec.to_builtins(report())
         whole["pods"][0]["probes"] = [{**probe, "answer": answer}]
-        found = checks(facts(msgspec.convert(whole, AgentReport)))["answer"]
-        assert (found.state, found.text) == (state, f"app Liveness: {text}")
+        made = msgspec.convert(whole, AgentReport)
+        made = msgspec.structs.replace(made, findings=findings.find(made))
+        found = checks(facts(made))["answer" if state == "ok" else "probes"]
+        assert (found.state, found.text) == (state, text)
 
 
 def gate_of(mode: str, gates: tuple[GateFacts, ...], **changes: Any) -> Check:
@@ -173,7 +184,8 @@ def test_gate_is_compared_with_the_mode() -> None:
     assert (missing.state, missing.text) == ("problem", "no gate has an address of the pod")
     passing = gate_of("enforce", (enforcing, detached))
     assert passing.state == "problem"
-    assert "not attached to veth7: everything passes there" in passing.text
+    assert passing.text == "No program is attached at veth7: everything passes there."
+    assert passing.severity == Severity.OPEN
     other = gate_of("strict", (enforcing,))
     assert "veth7 is in mode enforce" in other.text
     assert gate_of("enforce", (), has_pins=False).state == "unknown"

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from agent import VERSION, labels
+from agent.admin import findings
 from agent.admin.report import (
     AgentReport,
     PodSourceStatus,
@@ -52,7 +53,12 @@ REPORT = AgentReport(
 
 def report(*pods: PodStatus, **changes: Any) -> dict[str, Any]:
     """As `podgate status --output json` prints it."""
-    return encoded(msgspec.structs.replace(REPORT, pods=list(pods), **changes))
+    return encoded(found_in(msgspec.structs.replace(REPORT, pods=list(pods), **changes)))
+
+
+def found_in(report: AgentReport) -> AgentReport:
+    """A report with its findings, as an agent makes it."""
+    return msgspec.structs.replace(report, findings=findings.find(report))
 
 
 def encoded(thing: msgspec.Struct) -> dict[str, Any]:

@@ -26,6 +26,9 @@ exit 1
 """
 
 
+_LABELS = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+
+
 class KubectlStandin:
     """A directory with the command `kubectl`. A later response replaces an earlier one."""
 
@@ -71,14 +74,43 @@ class KubectlStandin:
 
     def serve_nodes(self, *names: str, without_agent: Sequence[str] = ()) -> None:
         """A DaemonSet with a running agent `agent-NODE` on each of these nodes."""
-        daemonset = {
-            "spec": {"template": {"spec": {"nodeSelector": {"kubernetes.io/os": "linux"}}}}
+        container = {"name": "agent", "image": "podgate:1", "volumeMounts": []}
+        spec = {
+            "nodeSelector": {"kubernetes.io/os": "linux"},
+            "hostNetwork": True,
+            "containers": [container],
+            "volumes": [],
         }
+        daemonset = {"spec": {"template": {"metadata": {}, "spec": spec}}}
         self.respond("get", "daemonset", output=daemonset)
-        nodes = [{"metadata": {"name": name}} for name in names]
-        self.respond("get", "nodes", "kubernetes.io/os=linux", output={"items": nodes})
+        self.respond("get", "namespaces", output={"items": []})
+        self.respond("get", "nodes", output={"items": [node(name) for name in names]})
+        self.respond("get", "nodereports.podgate.io", output={"items": []})
         pods = [agent_pod(name) for name in names if name not in without_agent]
         self.respond("get", "pods", "--namespace=podgate", output={"items": pods})
+
+    def serve_debug_pod(self, node: str, *, state: str = "running") -> str:
+        """The pod that is made on this node, by its name."""
+        name = f"podgate-debug-{node}"
+        self.respond("create", output={"metadata": {"name": name}})
+        status = {"containerStatuses": [{"name": "agent", "state": {state: {"reason": "Because"}}}]}
+        self.respond("get", "pod", name, output={"status": status})
+        self.respond("delete", "pod")
+        return name
+
+
+def node(name: str, *, ready: str = "True", **labels: str) -> dict[str, Any]:
+    """The parts of a Node that the plugin reads."""
+    condition = {
+        "type": "Ready",
+        "status": ready,
+        "lastTransitionTime": "2026-11-22T09:00:00Z",
+        "message": "Kubelet stopped posting node status." if ready != "True" else "ready",
+    }
+    return {
+        "metadata": {"name": name, "labels": {**_LABELS, **labels}},
+        "status": {"conditions": [condition]},
+    }
 
 
 def agent_pod(node: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.operate.kubectl.cluster import Cluster, KubectlError
-from tests.agent.operate.kubectl.standin import KubectlStandin, agent_pod
+from tests.agent.operate.kubectl.standin import KubectlStandin, agent_pod, node
 
 
 def test_each_node_is_queried_in_its_agents_pod(kubectl: KubectlStandin, cluster: Cluster) -> None:
@@ -148,3 +148,60 @@ def test_node_that_hangs_delays_no_other(
     hanging, answering = Cluster([str(selective)]).query_nodes("podgate", "status")
     assert "no response within" in hanging.problem
     assert answering.output == "of b\n"
+
+
+DIALLED = "Error from server: error dialing backend: dial tcp 198.18.0.2:10250: i/o timeout\n"
+
+
+def test_node_that_cannot_be_reached_is_named_by_its_state(
+    kubectl: KubectlStandin, cluster: Cluster
+) -> None:
+    kubectl.serve_nodes("a")
+    kubectl.respond("exec", error=DIALLED)
+    (answer,) = cluster.query_nodes("podgate", "status")
+    assert answer.problem == (
+        "its kubelet does not respond: dial tcp 198.18.0.2:10250: i/o timeout"
+    )
+    kubectl.respond("get", "nodes", output={"items": [node("a", ready="Unknown")]})
+    (answer,) = cluster.query_nodes("podgate", "status")
+    assert answer.problem.startswith("its Node is NotReady since 2026-11-22T09:00:00Z")
+
+
+def test_command_in_a_pod_has_the_timeout_and_no_more(tmp_path: pathlib.Path) -> None:
+    seconds: list[float] = []
+    kubectl = KubectlStandin(tmp_path)
+    kubectl.serve_nodes("a")
+    kubectl.respond("exec", output="of a\n")
+
+    class Recorded(Cluster):
+        def run(self, *arguments: str, **options: Any) -> str:
+            if arguments[0] == "exec":
+                seconds.append(self.timeout_seconds + options["margin_seconds"])
+            return super().run(*arguments, **options)
+
+    Recorded([kubectl.command], timeout_seconds=7.0).query_nodes("podgate", "status")
+    assert seconds == [7.0]
+
+
+def test_users_without_the_right_to_list_reports_read_what_is_missing(
+    kubectl: KubectlStandin, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a")
+    error = "Error from server (Forbidden): nodereports.podgate.io is forbidden\n"
+    kubectl.respond("get", "nodereports.podgate.io", error=error)
+    assert cluster.nodes() == cluster.nodes() == ["a"]
+    warning = "Nodes that the DaemonSet does not select are missing"
+    assert capsys.readouterr().err.count(warning) == 1
+    kubectl.respond("get", "nodereports.podgate.io", error="the server was lost\n")
+    with pytest.raises(KubectlError, match="lost"):
+        cluster.nodes()
+
+
+def test_agent_on_a_node_that_is_not_selected_is_queried(
+    kubectl: KubectlStandin, cluster: Cluster
+) -> None:
+    """Its pod is about to be deleted."""
+    kubectl.serve_nodes("a")
+    pods = {"items": [agent_pod("a"), agent_pod("b")]}
+    kubectl.respond("get", "pods", "--namespace=podgate", output=pods)
+    assert cluster.nodes() == ["a", "b"]

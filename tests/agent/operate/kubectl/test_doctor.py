@@ -1,22 +1,32 @@
 """What `kubectl podgate doctor` shows of all nodes' findings, and what of it is red."""
 
+import json
 import sys
+from typing import Any
 
 import pytest
 
 from agent.operate.kubectl import main
 from tests.agent.operate.kubectl.standin import KubectlStandin
 
+ENDED = "command terminated with exit code 1\n"
 
-def finding(severity: str, text: str) -> dict[str, str]:
-    return {"check": "agent", "severity": severity, "text": text, "remedy": ""}
+
+def finding(severity: str, text: str, **more: Any) -> dict[str, Any]:
+    return {"kind": "off", "severity": severity, "subject": "node", "sentence": text, **more}
+
+
+def doctor(*findings: dict[str, Any], passed: tuple[str, ...] = ()) -> dict[str, Any]:
+    """As `podgate doctor --output=json` prints it."""
+    in_order = [{"check": name, "text": "Good."} for name in passed]
+    return {"findings": list(findings), "passed": in_order}
 
 
 def shown(
-    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str], *findings: dict[str, str]
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str], report: dict[str, Any]
 ) -> list[str]:
     kubectl.serve_nodes("a")
-    kubectl.respond("exec", "agent-a", "doctor", output=list(findings))
+    kubectl.respond("exec", "agent-a", "doctor", output=report)
     main.main(["--kubectl", kubectl.command, "doctor"])
     return capsys.readouterr().out.splitlines()
 
@@ -26,15 +36,59 @@ def test_worst_finding_is_first_and_red(
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    findings = [finding("warning", "Old."), finding("ok", "Good."), finding("problem", "Open.")]
-    assert shown(kubectl, capsys, *findings) == [
-        "\x1b[31mproblem\x1b[0m agent on a: Open.",
-        "\x1b[33mwarning\x1b[0m agent on a: Old.",
+    findings = [
+        finding("degraded", "Old.", remedy="Renew it.", nextCommand="podgate rules"),
+        finding("note", "New."),
+        finding("open", "Open."),
+        finding("broken", "Broken."),
+    ]
+    assert shown(kubectl, capsys, doctor(*findings, passed=("cni",))) == [
+        "\x1b[31mopen\x1b[0m a: Open.",
+        "\x1b[31mbroken\x1b[0m a: Broken.",
+        "\x1b[33mdegraded\x1b[0m a: Old. Renew it. Next: podgate rules",
+        "note a: New.",
     ]
 
 
-def test_no_problem_is_one_sentence(
+def test_no_finding_is_one_sentence(
     kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert shown(kubectl, capsys, finding("ok", "Good.")) == ["No problem was found."]
-    assert shown(kubectl, capsys) == []
+    assert shown(kubectl, capsys, doctor(passed=("cni",))) == ["Nothing is wrong."]
+    assert shown(kubectl, capsys, doctor()) == []
+
+
+def test_finding_of_several_nodes_is_one_line(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a", "b")
+    old, open_one = finding("degraded", "Old."), finding("open", "Open.")
+    kubectl.respond("exec", "agent-a", "doctor", output=doctor(old, passed=("cni",)))
+    kubectl.respond("exec", "agent-b", "doctor", output=doctor(old, open_one), error=ENDED)
+    assert main.main(["--kubectl", kubectl.command, "doctor"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "open b: Open.",
+        "degraded 2 nodes (a, b): Old.",
+    ]
+    arguments = ["--kubectl", kubectl.command, "doctor", "-o", "wide", "--node", "a"]
+    assert main.main(arguments) == 0
+    assert "ok cni on a: Good.\n" in capsys.readouterr().out
+
+
+def test_node_that_cannot_be_checked_is_a_finding(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a", "b")
+    kubectl.respond("exec", "agent-a", "doctor", output=doctor(passed=("cni",)))
+    kubectl.respond("exec", "agent-b", "doctor", error=f"podgate: no permission\n{ENDED}")
+    assert main.main(["--kubectl", kubectl.command, "doctor", "-o", "json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["problems"] == {"b": "podgate: no permission"}
+    (only,) = found["findings"]
+    assert (only["finding"]["kind"], only["nodes"]) == ("no-answer", ["b"])
+
+
+def test_finding_of_an_unknown_severity_is_degraded(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = doctor(finding("fatal", "Something new."))
+    assert shown(kubectl, capsys, later) == ["degraded a: Something new."]

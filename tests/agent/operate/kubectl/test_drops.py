@@ -4,6 +4,7 @@ import datetime
 import json
 import pathlib
 from collections.abc import Generator, Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,13 +19,20 @@ from tests.agent.operate.kubectl.standin import KubectlStandin
 
 
 def source(
-    pod: str, packets: int, minutes: float = 1.0, *, namespace: str = "shop", mode: str = "enforce"
+    pod: str,
+    packets: int,
+    minutes: float = 1.0,
+    *,
+    namespace: str = "shop",
+    mode: str = "enforce",
+    **fields: Any,
 ) -> SourceProcessStatus:
     """minutes: since its last packet."""
-    return SourceProcessStatus(
+    made = SourceProcessStatus(
         namespace=namespace,
         pod=pod,
         mode=mode,
+        verdict="would-drop" if mode == "audit" else "drop",
         protocol="tcp",
         port=8080,
         cgroup="/system.slice/backup.service",
@@ -33,6 +41,7 @@ def source(
         first=AT - datetime.timedelta(hours=5),
         last=AT - datetime.timedelta(minutes=minutes),
     )
+    return msgspec.structs.replace(made, **fields)
 
 
 @pytest.fixture
@@ -60,12 +69,73 @@ def test_sources_of_all_nodes_are_one_list_the_busiest_first(
     assert run(nodes) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines == [
-        "NODE POD TO PACKETS LAST SOURCE",
-        "a shop/web tcp 8080 9 60s ago curl in /system.slice/backup.service",
-        "b other/web tcp 8080 would drop 7 3m ago curl in /system.slice/backup.service",
-        "a shop/db tcp 8080 3 90m ago curl in /system.slice/backup.service",
+        "NODE POD TO VERDICT PACKETS LAST SOURCE",
+        "a shop/web tcp 8080 drop 9 60s ago curl in unit backup.service",
+        "b other/web tcp 8080 would-drop 7 3m ago curl in unit backup.service",
+        "a shop/db tcp 8080 drop 3 90m ago curl in unit backup.service",
         "4 packets of further sources are not listed: kernels had no memory.",
     ]
+
+
+def listed(kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str], *rows: object) -> list[str]:
+    """The lines of one node with these sources, without their heads."""
+    kubectl.serve_nodes("a")
+    drops_of_node = Drops(sources=list(rows), lost_packets=0)  # type: ignore[arg-type]
+    kubectl.respond("exec", "agent-a", "drops", output=encoded(drops_of_node))
+    assert run(kubectl) == 0
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()[1:]]
+
+
+def test_source_that_a_rule_admits_by_now_is_marked(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert listed(kubectl, capsys, source("web", 9, is_admitted=True), source("db", 3)) == [
+        "a shop/web tcp 8080 drop 9 60s ago admitted curl in unit backup.service",
+        "a shop/db tcp 8080 drop 3 60s ago curl in unit backup.service",
+    ]
+
+
+def test_host_network_pod_is_named_and_a_scan_is_one_line(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scan: dict[str, Any] = {"has_many_ports": True, "port": 0, "port_count": 90, "lowest_port": 1}
+    rows = (
+        source("web", 9, cgroup="/kubepods/pod1/2", source_pod="mix/scraper-5xq2z"),
+        source("db", 3, highest_port=443, cgroup="/", **scan),
+    )
+    assert listed(kubectl, capsys, *rows) == [
+        "a shop/web tcp 8080 drop 9 60s ago curl in pod mix/scraper-5xq2z",
+        "a shop/db tcp, 90 ports (1-443) drop 3 60s ago curl in root cgroup (/)",
+    ]
+
+
+def test_only_the_first_sources_of_all_nodes_are_listed(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(nodes, "--top", "2") == 0
+    output = capsys.readouterr().out
+    assert "shop/db" not in output
+    assert "1 further sources are left out (--top)." in output
+
+
+def test_mark_is_set_on_all_nodes(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes.respond("exec", "agent-b", "--mark", error="podgate: no agent responds\n")
+    assert run(nodes, "--mark") == 1
+    captured = capsys.readouterr()
+    assert captured.out.startswith("Marked on 1 of 2 nodes")
+    assert captured.err == "b: podgate: no agent responds\n"
+    assert run(nodes, "--since", "mark") == 0
+    assert len(nodes.calls("exec", "--since=mark")) == 2
+
+
+def test_top_that_is_no_number_is_a_usage_error(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(nodes, "--top", "0")
+    assert "a number from 1 on" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -105,8 +175,18 @@ def test_node_that_does_not_answer_is_named_beside_the_others_sources(
     assert [one["node"] for one in found["sources"]] == ["a", "a"]
     assert found["problems"] == {"b": "podgate: no agent responds"}
     assert captured.err == "b: podgate: no agent responds\n"
+
+
+def test_node_that_does_not_answer_is_no_all_clear(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes.respond("exec", "agent-b", error="podgate: no agent responds\n")
+    assert run(nodes, "-n", "none") == 1
+    text = "No host process of the nodes that answered has opened a flow to these pods"
+    assert text in capsys.readouterr().out
     nodes.respond("exec", error="podgate: no agent responds\n")
-    assert run(nodes) == 3
+    assert run(nodes, "-n", "none") == 3
+    assert capsys.readouterr().out == ""
 
 
 def test_time_that_is_none_is_a_usage_error(
@@ -137,8 +217,10 @@ EVENT = DropEventStatus(
 
 def test_event_is_one_line() -> None:
     assert drop_stream.describe(encoded(EVENT)) == (
-        "12:00:00.123  drop node: curl (1454) in /system.slice/backup.service -> shop/web tcp 8080"
+        "12:00:00.123  drop node: curl (1454) in unit backup.service -> shop/web tcp 8080"
     )
+    of_pod = msgspec.structs.replace(EVENT, source_pod="mix/scraper")
+    assert "curl (1454) in pod mix/scraper ->" in drop_stream.describe(encoded(of_pod))
     unknown = msgspec.structs.replace(EVENT, process=0, process_name="", cgroup="", pod="")
     assert drop_stream.describe(encoded(msgspec.structs.replace(unknown, namespace=""))) == (
         "12:00:00.123  drop node: 198.18.0.1 -> 198.18.1.2 tcp 8080"
@@ -231,7 +313,7 @@ def followed(
         raise _EndOfStreams
 
     monkeypatch.setattr(drop_stream, "lines", streams)
-    kubectl.serve_nodes("a", "node-b")
+    kubectl.serve_nodes("a", "node-b", "silent", without_agent=["silent"])
     with pytest.raises(_EndOfStreams):
         run(kubectl, "--follow", "--pod", "web", "-o", form)
 
@@ -239,6 +321,7 @@ def followed(
 LINES = (
     drop_stream.NodeLine("a", json.dumps(encoded(EVENT))),
     drop_stream.NodeLine("a", json.dumps(encoded(msgspec.structs.replace(EVENT, pod="db")))),
+    drop_stream.NodeLine("node-b", '{"at": "2026-01-01T12:00:01.5Z", "suppressed": 7}'),
     drop_stream.NodeLine("node-b", problem="the stream has ended; trying again"),
     drop_stream.NodeLine("node-b", "{no event"),
 )
@@ -249,8 +332,13 @@ def test_followed_events_are_chosen_and_have_their_node(
 ) -> None:
     followed(kubectl, monkeypatch, *LINES, form="table")
     captured = capsys.readouterr()
-    assert captured.out == f"a       {drop_stream.describe(encoded(EVENT))}\n"
+    assert captured.out.splitlines() == [
+        f"a       {drop_stream.describe(encoded(EVENT))}",
+        "node-b  12:00:01.5  7 drop events were suppressed by the kernel's limit; 'drops' without "
+        "--follow counts all.",
+    ]
     assert captured.err.splitlines() == [
+        "silent: no agent runs on this node",
         "node-b: the stream has ended; trying again",
         "node-b: {no event",
     ]
@@ -260,8 +348,9 @@ def test_followed_events_are_one_json_document_a_line(
     kubectl: KubectlStandin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     followed(kubectl, monkeypatch, *LINES, form="json")
-    (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line) == {"node": "a", **encoded(EVENT)}
+    event, suppressed = map(json.loads, capsys.readouterr().out.splitlines())
+    assert event == {"node": "a", **encoded(EVENT)}
+    assert (suppressed["node"], suppressed["suppressed"]) == ("node-b", 7)
 
 
 def test_no_agent_to_follow_has_its_own_exit_status(

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding_kinds import Kind
 from agent.admin.report import PodStatus
 from agent.operate.kubectl import enforce, main
 from agent.operate.kubectl.cluster import Cluster, KubectlError
@@ -74,9 +76,6 @@ class Step:
 
     def report(self, name: str, **changed: Any) -> None:
         report = {
-            "kubelet": KUBELET,
-            "kubeletProblem": "",
-            "isSynced": True,
             "maxMode": "strict",
             "pods": [reporting.encoded(WEB)] if name == "one" else [],
         }
@@ -104,6 +103,39 @@ class Step:
 @pytest.fixture
 def step(kubectl: KubectlStandin, cluster: Cluster) -> Step:
     return Step(kubectl, cluster)
+
+
+def test_label_that_is_there_already_is_confirmed_by_its_pods(
+    step: Step, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step.label("enforce")
+    assert step.run() == 0
+    assert "already; its gates are in force for 1 pods." in capsys.readouterr().out
+    step.report_pods(reporting.pod("web", "off", "Off"))
+    assert step.run() == 0
+    output = capsys.readouterr().out
+    assert "force for 0 pods" in output
+    assert "stay below enforce by their own label or their node's ceiling: web" in output
+    assert step.labels() == []
+
+
+def test_pods_of_a_silent_node_are_not_confirmed_and_are_no_pods_without_a_gate(
+    step: Step, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = {
+        "metadata": {"namespace": NAMESPACE, "name": "client"},
+        "spec": {"nodeName": "two"},
+        "status": {"phase": "Running"},
+    }
+    step.kubectl.respond("get", "pods", f"--namespace={NAMESPACE}", output={"items": [elsewhere]})
+    step.kubectl.respond("exec", "agent-two", "status", error="podgate: no agent responds\n")
+    assert step.run() == 1
+    output = capsys.readouterr().out
+    assert "1 running pods are on nodes that do not answer: client." in output
+    assert "have no gate in place" not in output
+    assert step.run(yes=True) == 1
+    output = capsys.readouterr().out
+    assert "not confirmed on two: 1 pods (podgate: no agent responds)." in output
 
 
 def test_namespace_stays_enforced_if_nothing_harmful_is_dropped(
@@ -208,11 +240,16 @@ def test_old_flow_under_a_new_name_is_no_drop(step: Step) -> None:
     assert step.run() == 0
 
 
+def finding(kind: Kind) -> dict[str, Any]:
+    return {"findings": [{"severity": kind.severity, "kind": kind.name, "sentence": "It is so."}]}
+
+
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"kubelet": None, "kubeletProblem": "no such process."}, "kubelet not identified"),
-        ({"isSynced": False}, "initial pod sync not finished"),
+        (finding(kinds.KUBELET_UNKNOWN), "It is so."),
+        (finding(kinds.DECLARED_PORTS_OPEN), "It is so."),
+        (finding(kinds.PODS_NOT_SYNCED), "It is so."),
         ({"maxMode": "audit"}, "its ceiling is audit"),
     ],
 )
@@ -255,7 +292,7 @@ def test_source_without_a_policy_stops_the_step(
 def test_source_with_a_doubt_is_a_note(step: Step, capsys: pytest.CaptureFixture[str]) -> None:
     step.nodes.see("one", flows("/", first=2, last=2), **IN_FORCE)
     assert step.run() == 0
-    assert "note: / to shop/web-1, protocol 6 port 80 (" in capsys.readouterr().out
+    assert "note: / to shop/web-1, TCP 80 (" in capsys.readouterr().out
 
 
 def test_less_than_a_day_stops_the_step(step: Step, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,6 @@
-"""`kubectl podgate explain` and `doctor`: answers of the agents' own commands."""
+"""`kubectl podgate explain`: the answer of the agent's own command."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -69,46 +68,6 @@ def test_two_namespaces_of_one_pod_are_rejected(
 ) -> None:
     assert run(nodes, *FLOW, "-n", "other") == 1
     assert "shop/web is in namespace shop, and not in other" in capsys.readouterr().err
-
-
-def finding(check: str, severity: str, text: str, remedy: str = "") -> dict[str, Any]:
-    return {"check": check, "severity": severity, "text": text, "remedy": remedy}
-
-
-def test_finding_of_several_nodes_is_one_line_and_the_worst_is_first(
-    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
-) -> None:
-    good = finding("nftables", "ok", "nftables works.")
-    warning = finding("bpftool", "warning", "bpftool is missing.", "Install it.")
-    problem = finding("kubelet", "problem", "The kubelet is unknown.")
-    nodes.respond("exec", "agent-a", "doctor", output=[good, warning])
-    nodes.respond("exec", "agent-b", "doctor", output=[good, warning, problem], error=ENDED)
-    assert run(nodes, "doctor") == 1
-    assert capsys.readouterr().out.splitlines() == [
-        "problem kubelet on b: The kubelet is unknown.",
-        "warning bpftool on a, b: bpftool is missing. Install it.",
-    ]
-    assert run(nodes, "doctor", "-o", "wide", "--node", "a") == 0
-    assert "ok nftables on a: nftables works.\n" in capsys.readouterr().out
-
-
-def test_node_that_cannot_be_checked_is_named(
-    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
-) -> None:
-    nodes.respond("exec", "agent-a", "doctor", output=[finding("a", "ok", "Good.")])
-    nodes.respond("exec", "agent-b", "doctor", error=f"podgate: no permission\n{ENDED}")
-    assert run(nodes, "doctor", "-o", "json") == 1
-    captured = capsys.readouterr()
-    assert json.loads(captured.out)["problems"] == {"b": "podgate: no permission"}
-    assert captured.err == "b: podgate: no permission\n"
-
-
-def test_finding_of_an_unknown_severity_is_shown(
-    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
-) -> None:
-    nodes.respond("exec", "doctor", output=[finding("later", "fatal", "Something new.")])
-    assert run(nodes, "doctor") == 0
-    assert capsys.readouterr().out == "warning later on a, b: Something new.\n"
 
 
 @pytest.mark.parametrize("option", ["--from", "--to", "--port"])

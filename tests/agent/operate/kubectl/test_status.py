@@ -1,17 +1,18 @@
 """`kubectl podgate status`: nodes side by side, and the pods that are not as desired."""
 
 import json
-from typing import Any
 
 import msgspec
 import pytest
 import yaml
 
 from agent import VERSION
-from agent.admin.report import HookStatus, PodSourceStatus, RawSocketStatus
+from agent.admin import finding_kinds as kinds
 from agent.operate.kubectl import main
+from agent.pods import modes
+from agent.pods.pod import Problem
 from tests.agent.operate.cli.reports import PINNED
-from tests.agent.operate.kubectl.reporting import REPORT, encoded, pod, report
+from tests.agent.operate.kubectl.reporting import encoded, pod, report
 from tests.agent.operate.kubectl.standin import KubectlStandin
 
 
@@ -39,12 +40,13 @@ def test_each_node_has_a_line_with_modes_in_force_of_those_desired(
     text = capsys.readouterr().out
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines == [
-        "NODE VERSION READY KUBELET PROBLEMS PODS",
+        "broken c: No agent runs on this node.",
+        "degraded b: Kubelet not identified: no process listens on port 10250.",
+        "",
+        "NODE VERSION READY KUBELET FINDINGS PODS",
         f"a {VERSION} yes yes 0 1/1 audit, 2/1 enforce, 0/1 strict",
         f"b {VERSION} yes no 1 none",
         "c - - - 1 no answer",
-        "b: Kubelet not identified: no process listens on port 10250.",
-        "c: no agent runs on this node",
         "",
         "POD NODE DESIRED IN FORCE REASON",
         "shop/web a strict enforce Enforced",
@@ -57,7 +59,10 @@ def test_wide_has_ceilings_and_the_reason_of_each_pod(
 ) -> None:
     run(nodes, "-o", "wide")
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert f"a {VERSION} yes yes 0 audit strict /system.slice/kubelet.service" in lines[1]
+    assert lines[0].endswith(
+        "Solve the reason in the sentence; on the node, 'podgate status' works without an agent."
+    )
+    assert f"a {VERSION} yes yes 0 audit strict /system.slice/kubelet.service" in lines[4]
     assert lines[-1] == "shop/web: Gated. Strict unavailable: no relay."
 
 
@@ -73,7 +78,8 @@ def test_json_and_yaml_have_the_same_content(
         {"audit": 1, "enforce": 1, "strict": 1},
         {"audit": 1, "enforce": 2},
     )
-    assert (b["kubelet"], len(b["problems"])) == ("", 1)
+    assert (b["kubelet"], len(b["findings"])) == ("", 1)
+    assert [one["finding"]["kind"] for one in found["findings"]] == ["no-answer", "kubelet-unknown"]
     assert c["problem"] == "no agent runs on this node"
     (web,) = found["podsNotAsDesired"]
     assert (web["node"], web["name"], web["desired"], web["inForce"]) == (
@@ -82,42 +88,33 @@ def test_json_and_yaml_have_the_same_content(
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"is_synced": False}, "Initial pod sync not finished."),
-        ({"kubelet": None}, "Kubelet not identified."),
-        ({"kubelet": None, "open_ports": "Ports are open."}, "not identified: Ports are open."),
-        ({"kubelet_unfollowed": "no BTF."}, "does not follow the kubelet's restarts: no BTF."),
-        (
-            {"hooks": [HookStatus(name="connect6", problem="EPERM")]},
-            "connect6 does not work: EPERM",
-        ),
-        (
-            {"relay": msgspec.structs.replace(REPORT.relay, problem="no netns")},
-            "Relay of strict: no netns",
-        ),
-        (
-            {"raw_sockets": RawSocketStatus(mode="deny-pods", problem="Not all.", sources=[])},
-            "Raw sockets: Not all.",
-        ),
-        (
-            {"pod_source": PodSourceStatus(pods_from="", problems=["The watch fails."])},
-            "The watch fails.",
-        ),
-    ],
-)
-def test_each_problem_of_an_agent_is_one_line(
-    kubectl: KubectlStandin,
-    capsys: pytest.CaptureFixture[str],
-    changes: dict[str, Any],
-    problem: str,
+def test_typo_of_a_namespace_is_one_line_with_counts_whatever_the_number_of_nodes(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kubectl.serve_nodes("a")
-    kubectl.respond("exec", "agent-a", output=report(**changes))
+    text = "Label podgate.io/mode of namespace shop is 'Enforce', which is no mode."
+    typo = Problem(modes.INVALID, text, "namespace shop")
+    kubectl.serve_nodes("a", "b", "c")
+    for name in ("a", "b"):
+        pods = [pod(f"web-{name}{number}", "audit", "Audit") for number in range(12)]
+        pods = [msgspec.structs.replace(one, mode_problems=[typo]) for one in pods]
+        kubectl.respond("exec", f"agent-{name}", output=report(*pods, label_problems=[typo]))
+    # It has the namespace's label, and no pod of it.
+    kubectl.respond("exec", "agent-c", output=report(label_problems=[typo]))
+    assert run(kubectl) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("open 3 nodes (a, b, c), 24 pods (shop/web-a0, ")
+    assert first.endswith(f": {text}")
+    assert second == ""
+
+
+def test_equal_findings_of_pods_are_one_line(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a", "b")
+    kubectl.respond("exec", output=report(pod("web", "enforce", "GateFailed", status="False")))
     run(kubectl)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("a:")]
-    assert line.endswith(problem)
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first == "open shop/web on a, b: Gated."
 
 
 def test_all_as_desired_is_success(
@@ -172,7 +169,7 @@ def test_answer_that_is_no_report_is_a_problem_of_its_node(
     kubectl.respond("exec", "agent-a", output="podgate 0.0.1, pid 5\n")
     kubectl.respond("exec", "agent-b", output=report())
     assert run(kubectl) == 1
-    assert "a: its agent's answer is not readable" in capsys.readouterr().out
+    assert "a: Its agent's answer is not readable" in capsys.readouterr().out
 
 
 def test_control_characters_of_a_pod_do_not_reach_the_terminal(
@@ -194,8 +191,75 @@ def test_dead_agent_is_named_with_what_its_gates_do(
     kubectl.respond("exec", "agent-b", output=encoded(PINNED))
     assert run(kubectl) == 1
     output = capsys.readouterr().out
-    assert "b: no agent responds; 2 gates are in force. All gates open in 23 h 59 min" in output
-    assert "--dead-man-hours)\n" in output
+    assert "broken b: No agent responds, and 1 gate is in force, heartbeat 40 s old.\n" in output
+    assert "degraded b: All gates open in 23 h 59 min unless" in output
     kubectl.respond("label", output="")
+    kubectl.respond("exec", "agent-b", "off", error="podgate: it is left\n")
     assert main.main(["--kubectl", kubectl.command, "--timeout", "1", "off", "--node", "b"]) == 1
-    assert "b     no agent responds; 2 gates are in force." in capsys.readouterr().out
+    assert "b     No agent responds, and 1 gate is in force" in capsys.readouterr().out
+
+
+NODE_LABEL = "the node's label podgate.io/max-mode"
+
+
+def test_ceiling_below_a_namespaces_label_is_named_with_the_way_back(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a", "b")
+    kubectl.respond("exec", "agent-a", output=report())
+    limited = report(max_mode="off", max_mode_from=NODE_LABEL)
+    kubectl.respond("exec", "agent-b", output=limited)
+    shop = {"metadata": {"name": "shop", "labels": {"podgate.io/mode": "strict"}}}
+    typo = {"metadata": {"name": "typo", "labels": {"podgate.io/mode": "Enforce"}}}
+    kubectl.respond(
+        "get", "namespaces", output={"items": [shop, typo, {"metadata": {"name": "x"}}]}
+    )
+    assert run(kubectl) == 0
+    printed = capsys.readouterr().out
+    assert (
+        f"open b: podgate is off by {NODE_LABEL}: all pods of this node are open; labelled above "
+        "that: shop (strict). 'kubectl podgate on NODE' undoes it.\n"
+    ) in printed
+    assert f"b     {VERSION}    yes    yes      1         none" in printed
+    run(kubectl, "-o", "json")
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (found["finding"]["kind"], found["nodes"]) == (kinds.OFF.name, ["b"])
+
+
+def test_ceiling_below_a_namespaces_label_that_is_not_off_is_degraded(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a")
+    kubectl.respond("exec", output=report(max_mode="audit", max_mode_from="--max-mode"))
+    shop = {"metadata": {"name": "shop", "labels": {"podgate.io/mode": "strict"}}}
+    kubectl.respond("get", "namespaces", output={"items": [shop]})
+    run(kubectl)
+    expected = (
+        "degraded a: Modes are limited to audit by --max-mode; labelled above that: "
+        "shop (strict).\n"
+    )
+    assert expected in capsys.readouterr().out
+
+
+def test_ceiling_of_the_whole_cluster_is_one_line(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a", "b")
+    origin = "the label podgate.io/max-mode of podgate's namespace"
+    kubectl.respond("exec", output=report(max_mode="off", max_mode_from=origin))
+    run(kubectl)
+    expected = (
+        f"open 2 nodes (a, b): podgate is off by {origin}: all pods of this node are open. "
+        "'kubectl podgate on' undoes it.\n"
+    )
+    assert expected in capsys.readouterr().out
+
+
+def test_ceiling_that_limits_no_label_is_not_named(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a")
+    kubectl.respond("exec", output=report(max_mode="audit", max_mode_from="--max-mode"))
+    kubectl.respond("get", "namespaces", error="Error from server (Forbidden): no\n")
+    run(kubectl)
+    assert "limited" not in capsys.readouterr().out

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.operate.kubectl import cleaning, main
-from tests.agent.operate.kubectl.standin import KubectlStandin
+from agent.operate.kubectl import cleaning, main, uninstall
+from tests.agent.operate.kubectl.standin import KubectlStandin, agent_pod, node
+from tests.chart import rendering
 
 ROOT = pathlib.Path(__file__).parents[4]
+START = cleaning.Start("/etc/cni/net.d", "/opt/cni/bin")
 OFF = {"maxMode": "off", "maxModeFrom": "the label", "inForce": []}
 
 
@@ -37,6 +39,7 @@ def nodes(kubectl: KubectlStandin) -> KubectlStandin:
     kubectl.serve_nodes("a", "b")
     kubectl.respond("get", "daemonset", "podgate", output=daemonset())
     kubectl.respond("get", "daemonsets", output={"items": [daemonset()]})
+    kubectl.respond("get", "app.kubernetes.io/name=podgate-cleanup", output={"items": []})
     kubectl.respond("exec", output=OFF)
     for word in ("label", "patch", "delete", "logs"):
         kubectl.respond(word)
@@ -62,12 +65,14 @@ def test_without_yes_it_prints_its_plan_and_changes_nothing(
     nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(nodes, tmp_path) == 1
-    assert "Run it with --yes" in capsys.readouterr().out
-    assert not nodes.calls()
+    printed = capsys.readouterr().out
+    assert "Nodes: a, b." in printed
+    assert "Run it with --yes" in printed
+    assert verbs(nodes) == []
 
 
 def test_order_is_injection_off_nodes_objects_and_last_the_crd(
-    nodes: KubectlStandin, tmp_path: pathlib.Path
+    nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def own(kind: str, name: str) -> None:
         labels = {"app.kubernetes.io/name": name}
@@ -75,26 +80,30 @@ def test_order_is_injection_off_nodes_objects_and_last_the_crd(
         nodes.respond("get", kind, output={"items": items})
 
     own("mutatingwebhookconfigurations", "podgate")
+    own("daemonsets.apps", "podgate-proxy")
     own("deployments.apps", "podgate-controller")
     own("clusterroles.rbac.authorization.k8s.io", "podgate")
     own("customresourcedefinitions.apiextensions.k8s.io", "podgate")
     nodes.respond("get", "namespaces", output={"items": [{"metadata": {"name": "podgate"}}]})
-    policies = [{"metadata": {"name": "dns"}}]
-    nodes.respond("get", "hostaccesspolicies.policy.podgate.io", output={"items": policies})
+    policy = {"metadata": {"name": "dns", "uid": "1", "resourceVersion": "2"}, "status": {"x": 1}}
+    nodes.respond("get", "hostaccesspolicies.policy.podgate.io", output={"items": [policy]})
     assert run(nodes, tmp_path, "--yes") == 0
     assert verbs(nodes) == [
         "delete deployments.apps podgate-controller",
         "delete mutatingwebhookconfigurations podgate",
+        "delete daemonsets.apps podgate-proxy",
         "label namespace podgate",
         "patch daemonset podgate",
         "delete deployments.apps podgate-controller",
+        "delete daemonsets.apps podgate-proxy",
         "delete mutatingwebhookconfigurations podgate",
         "delete clusterroles.rbac.authorization.k8s.io podgate",
         "delete namespace podgate",
         "delete customresourcedefinitions.apiextensions.k8s.io podgate",
     ]
     saved = json.loads((tmp_path / "policies.json").read_text(encoding="utf-8"))
-    assert saved["items"] == policies
+    assert saved["items"] == [{"metadata": {"name": "dns"}}]
+    assert f"kubectl apply -f {tmp_path / 'policies.json'}" in capsys.readouterr().out
 
 
 def test_node_that_does_not_respond_stops_it_before_anything_is_deleted(
@@ -201,9 +210,7 @@ def test_cleaning_pods_mount_what_they_remove_and_replace_agents_at_once() -> No
     found = daemonset()
     (container,) = found["spec"]["template"]["spec"]["containers"]
     container["args"] += ["--cni-conf-dir=/etc/other", "--cni-bin-dir", "/opt/other"]
-    patch = cleaning.patch_of(
-        found, conf_directory="/etc/cni/net.d", bin_directory="/opt/cni/bin", options=[]
-    )
+    patch = cleaning.patch_of(found, START)
     spec = patch["spec"]["template"]["spec"]
     (cleaner,) = spec["containers"]
     assert cleaner["args"][:2] == ["cleanup", "--uninstall"]
@@ -219,3 +226,136 @@ def test_cleaning_pods_mount_what_they_remove_and_replace_agents_at_once() -> No
     assert {one["name"] for one in cleaner["volumeMounts"]} <= volumes
     assert cleaner["readinessProbe"] == container["readinessProbe"]
     assert patch["spec"]["updateStrategy"]["rollingUpdate"]["maxSurge"] == 0
+
+
+def serve_labels(kubectl: KubectlStandin, **namespaces: str) -> None:
+    """Namespaces with these modes, beside podgate's, and node b with the ceiling off."""
+    items = [
+        {"metadata": {"name": name, "labels": {"podgate.io/mode": mode}}}
+        for name, mode in namespaces.items()
+    ]
+    own = {"metadata": {"name": "podgate", "labels": {"podgate.io/max-mode": "off"}}}
+    kubectl.respond("get", "namespaces", output={"items": [own, *items]})
+    labelled = node("b", **{"podgate.io/max-mode": "off"})
+    kubectl.respond("get", "nodes", output={"items": [node("a"), labelled]})
+
+
+def test_labels_that_a_new_installation_would_enforce_need_a_decision(
+    nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve_labels(nodes, shop="enforce", dev="audit")
+    assert run(nodes, tmp_path, "--yes") == 1
+    printed = capsys.readouterr().out
+    assert "namespace shop: podgate.io/mode=enforce" in printed
+    assert "dev" not in printed
+    assert "--labels=keep or --labels=remove" in printed
+    assert verbs(nodes) == []
+
+    assert run(nodes, tmp_path, "--yes", "--labels=keep") == 0
+    printed = capsys.readouterr().out
+    assert "kubectl label namespace shop podgate.io/mode-" in printed
+    assert "node b: podgate.io/max-mode=off" in printed
+    assert not nodes.calls("label", "shop")
+
+    assert run(nodes, tmp_path, "--yes", "--labels=remove") == 0
+    assert nodes.calls("label", "namespace", "shop", "podgate.io/mode-")
+    assert nodes.calls("label", "node", "b", "podgate.io/max-mode-")
+    assert "These labels stay" not in capsys.readouterr().out
+
+
+def test_label_of_a_node_that_stays_is_named(
+    nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve_labels(nodes, dev="audit")
+    assert run(nodes, tmp_path, "--yes") == 0
+    assert "kubectl label node b podgate.io/max-mode-" in capsys.readouterr().out
+
+
+def test_plan_names_the_proxy_and_what_its_removal_stops(
+    nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = {"app.kubernetes.io/name": "podgate-proxy"}
+    proxy = {"metadata": {"name": "podgate-proxy", "labels": labels}}
+    nodes.respond("get", "daemonsets.apps", output={"items": [proxy]})
+    assert run(nodes, tmp_path) == 1
+    printed = capsys.readouterr().out
+    assert "and the controller; podgate-proxy." in printed
+    assert "Services that podgate-proxy carries stop" in printed
+
+
+def forget_b(kubectl: KubectlStandin) -> None:
+    """Node b had an agent, and the DaemonSet does not select it any more."""
+    found = daemonset()
+    found["spec"]["template"]["spec"]["nodeSelector"]["zone"] = "one"
+    kubectl.respond("get", "daemonset", "podgate", output=found)
+    items = [node("a", zone="one"), node("b")]
+    kubectl.respond("get", "nodes", output={"items": items})
+    pods = {"items": [agent_pod("a")]}
+    kubectl.respond("get", "pods", "app.kubernetes.io/name=podgate", output=pods)
+    reports = [{"metadata": {"name": "a"}}, {"metadata": {"name": "b"}}]
+    kubectl.respond("get", "nodereports.podgate.io", output={"items": reports})
+    kubectl.respond("create", output={"metadata": {"name": "made"}})
+
+
+def test_node_that_the_daemonset_does_not_select_is_cleaned_by_a_pod_of_its_own(
+    nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forget_b(nodes)
+    clean = [cleaning_pod("a", is_ready=True)]
+    nodes.respond("get", "podgate.io/cleanup=uninstall", output={"items": clean})
+    assert run(nodes, tmp_path, "--yes") == 1
+    assert "1 of 2 nodes are not clean" in capsys.readouterr().out
+    ((_, content),) = nodes.calls("create")
+    pod = json.loads(content)
+    assert pod["spec"]["nodeName"] == "b"
+    assert pod["spec"]["containers"][0]["args"][0] == "cleanup"
+    assert pod["spec"]["tolerations"] == [{"operator": "Exists"}]
+    assert "nodeSelector" not in pod["spec"]
+    selector = daemonset()["spec"]["selector"]["matchLabels"]
+    assert not selector.items() <= pod["metadata"]["labels"].items()
+
+
+def test_one_forgotten_node_is_cleaned_alone(
+    nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forget_b(nodes)
+    assert run(nodes, tmp_path, "--node=a", "--yes") == 1
+    assert "a is selected by DaemonSet podgate" in capsys.readouterr().err
+    assert run(nodes, tmp_path, "--node=nowhere", "--yes") == 1
+    assert verbs(nodes) == []
+    nodes.respond(
+        "get",
+        "app.kubernetes.io/name=podgate-cleanup",
+        output={"items": [cleaning_pod("b", is_ready=True)]},
+    )
+    assert run(nodes, tmp_path, "--node=b", "--yes") == 0
+    assert verbs(nodes) == ["delete pods cleaner-b", "delete nodereports.podgate.io b"]
+
+
+def test_every_object_of_the_chart_is_removed() -> None:
+    everything = {
+        "controller": {"enabled": True},
+        "proxy": {"enabled": True},
+        "hub": {"enabled": True},
+        "services": {"enabled": True},
+        "dashboards": {"enabled": True},
+        "metrics": {"podMonitor": {"enabled": True}, "reader": {"name": "x", "namespace": "y"}},
+    }
+    removed = {kind.partition(".")[0] for kind in uninstall.KINDS}
+    for one in rendering.objects(everything):
+        name = one["metadata"]["labels"]["app.kubernetes.io/name"]
+        assert name.startswith("podgate"), one["metadata"]["name"]
+        kind = one["kind"].lower()
+        plural = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
+        assert plural in removed or kind == "namespace", kind
+
+
+def test_forgotten_node_that_is_down_is_named_by_its_state(
+    nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    down = [node("a"), node("b", ready="Unknown")]
+    nodes.respond("get", "nodes", output={"items": down})
+    clean = [cleaning_pod("a", is_ready=True)]
+    nodes.respond("get", "podgate.io/cleanup=uninstall", output={"items": clean})
+    assert run(nodes, tmp_path, "--yes") == 1
+    assert "b     no response: its Node is NotReady since" in capsys.readouterr().out

@@ -4,6 +4,9 @@ import asyncio
 import datetime
 from typing import Any
 
+import msgspec
+
+from agent.admin import findings
 from agent.admin.report import (
     AgentReport,
     Drops,
@@ -99,7 +102,8 @@ def report(*pods: PodStatus, **fields: Any) -> AgentReport:
         "relay": relay(),
         "pods": list(pods),
     }
-    return AgentReport(**defaults | fields)
+    found = AgentReport(**defaults | fields)
+    return msgspec.structs.replace(found, findings=findings.find(found))
 
 
 def source(**fields: Any) -> SourceProcessStatus:

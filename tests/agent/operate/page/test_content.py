@@ -8,14 +8,13 @@ import pytest
 
 from agent.admin.report import (
     GateStatus,
-    HookStatus,
     PathStatus,
-    PodSourceStatus,
-    RawSocketStatus,
     RelayedPortStatus,
 )
 from agent.labels import ISOLATION_READY, PROBES_PASSING
 from agent.operate.page import content, style
+from agent.pods.modes import INVALID
+from agent.pods.pod import Problem
 from tests.agent.operate.page.html import Element, parse
 from tests.agent.operate.page.reports import (
     NOW,
@@ -84,76 +83,24 @@ def test_probe_without_results_has_no_chart() -> None:
     assert not full(pod(probes=[probe(recent_ms=[])])).with_class("spark")
 
 
-def test_problem_of_the_node_is_shown_first_and_red_if_pods_are_open() -> None:
-    unwritten = PodSourceStatus(pods_from="the API server", problems=["It is silent."])
-    raw_sockets = RawSocketStatus(mode="audit", problem="no BPF LSM", sources=[])
-    expected: dict[str, tuple[str, dict[str, object]]] = {
-        "The kubelet is not identified.": (
-            "open",
-            {"open_ports": "The kubelet is not identified."},
-        ),
-        "podgate is off by the file": ("open", {"max_mode": "off", "max_mode_from": "the file"}),
-        "falling back to enforce: no netns": (
-            "part",
-            {"relay": relay(is_up=False, problem="no netns")},
-        ),
-        "(--strict-without-fallback): no netns": (
-            "open",
-            {"relay": relay(is_up=False, problem="no netns", has_fallback=False)},
-        ),
-        "The relay is full": ("part", {"relay": relay(is_bypassed=True)}),
-        "connect6 does not work": (
-            "part",
-            {"hooks": [HookStatus(name="connect6", problem="EPERM")]},
-        ),
-        "does not follow the kubelet's restarts: no BTF.": (
-            "part",
-            {"kubelet_unfollowed": "no BTF."},
-        ),
-        "two candidates": ("part", {"kubelet": None, "kubelet_problem": "two candidates"}),
-        "The initial pod sync is not finished.": ("part", {"is_synced": False}),
-        "no BPF LSM": ("part", {"raw_sockets": raw_sockets}),
-        "It is silent.": ("part", {"pod_source": unwritten}),
-    }
-    found = {}
-    for words, (_, fields) in expected.items():
-        page = full(pod(), **fields)
-        (item,) = section(page, "Problems").all("li")
-        is_first = next(page.all("h2")).text == "Problems"
-        found[words] = item.attributes["class"] if words in item.text and is_first else item.text
-    assert found == {words: kind for words, (kind, _) in expected.items()}
-
-
-def test_problem_of_a_pod_is_red_if_it_is_open() -> None:
-    path = PathStatus(address="198.18.1.1", result="bypassed")
-    pods = [
-        pod("a", paths=[path], conditions=[]),
-        pod("b", conditions=[condition(ISOLATION_READY, "False", "GateFailed", "no room")]),
-        pod("c", conditions=[condition(PROBES_PASSING, "False", "ProbeFailing", "503")]),
-        pod("d", mode_problems=["The label is no mode."]),
-        pod("e", existing_flows=1),
-    ]
-    items = section(full(*pods), "Problems").all("li")
-    assert [(item.attributes["class"], item.text[-6:]) for item in items] == [
-        ("open", "shop/a"),
-        ("open", "shop/b"),
-        ("part", "shop/c"),
-        ("part", "shop/d"),
-        ("part", "shop/e"),
-    ]
-
-
-def test_worst_problem_is_first() -> None:
+def test_findings_are_first_and_red_if_something_is_open_or_broken() -> None:
     bypassed = pod("web", paths=[PathStatus(address="198.18.1.1", result="bypassed")])
     unready = pod("api", conditions=[condition(PROBES_PASSING, "False", "ProbeFailing", "503")])
-    items = list(section(full(unready, bypassed), "Problems").all("li"))
-    assert ["past its gate" in items[0].text, "503" in items[1].text] == [True, True]
-    assert items[0].attributes["class"] == "open"
+    missing = relay(is_up=False, problem="no netns", has_fallback=False)
+    page = full(unready, bypassed, relay=missing)
+    assert next(page.all("h2")).text == "Findings"
+    items = section(page, "Findings").all("li")
+    assert [(item.attributes["class"], item.text.partition(":")[0]) for item in items] == [
+        ("open", "open"),
+        ("open", "broken"),
+        ("part", "degraded"),
+        ("part", "note"),
+    ]
 
 
-def test_problem_of_many_pods_is_one_item() -> None:
-    pods = [pod(f"web-{number}", mode_problems=["The label is no mode."]) for number in range(10)]
-    (item,) = section(full(*pods), "Problems").all("li")
+def test_finding_of_many_pods_is_one_item() -> None:
+    pods = [pod(f"web-{number}", existing_flows=1) for number in range(10)]
+    (item,) = section(full(*pods), "Findings").all("li")
     assert "shop/web-0" in item.text
     assert "and 2 more" in item.text
 
@@ -163,10 +110,10 @@ def test_pods_with_problems_are_above_others() -> None:
     assert [row["pod"] for row in rows(full(pod("a"), broken), "Pods")] == ["shop/zoo", "shop/a"]
 
 
-def test_page_without_problems_shows_that() -> None:
+def test_page_without_findings_shows_that() -> None:
     page = full(pod())
-    assert page.with_class("state")[0].text == "no problems"
-    assert "Problems" not in [heading.text for heading in page.all("h2")]
+    assert page.with_class("state")[0].text == "no findings"
+    assert "Findings" not in [heading.text for heading in page.all("h2")]
 
 
 def in_colour(page: Element, kind: str) -> set[str]:
@@ -193,7 +140,7 @@ def test_open_states_are_red_and_what_is_not_as_desired_is_yellow() -> None:
     sources = drops(source(mode="other"))
     page = parse(content.full_page(report(*pods, kubelet=None), sources, now=NOW))
     colours = {kind: in_colour(page, kind) for kind in ("open", "part", "closed")}
-    assert {"off", "bypassed", "GateFailed", "3 problems"} <= colours["open"]
+    assert {"off", "bypassed", "GateFailed", "5 findings"} <= colours["open"]
     assert {
         "audit",
         "Audit",
@@ -240,7 +187,7 @@ def test_tile_has_the_colour_of_its_state(fields: dict[str, object], tile: str, 
         ({"is_synced": False, "open_ports": "They are open."}, "state open"),
     ],
 )
-def test_head_has_the_colour_of_the_worst_problem(fields: dict[str, object], kind: str) -> None:
+def test_head_has_the_colour_of_the_worst_finding(fields: dict[str, object], kind: str) -> None:
     (state,) = full(pod(), **fields).with_class("state")
     assert state.attributes["class"] == kind
 
@@ -249,7 +196,7 @@ def test_text_of_others_is_never_markup() -> None:
     hostile = pod(
         HOSTILE,
         namespace='"><img src=x onerror=alert(1)>',
-        mode_problems=[HOSTILE],
+        mode_problems=[Problem(INVALID, HOSTILE)],
         conditions=[condition(ISOLATION_READY, "False", HOSTILE, HOSTILE)],
         gates=[GateStatus(interface=HOSTILE, ifindex=1, packets={"drop": {HOSTILE: 1}})],
         probes=[probe(container=HOSTILE, handler=HOSTILE, last_message=HOSTILE, result=HOSTILE)],
@@ -280,7 +227,7 @@ def test_public_page_has_counts_and_no_names() -> None:
     secret = pod(
         "payroll",
         namespace="finance",
-        mode_problems=["The label of finance/payroll is no mode."],
+        mode_problems=[Problem(INVALID, "The label of finance/payroll is no mode.")],
         gates=[GateStatus(interface="vethpay", ifindex=3, packets={"drop": {"node": 9}})],
         probes=[probe(last_message="secret answer")],
     )
@@ -291,7 +238,7 @@ def test_public_page_has_counts_and_no_names() -> None:
     tiles = [tile.text for tile in parse(page).with_class("tile")]
     assert "1 pods" in tiles
     assert "9 dropped" in tiles
-    assert parse(page).with_class("state")[0].text == "1 problem"
+    assert parse(page).with_class("state")[0].text == "1 finding"
 
 
 @pytest.mark.parametrize("has_names", [False, True])

@@ -48,7 +48,7 @@ class Agent:
             service_endpoints=ServiceSettings(),
         )
         policies = ApiPolicies(api, state=directory / "policies.json")
-        self.source = ClusterSource(api, settings, store, events, policies, PodModes(Mode.AUDIT))
+        self.source = ClusterSource(api, settings, store, policies, PodModes(Mode.AUDIT))
         self.outputs = ClusterOutputs(api, settings, store, self.source, events, GateMetrics(store))
         assert self.outputs.endpoints is not None
         self.publisher = self.outputs.endpoints.publisher

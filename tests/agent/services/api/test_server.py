@@ -20,10 +20,10 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 from grpc_tools import protoc
 
-from agent.api.listen import ListenError
 from agent.services.api.next_method import SERVICE
 from agent.services.client.services import METHOD, ServicesClient
 from agent.services.client.v1alpha1 import endpoints_pb2 as pb
+from agent.serving.ports import ListenError
 from tests.agent.services.api.conftest import WAIT_SECONDS, Served, request
 from tests.agent.services.api.making import endpoint_json, endpoint_slice, service
 
@@ -327,7 +327,7 @@ async def test_stale_socket_is_replaced(served: Served, channel: grpc.aio.Channe
 async def test_port_in_use_is_one_sentence(served: Served) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(ListenError, match="cannot be served"),
+        pytest.raises(ListenError, match="cannot listen on"),
     ):
         await served.start(address=taken.getsockname())
 

@@ -23,7 +23,7 @@ class Node:
         self.pod_directory = directory / "pod"
         self.pod_directory.mkdir()
         self.run_directory = directory / "run"
-        monkeypatch.setattr(preflight, "check", lambda: None)
+        monkeypatch.setattr(preflight, "check_rights", lambda: None)
         monkeypatch.setattr(removal, "remove", self._remove)
         monkeypatch.setattr(signal, "sigwait", self._wait)
         monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)

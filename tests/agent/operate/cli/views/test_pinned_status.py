@@ -6,6 +6,7 @@ import pytest
 from agent.admin.report import HookStatus
 from agent.operate.cli.output import Signal
 from agent.operate.cli.views import pinned_status
+from agent.operate.pinned import findings
 from agent.operate.pinned.report import PinnedStatus
 from tests.agent.operate.cli.reports import PINNED
 from tests.agent.operate.cli.views.recorded import RecordedScreen
@@ -16,6 +17,7 @@ OPEN = msgspec.structs.replace(PINNED.exposures[0], is_open=True, text="All gate
 def shown(**changes: object) -> RecordedScreen:
     screen = RecordedScreen()
     status: PinnedStatus = msgspec.structs.replace(PINNED, **changes)
+    status = msgspec.structs.replace(status, findings=findings.find(status))
     pinned_status.show(screen, status)
     return screen
 
@@ -23,11 +25,14 @@ def shown(**changes: object) -> RecordedScreen:
 @pytest.mark.parametrize(
     ("changes", "start", "signal"),
     [
-        ({}, "All gates open in 23 h", Signal.CAUTION),
-        ({"exposures": [OPEN]}, "All gates are open.", Signal.DANGER),
-        ({"kubelet": None}, "Kubelet not identified.", Signal.DANGER),
-        ({}, "No program is attached at veth55f0 (interface veth55f0).", Signal.DANGER),
-        ({}, "Hook connect4 does not work: it has no link.", Signal.CAUTION),
+        ({}, "broken: No agent responds, and 1 gate is in force, heartbeat 40 s", Signal.DANGER),
+        ({}, "degraded: All gates open in 23 h", Signal.CAUTION),
+        ({"exposures": [OPEN]}, "open: All gates are open.", Signal.DANGER),
+        ({"kubelet": None}, "degraded: Kubelet not identified.", Signal.CAUTION),
+        ({}, "open: No program is attached at veth55f0: everything passes", Signal.DANGER),
+        ({}, "degraded: Hook connect4 does not work: it has no link", Signal.CAUTION),
+        ({}, "degraded: Strict unavailable, falling back to enforce: no relay", Signal.CAUTION),
+        ({"is_off": True}, "open: podgate is off by 'podgate off --node': all", Signal.DANGER),
         ({"gates": []}, "No pod has a gate.", None),
         ({}, "agent: its last heartbeat was 40s ago", None),
         ({"heartbeat_age_seconds": None}, "agent: none has run since", None),
@@ -42,7 +47,7 @@ def test_what_is_open_is_red(changes: dict[str, object], start: str, signal: Sig
 
 def test_red_is_first() -> None:
     signals = [signal for _, signal in shown().lines if signal]
-    assert signals == [Signal.DANGER, Signal.CAUTION, Signal.CAUTION]
+    assert signals == [Signal.DANGER] * 2 + [Signal.CAUTION] * 3
 
 
 def test_gate_without_a_program_is_red() -> None:
@@ -65,4 +70,4 @@ def test_kubelet_whose_restarts_are_not_followed_has_a_note(*, is_followed: bool
 def test_hook_that_works_and_a_relay_without_ports_need_no_line() -> None:
     relay = msgspec.structs.replace(PINNED.relay, ports=0)
     lines = shown(hooks=[HookStatus(name="connect4", problem=None)], relay=relay).lines
-    assert not [text for text, _ in lines if text.startswith(("Hook", "relay:"))]
+    assert not [text for text, _ in lines if "Hook" in text or text.startswith("relay:")]

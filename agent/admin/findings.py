@@ -1,0 +1,267 @@
+"""What is wrong on a node: findings, by the agent's report. Pure functions.
+
+Nothing else in podgate judges a report. A sentence that is also in a pod's condition comes from the
+condition or from `agent.pods.isolation`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from agent import labels
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding import NODE, Finding, found, ordered
+from agent.admin.finding_kinds import Kind
+from agent.admin.report import AgentReport, HookStatus, PodStatus, RelayStatus
+from agent.pods import isolation, modes
+from agent.pods.conditions import TRUE, Condition
+from agent.pods.pod import Problem
+
+# Younger ones wait for their turn: writes are rate limited.
+_PENDING_SECONDS = 30.0
+
+SOURCE_PARTS: Mapping[str, Kind] = {
+    "watch": kinds.WATCH_BROKEN,
+    "conditions": kinds.CONDITIONS_NOT_WRITTEN,
+    "runtime": kinds.RUNTIME_UNREACHABLE,
+    "services": kinds.SERVICES_OLD,
+}
+"""What each part of the source of pods is if it does not respond."""
+
+POD_PARTS: Mapping[str, Kind] = {
+    "gate-lost": kinds.GATE_FAILED,
+    "gate": kinds.GATE_NOT_UPDATED,
+    "rules": kinds.GATE_NOT_UPDATED,
+    "chain": kinds.GATE_NOT_FIRST,
+    "addresses": kinds.ADDRESS_UNCONFIRMED,
+    "relay": kinds.STRICT_UNAVAILABLE,
+    "relay-without-fallback": kinds.RELAY_MISSING_PROBES_FAIL,
+    "manifest": kinds.MANIFEST_INVALID,
+    "host": kinds.PROBE_HOST,
+    "annotation": kinds.ANNOTATION_IGNORED,
+}
+"""What a problem with each part of a pod is."""
+
+# Components of which nothing else in the report has the reason.
+_COMPONENTS: Mapping[str, tuple[Kind, str]] = {
+    "default_deny": (
+        kinds.DEFAULT_DENY_MISSING,
+        "The table that blocks new pods is not installed: they are open until they have their gate",
+    ),
+    "cni_plugin": (
+        kinds.CNI_PLUGIN_MISSING,
+        "podgate-cni is not installed: new pods get their gate after they start",
+    ),
+    "kubelet_pods_api": (
+        kinds.KUBELET_API_MISSING,
+        "The kubelet's pods API does not respond: pods come from the API server alone",
+    ),
+    "state": (
+        kinds.STATE_NOT_WRITTEN,
+        "State files cannot be written: the next agent starts with older ones",
+    ),
+}
+
+_ISOLATION: Mapping[str, Kind] = {
+    "GateBypassed": kinds.GATE_BYPASSED,
+    "GateFailed": kinds.GATE_FAILED,
+    "NetnsMissing": kinds.NETNS_UNUSABLE,
+    "NetnsInvalid": kinds.NETNS_UNUSABLE,
+    "NetnsInUse": kinds.NETNS_UNUSABLE,
+    "NetnsNotFound": kinds.POD_STARTING,
+    "SandboxMissing": kinds.POD_STARTING,
+    "NoInterface": kinds.POD_STARTING,
+}
+"""By the reason of a condition that is not True; others are of manifests."""
+
+_PROBES: Mapping[str, Kind] = {
+    "ProbeFailing": kinds.PROBE_FAILING,
+    "ProbePending": kinds.POD_STARTING,
+    "ContainerNotRunning": kinds.POD_STARTING,
+    "NotScheduled": kinds.POD_STARTING,
+    "PodSpecUnknown": kinds.POD_STARTING,
+    "NoNetns": kinds.POD_STARTING,
+}
+"""Likewise; others are of probes that cannot be read."""
+
+_LABELS: Mapping[str, Kind] = {
+    modes.NOT_ALLOWED: kinds.MODE_NOT_ALLOWED,
+    modes.LIMITED: kinds.MODE_LIMITED,
+    modes.KEPT: kinds.MODE_KEPT,
+}
+_CLOSED = ("enforce", "strict")
+# An answer that has just ended is replaced by the next result.
+_PASSING_OBSTACLES = frozenset({"", "no_verdict", "stale"})
+
+
+def find(report: AgentReport) -> list[Finding]:
+    """All findings, the worst first."""
+    return ordered(
+        [
+            *_of_agent(report),
+            *(unready(report.unsynced or _unsynced(report), report.open_ports)),
+            *_of_kubelet(report),
+            *_of_source(report),
+            *of_hooks(report.hooks),
+            *_of_relay(report.relay),
+            *_of_labels(report),
+            *(one for pod in report.pods for one in _of_pod(pod, report)),
+        ]
+    )
+
+
+def unready(unsynced: str, open_ports: str) -> list[Finding]:
+    """What makes /readyz fail. unsynced: why not all pods have been read; open_ports: why declared
+    ports are open."""
+    found_ones = []
+    if open_ports:
+        found_ones.append(found(kinds.DECLARED_PORTS_OPEN, open_ports))
+    if unsynced:
+        found_ones.append(found(kinds.PODS_NOT_SYNCED, unsynced))
+    return found_ones
+
+
+def of_hooks(hooks: Iterable[HookStatus]) -> Iterator[Finding]:
+    """Each hook that does not work; also by the pins."""
+    for hook in hooks:
+        if hook.problem:
+            text = f"Hook {hook.name} does not work: {hook.problem.rstrip('.')}; gates still drop"
+            yield found(kinds.HOOK_MISSING, text)
+
+
+def off(origin: str) -> Finding:
+    """podgate is off on this node. origin: what switches it off, or empty."""
+    by = f" by {origin}" if origin else ""
+    return found(kinds.OFF, f"podgate is off{by}: all pods of this node are open")
+
+
+def gate_detached(interface: str, pod: str) -> Finding:
+    """A gate without its program. pod: "namespace/name", empty if it is not known."""
+    subject = f"pod {pod}" if pod else NODE
+    text = f"No program is attached at {interface}: everything passes there"
+    return found(kinds.GATE_DETACHED, text, subject)
+
+
+def relay_missing(problem: str, *, has_fallback: bool) -> Finding:
+    """No relay serves, and pods are in strict."""
+    if has_fallback:
+        text = f"strict unavailable, falling back to enforce: {problem}"
+        return found(kinds.RELAY_MISSING, text)
+    text = (
+        f"strict unavailable, so the kubelet's probes fail (--strict-without-fallback): {problem}"
+    )
+    return found(kinds.RELAY_MISSING_PROBES_FAIL, text)
+
+
+def _unsynced(report: AgentReport) -> str:
+    return "" if report.is_synced else "initial pod sync not finished"
+
+
+def _of_agent(report: AgentReport) -> Iterator[Finding]:
+    if report.max_mode == "off":
+        yield off(report.max_mode_from)
+    for name, (kind, text) in _COMPONENTS.items():
+        if report.components.get(name) is False:
+            yield found(kind, text)
+    for text in report.policy_problems:
+        yield found(kinds.POLICY_NOT_APPLIED, text)
+    for text in report.component_problems:
+        yield found(kinds.COMPONENT_FAILING, text)
+    for text in report.server_problems:
+        yield found(kinds.PORT_NOT_OPEN, text)
+    if report.raw_sockets.problem:
+        text = f"--raw-sockets={report.raw_sockets.mode}: {report.raw_sockets.problem}"
+        yield found(kinds.RAW_SOCKETS_NOT_DENIED, text)
+
+
+def _of_kubelet(report: AgentReport) -> Iterator[Finding]:
+    if report.kubelet is None and not report.open_ports:
+        why = report.kubelet_problem or "the report has no reason"
+        yield found(kinds.KUBELET_UNKNOWN, f"Kubelet not identified: {why}")
+    if report.kubelet_unfollowed:
+        text = "Without the agent the kernel does not follow the kubelet's restarts: "
+        yield found(kinds.KUBELET_NOT_FOLLOWED, text + report.kubelet_unfollowed)
+
+
+def _of_source(report: AgentReport) -> Iterator[Finding]:
+    source = report.pod_source
+    for problem in source.problems:
+        yield found(SOURCE_PARTS.get(problem.part, kinds.WATCH_BROKEN), problem.text)
+    if source.pending_conditions and source.pending_seconds >= _PENDING_SECONDS:
+        text = f"Conditions of {source.pending_conditions} pods are not written to the API server"
+        yield found(kinds.CONDITIONS_NOT_WRITTEN, text)
+
+
+def _of_relay(relay: RelayStatus) -> Iterator[Finding]:
+    if relay.problem:
+        yield relay_missing(relay.problem, has_fallback=relay.has_fallback)
+    if relay.is_bypassed:
+        text = "The relay is full: new connections of the kubelet go directly to the gate"
+        yield found(kinds.RELAY_FULL, text)
+
+
+def _of_labels(report: AgentReport) -> Iterator[Finding]:
+    """A label of a node or namespace decides for many pods: one finding for all of them."""
+    pods: dict[Problem, list[PodStatus]] = {problem: [] for problem in report.label_problems}
+    for pod in report.pods:
+        for problem in pod.mode_problems:
+            if problem.subject:
+                pods.setdefault(problem, []).append(pod)
+            else:
+                yield _of_label(problem, [pod], f"pod {full_name(pod)}")
+    for problem, concerned in pods.items():
+        yield _of_label(problem, concerned, problem.subject)
+
+
+def _of_label(problem: Problem, pods: list[PodStatus], subject: str) -> Finding:
+    kind = _LABELS.get(problem.reason, kinds.LABEL_INVALID)
+    if problem.reason == modes.INVALID and any(pod.mode not in _CLOSED for pod in pods):
+        kind = kinds.LABEL_IGNORED
+    return found(kind, problem.message, subject, pods=[full_name(pod) for pod in pods])
+
+
+def _of_pod(pod: PodStatus, report: AgentReport) -> Iterator[Finding]:
+    subject = f"pod {full_name(pod)}"
+    bypassed = [path.address for path in pod.paths if path.result == "bypassed"]
+    if bypassed:
+        yield found(kinds.GATE_BYPASSED, isolation.bypassed_sentence(bypassed), subject)
+    failed = [path.address for path in pod.paths if path.result == "failed"]
+    if failed:
+        yield found(kinds.PATH_TEST_FAILED, isolation.untested_sentence(failed), subject)
+    for problem in pod.problems:
+        # The relay's own finding has it.
+        if not (problem.part.startswith("relay") and report.relay.problem):
+            kind = POD_PARTS.get(problem.part, kinds.GATE_NOT_UPDATED)
+            yield found(kind, problem.text, subject)
+    if pod.existing_flows:
+        text = "Flows that the host opened before enforcement are still open"
+        yield found(kinds.EXISTING_FLOWS, text, subject)
+    for probe in pod.probes:
+        if probe.answer is not None and probe.answer.obstacle not in _PASSING_OBSTACLES:
+            yield found(kinds.PROBE_NOT_ANSWERED, probe.answer.problem, subject)
+    for condition in pod.conditions:
+        yield from _of_condition(condition, pod, subject, is_bypassed=bool(bypassed))
+    if not any(one.type == labels.ISOLATION_READY for one in pod.conditions):
+        text = "The agent has not published the pod's condition yet"
+        yield found(kinds.POD_STARTING, text, subject)
+
+
+def _of_condition(
+    condition: Condition, pod: PodStatus, subject: str, *, is_bypassed: bool
+) -> Iterator[Finding]:
+    kind = kind_of(condition, pod.mode)
+    if kind is not None and not (kind is kinds.GATE_BYPASSED and is_bypassed):
+        yield found(kind, condition.message, subject, since=condition.last_transition_time)
+
+
+def kind_of(condition: Condition, mode: str) -> Kind | None:
+    """What a condition of a pod in this mode is; None if it is as desired."""
+    is_isolation = condition.type == labels.ISOLATION_READY
+    if condition.status != TRUE:
+        by_reason = _ISOLATION if is_isolation else _PROBES
+        return by_reason.get(condition.reason, kinds.MANIFEST_INVALID)
+    is_ungated = is_isolation and condition.reason == "NotSupported"
+    return kinds.NOT_SUPPORTED if is_ungated and mode in _CLOSED else None
+
+
+def full_name(pod: PodStatus) -> str:
+    """ "namespace/name"; the name alone for an invalid manifest."""
+    return f"{pod.namespace}/{pod.name}" if pod.namespace else pod.name

@@ -1,0 +1,93 @@
+"""The node's findings as Events and as a metric."""
+
+import asyncio
+import collections
+from collections.abc import Callable, Iterator
+
+from prometheus_client import core
+
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding import NODE, Finding
+from agent.admin.finding_kinds import Severity
+from agent.metrics import MetricFamily, labelled
+from agent.pods.events import PodEvent, PodEvents
+from agent.pods.store import PodStore
+
+FINDINGS = MetricFamily(
+    "podgate_findings",
+    "gauge",
+    "What is wrong on the node, by kind (docs/reference/findings.md): the number of pods, labels "
+    "or parts that it is found of. No series for a kind of which there is none.",
+    ("severity", "kind"),
+)
+
+_PERIOD_SECONDS = 5.0
+# What an agent lacks for a moment while it starts is no Event, unless something is open.
+_SETTLE_SECONDS = 5.0
+# An Event exists for an hour, and one that is repeated within six minutes is counted.
+_REPEAT_SECONDS = 300.0
+# The kubelet, or the probes' own Events, report failures of probes; the others end by themselves,
+# or are about the way to the API server.
+_WITHOUT_EVENT = frozenset(
+    {
+        kinds.PROBE_FAILING.name,
+        kinds.PODS_NOT_SYNCED.name,
+        kinds.WATCH_BROKEN.name,
+        kinds.CONDITIONS_NOT_WRITTEN.name,
+    }
+)
+
+
+class NodeFindings:
+    """Records an Event for each finding that is new, and counts all. `refresh` it before each
+    scrape."""
+
+    def __init__(
+        self, find: Callable[[], list[Finding]], events: PodEvents, store: PodStore
+    ) -> None:
+        """find: the current ones."""
+        self._find = find
+        self._events = events
+        self._store = store
+        self._current: list[Finding] = []
+        self._repeat_at: dict[tuple[str, str, str], float] = {}
+        """By kind, subject and sentence, when its Event is due again."""
+
+    async def run(self) -> None:
+        """Record Events until cancelled."""
+        while True:
+            self.record()
+            await asyncio.sleep(_PERIOD_SECONDS)
+
+    def record(self) -> None:
+        """Record an Event for each finding that is new, or has lasted for five minutes since."""
+        now = asyncio.get_running_loop().time()
+        before, self._repeat_at = self._repeat_at, {}
+        for finding in self._find():
+            if finding.severity == Severity.NOTE or finding.kind in _WITHOUT_EVENT:
+                continue
+            key = finding.kind, finding.subject, finding.sentence
+            is_urgent = Severity.of(finding.severity) is Severity.OPEN
+            first = now if is_urgent else now + _SETTLE_SECONDS
+            self._repeat_at[key] = due = before.get(key, first)
+            if due <= now and (event := self._event(finding)) is not None:
+                self._repeat_at[key] = now + _REPEAT_SECONDS
+                self._events.record(event)
+
+    def _event(self, finding: Finding) -> PodEvent | None:
+        """None for a pod that is gone."""
+        reason = kinds.KINDS[finding.kind].reason
+        what, _, name = finding.subject.partition(" ")
+        if what == NODE:
+            return PodEvent(None, reason, finding.sentence, action="Checking")
+        if what == "namespace":
+            return PodEvent(None, reason, finding.sentence, action="Checking", namespace=name)
+        uids = [state.pod.uid for state in self._store.states() if state.pod.full_name == name]
+        return PodEvent(uids[0], reason, finding.sentence, action="Checking") if uids else None
+
+    async def refresh(self) -> None:
+        self._current = self._find()
+
+    def collect(self) -> Iterator[core.Metric]:
+        counts = collections.Counter((one.severity, one.kind) for one in self._current)
+        yield labelled(FINDINGS, sorted(counts.items()))

@@ -1,0 +1,1 @@
+"""Servers of all processes: ports, and what clients can hold of them."""

@@ -1,0 +1,298 @@
+"""What of a report is a finding: its kind, subject and sentence."""
+
+from typing import Any
+
+import pytest
+
+from agent.admin import finding, findings
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding import Finding, found
+from agent.admin.finding_kinds import KINDS, Kind, Severity
+from agent.admin.report import (
+    AnswerStatus,
+    HookStatus,
+    PathStatus,
+    PodProblem,
+    PodSourceStatus,
+    RawSocketStatus,
+    SourceProblem,
+)
+from agent.labels import ISOLATION_READY, PROBES_PASSING
+from agent.pods import modes
+from agent.pods.pod import Problem
+from tests.agent.operate.page.reports import condition, pod, probe, relay, report
+
+TYPO = Problem(modes.INVALID, "Label podgate.io/mode of namespace shop is 'x'.", "namespace shop")
+
+
+def source(part: str) -> dict[str, Any]:
+    problem = SourceProblem(part=part, text="It is silent")
+    return {"pod_source": PodSourceStatus(pods_from="", problems=[problem])}
+
+
+def pending(count: int, seconds: float) -> dict[str, Any]:
+    status = PodSourceStatus(pods_from="", pending_conditions=count, pending_seconds=seconds)
+    return {"pod_source": status}
+
+
+OF_NODE: tuple[tuple[dict[str, Any], Kind, str], ...] = (
+    ({"open_ports": "They are open."}, kinds.DECLARED_PORTS_OPEN, "They are open."),
+    (
+        {"open_ports": "They are open.", "kubelet": None},
+        kinds.DECLARED_PORTS_OPEN,
+        "They are open.",
+    ),
+    (
+        {"kubelet": None, "kubelet_problem": "two of them."},
+        kinds.KUBELET_UNKNOWN,
+        "Kubelet not identified: two of them.",
+    ),
+    (
+        {"kubelet_unfollowed": "no BTF."},
+        kinds.KUBELET_NOT_FOLLOWED,
+        "Without the agent the kernel does not follow the kubelet's restarts: no BTF.",
+    ),
+    (
+        {"max_mode": "off", "max_mode_from": "a label"},
+        kinds.OFF,
+        "podgate is off by a label: all pods of this node are open.",
+    ),
+    ({"is_synced": False}, kinds.PODS_NOT_SYNCED, "Initial pod sync not finished."),
+    ({"unsynced": "no list"}, kinds.PODS_NOT_SYNCED, "No list."),
+    (source("watch"), kinds.WATCH_BROKEN, "It is silent."),
+    (source("conditions"), kinds.CONDITIONS_NOT_WRITTEN, "It is silent."),
+    (source("runtime"), kinds.RUNTIME_UNREACHABLE, "It is silent."),
+    (source("services"), kinds.SERVICES_OLD, "It is silent."),
+    (
+        pending(12, 31.0),
+        kinds.CONDITIONS_NOT_WRITTEN,
+        "Conditions of 12 pods are not written to the API server.",
+    ),
+    ({"policy_problems": ["No."]}, kinds.POLICY_NOT_APPLIED, "No."),
+    (
+        {"hooks": [HookStatus(name="connect6", problem="EPERM.")]},
+        kinds.HOOK_MISSING,
+        "Hook connect6 does not work: EPERM; gates still drop.",
+    ),
+    (
+        {"raw_sockets": RawSocketStatus(mode="deny-pods", problem="none.", sources=[])},
+        kinds.RAW_SOCKETS_NOT_DENIED,
+        "--raw-sockets=deny-pods: none.",
+    ),
+    (
+        {"components": {"default_deny": False}},
+        kinds.DEFAULT_DENY_MISSING,
+        "The table that blocks new pods is not installed: they are open until they have their "
+        "gate.",
+    ),
+    (
+        {"components": {"cni_plugin": False}},
+        kinds.CNI_PLUGIN_MISSING,
+        "podgate-cni is not installed: new pods get their gate after they start.",
+    ),
+    (
+        {"components": {"kubelet_pods_api": False}},
+        kinds.KUBELET_API_MISSING,
+        "The kubelet's pods API does not respond: pods come from the API server alone.",
+    ),
+    (
+        {"components": {"state": False}},
+        kinds.STATE_NOT_WRITTEN,
+        "State files cannot be written: the next agent starts with older ones.",
+    ),
+    (
+        {"component_problems": ["Component http fails and starts again: ValueError."]},
+        kinds.COMPONENT_FAILING,
+        "Component http fails and starts again: ValueError.",
+    ),
+    (
+        {"server_problems": ["Metrics are not served: port 9650 is taken."]},
+        kinds.PORT_NOT_OPEN,
+        "Metrics are not served: port 9650 is taken.",
+    ),
+    (
+        {"relay": relay(is_up=False, problem="no netns.")},
+        kinds.RELAY_MISSING,
+        "Strict unavailable, falling back to enforce: no netns.",
+    ),
+    (
+        {"relay": relay(is_up=False, problem="no netns.", has_fallback=False)},
+        kinds.RELAY_MISSING_PROBES_FAIL,
+        "Strict unavailable, so the kubelet's probes fail (--strict-without-fallback): no netns.",
+    ),
+    (
+        {"relay": relay(is_bypassed=True)},
+        kinds.RELAY_FULL,
+        "The relay is full: new connections of the kubelet go directly to the gate.",
+    ),
+)
+
+
+def unlike(kind: str, reason: str, status: str = "False") -> dict[str, Any]:
+    """Another condition beside one that is as desired."""
+    other = {
+        ISOLATION_READY: condition(PROBES_PASSING, "True", "ProbesPassing"),
+        PROBES_PASSING: condition(ISOLATION_READY, "True", "Enforced"),
+    }
+    return {"conditions": [condition(kind, status, reason, "Busy."), other[kind]]}
+
+
+def problem(part: str) -> dict[str, Any]:
+    return {"problems": [PodProblem(part=part, text="It is so")]}
+
+
+def label(reason: str) -> dict[str, Any]:
+    return {"mode_problems": [Problem(reason, "It is so.")]}
+
+
+OF_POD: tuple[tuple[dict[str, Any], Kind, str], ...] = (
+    (unlike(ISOLATION_READY, "GateBypassed"), kinds.GATE_BYPASSED, "Busy."),
+    (
+        {"paths": [PathStatus(address=f"198.18.1.{n}", result="bypassed") for n in (1, 2)]},
+        kinds.GATE_BYPASSED,
+        "The host reaches 198.18.1.1, 198.18.1.2 without passing the gate; check how the CNI "
+        "routes them.",
+    ),
+    (unlike(ISOLATION_READY, "GateFailed"), kinds.GATE_FAILED, "Busy."),
+    *(
+        (unlike(ISOLATION_READY, reason), kinds.NETNS_UNUSABLE, "Busy.")
+        for reason in ("NetnsMissing", "NetnsInvalid", "NetnsInUse")
+    ),
+    *(
+        (unlike(ISOLATION_READY, reason), kinds.POD_STARTING, "Busy.")
+        for reason in ("NetnsNotFound", "SandboxMissing", "NoInterface")
+    ),
+    (unlike(ISOLATION_READY, "InvalidManifest"), kinds.MANIFEST_INVALID, "Busy."),
+    (unlike(ISOLATION_READY, "NotSupported", "True"), kinds.NOT_SUPPORTED, "Busy."),
+    (unlike(PROBES_PASSING, "ProbeFailing"), kinds.PROBE_FAILING, "Busy."),
+    (unlike(PROBES_PASSING, "ProbePending"), kinds.POD_STARTING, "Busy."),
+    (unlike(PROBES_PASSING, "InvalidProbeSpec"), kinds.MANIFEST_INVALID, "Busy."),
+    (
+        {"conditions": []},
+        kinds.POD_STARTING,
+        "The agent has not published the pod's condition yet.",
+    ),
+    (
+        {"paths": [PathStatus(address="198.18.1.1", result="failed")]},
+        kinds.PATH_TEST_FAILED,
+        "Path test failed for 198.18.1.1; see the agent's log.",
+    ),
+    (problem("gate-lost"), kinds.GATE_FAILED, "It is so."),
+    (problem("gate"), kinds.GATE_NOT_UPDATED, "It is so."),
+    (problem("rules"), kinds.GATE_NOT_UPDATED, "It is so."),
+    (problem("chain"), kinds.GATE_NOT_FIRST, "It is so."),
+    (problem("addresses"), kinds.ADDRESS_UNCONFIRMED, "It is so."),
+    (problem("relay"), kinds.STRICT_UNAVAILABLE, "It is so."),
+    (problem("relay-without-fallback"), kinds.RELAY_MISSING_PROBES_FAIL, "It is so."),
+    (problem("manifest"), kinds.MANIFEST_INVALID, "It is so."),
+    (problem("host"), kinds.PROBE_HOST, "It is so."),
+    (problem("annotation"), kinds.ANNOTATION_IGNORED, "It is so."),
+    (
+        {"existing_flows": 3},
+        kinds.EXISTING_FLOWS,
+        "Flows that the host opened before enforcement are still open.",
+    ),
+    (
+        {"probes": [probe(answer=AnswerStatus(obstacle="tls", problem="It is so."))]},
+        kinds.PROBE_NOT_ANSWERED,
+        "It is so.",
+    ),
+    (label(modes.INVALID), kinds.LABEL_INVALID, "It is so."),
+    ({**label(modes.INVALID), "mode": "audit"}, kinds.LABEL_IGNORED, "It is so."),
+    (label(modes.INVALID_CEILING), kinds.LABEL_INVALID, "It is so."),
+    (label(modes.NOT_ALLOWED), kinds.MODE_NOT_ALLOWED, "It is so."),
+    (label(modes.LIMITED), kinds.MODE_LIMITED, "It is so."),
+    (label(modes.KEPT), kinds.MODE_KEPT, "It is so."),
+)
+
+
+@pytest.mark.parametrize(("changes", "kind", "sentence"), OF_NODE)
+def test_state_of_the_node_is_one_finding(
+    changes: dict[str, Any], kind: Kind, sentence: str
+) -> None:
+    assert findings.find(report(pod(), **changes)) == [found(kind, sentence)]
+
+
+@pytest.mark.parametrize(("changes", "kind", "sentence"), OF_POD)
+def test_state_of_a_pod_is_one_finding(changes: dict[str, Any], kind: Kind, sentence: str) -> None:
+    (only,) = findings.find(report(pod("web", **changes), pod("db")))
+    assert (only.kind, only.severity) == (kind.name, kind.severity)
+    assert (only.subject, only.sentence) == ("pod shop/web", sentence)
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes"),
+    [
+        ({}, {}),
+        ({}, pending(3, 2.0)),
+        ({}, {"components": {"relay": False, "default_deny": True}}),
+        ({"paths": [PathStatus(address="198.18.1.1", result="unreachable")]}, {}),
+        ({"mode": "audit", **unlike(ISOLATION_READY, "NotSupported", "True")}, {}),
+        ({"probes": [probe(answer=AnswerStatus(obstacle="stale", problem="It was."))]}, {}),
+    ],
+)
+def test_state_as_desired_is_none(fields: dict[str, Any], changes: dict[str, Any]) -> None:
+    assert findings.find(report(pod(**fields), **changes)) == []
+
+
+def test_relay_that_is_missing_is_no_finding_of_each_pod() -> None:
+    missing = relay(is_up=False, problem="no netns")
+    (only,) = findings.find(report(pod(**problem("relay")), pod("b"), relay=missing))
+    assert only.kind == kinds.RELAY_MISSING.name
+
+
+def test_label_of_a_namespace_is_one_finding_with_its_pods() -> None:
+    pods = [pod(name, mode="audit", mode_problems=[TYPO]) for name in ("a", "b")]
+    (only,) = findings.find(report(*pods, label_problems=[TYPO]))
+    assert (only.kind, only.subject) == (kinds.LABEL_IGNORED.name, "namespace shop")
+    assert only.pods == ["shop/a", "shop/b"]
+    # Of a namespace without pods on this node, nothing is open here.
+    (only,) = findings.find(report(label_problems=[TYPO]))
+    assert (only.kind, only.pods) == (kinds.LABEL_INVALID.name, [])
+
+
+def test_worst_is_first_and_a_condition_has_its_time() -> None:
+    failed = pod("c", **unlike(ISOLATION_READY, "GateFailed"))
+    first, *_, last = findings.find(report(pod(existing_flows=1), failed, is_synced=False))
+    assert (first.kind, last.severity) == (kinds.GATE_FAILED.name, Severity.DEGRADED)
+    assert first.since == failed.conditions[0].last_transition_time
+    assert last.since is None
+
+
+def test_readiness_has_the_findings_that_end_it() -> None:
+    unready = findings.unready("no list", "They are open.")
+    assert [one.sentence for one in unready] == ["They are open.", "No list."]
+    assert findings.unready("", "") == []
+
+
+def test_equal_findings_are_one_with_all_pods() -> None:
+    pods = [pod(f"web-{number}", existing_flows=number + 1) for number in range(7)]
+    ((only, names),) = finding.merged(findings.find(report(*pods)))
+    assert len(names) == 7
+    assert finding.line(only, names).endswith("shop/web-4 and 2 more.")
+    assert finding.line(only, names[:1]) == f"shop/web-0: {only.sentence}"
+
+
+def test_only_findings_of_chosen_pods_and_of_the_node_are_kept() -> None:
+    pods = [pod(name, mode="audit", mode_problems=[TYPO]) for name in ("a", "b")]
+    all_found = findings.find(report(*pods, pod("c", existing_flows=1), is_synced=False))
+    kept = finding.chosen(all_found, lambda name: name == "shop/b")
+    assert [(one.kind, one.pods) for one in kept] == [
+        (kinds.LABEL_IGNORED.name, ["shop/b"]),
+        (kinds.PODS_NOT_SYNCED.name, []),
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_each_kind_has_a_meaning_and_a_remedy(kind: Kind) -> None:
+    made = found(kind, kind.meaning, "pod shop/web")
+    assert made.sentence == kind.meaning
+    assert kind.remedy.endswith(".")
+    assert "{" not in made.next_command
+    assert kind.reason.isalnum()
+
+
+def test_severity_of_a_later_version_is_degraded() -> None:
+    assert Severity.of("fatal") is Severity.DEGRADED
+    later = Finding(severity="fatal", kind="new", subject="node", sentence="It is new.")
+    assert later.rank == Severity.DEGRADED.rank

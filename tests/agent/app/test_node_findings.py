@@ -1,0 +1,66 @@
+"""Events of findings: once for each that lasts, at once for what is open, and again later."""
+
+import asyncio
+
+import pytest
+
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding import Finding, found
+from agent.app.node_findings import NodeFindings
+from agent.pods.conditions import Conditions
+from agent.pods.events import PodEvent, PodEvents
+from agent.pods.store import PodStore
+
+pytestmark = pytest.mark.looptime
+
+OPEN = found(kinds.OFF, "It is off")
+HOOK = found(kinds.HOOK_MISSING, "It is gone")
+LABEL = found(kinds.LABEL_IGNORED, "It is no mode", "namespace shop")
+GONE = found(kinds.GATE_FAILED, "It failed", "pod shop/gone")
+
+
+class Recorded:
+    """Findings of a node, and the Events that were recorded by now."""
+
+    def __init__(self, *current: Finding) -> None:
+        self.current = list(current)
+        self._events = PodEvents()
+        self._node = NodeFindings(lambda: self.current, self._events, PodStore(Conditions()))
+
+    async def after(self, seconds: float) -> list[PodEvent]:
+        """What is recorded within that time, by rounds of five seconds."""
+        recorded = []
+        for _ in range(int(seconds // 5)):
+            self._node.record()
+            try:
+                async with asyncio.timeout(0.1):
+                    recorded += await self._events.next()
+            except TimeoutError:
+                pass
+            await asyncio.sleep(5)
+        return recorded
+
+
+async def test_what_is_open_is_an_event_at_once_and_again_while_it_lasts() -> None:
+    node = Recorded(OPEN)
+    assert [event.reason for event in await node.after(5)] == ["Off"]
+    assert await node.after(280) == []
+    assert [event.message for event in await node.after(60)] == ["It is off."]
+
+
+async def test_what_lasts_for_a_moment_is_none() -> None:
+    node = Recorded(HOOK)
+    assert await node.after(5) == []
+    node.current = []
+    assert await node.after(5) == []
+    node.current = [HOOK]
+    assert [event.reason for event in await node.after(15)] == ["HookMissing"]
+
+
+async def test_label_of_a_namespace_is_an_event_about_it() -> None:
+    (event,) = await Recorded(LABEL).after(5)
+    assert (event.uid, event.namespace, event.reason) == (None, "shop", "LabelIgnored")
+
+
+async def test_pod_that_is_gone_has_none() -> None:
+    assert await Recorded(GONE).after(5) == []

@@ -1,0 +1,85 @@
+"""Locks that only this user can hold, and directories that others may not have made."""
+
+import fcntl
+import os
+import pathlib
+import stat
+
+import pytest
+
+from agent.linux import directories, locks
+from agent.linux.directories import DirectoryError
+from agent.linux.locks import AlreadyRunningError, LockError
+from agent.linux.procfs import Procfs
+
+
+def test_second_process_is_rejected_until_the_first_has_ended(tmp_path: pathlib.Path) -> None:
+    with locks.exclusive(tmp_path):
+        with pytest.raises(AlreadyRunningError, match=f"another agent is running with {tmp_path}"):
+            locks.exclusive(tmp_path).__enter__()
+        assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o700
+    with locks.exclusive(tmp_path):
+        pass
+
+
+def test_directory_that_does_not_exist_is_used_by_no_process(tmp_path: pathlib.Path) -> None:
+    with locks.exclusive_if_present(tmp_path / "nothing"):
+        assert not (tmp_path / "nothing").exists()
+
+
+def test_lock_that_cannot_be_made_is_one_sentence_and_held_by_no_process(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / "lock").write_text("a file")
+    with pytest.raises(LockError, match="cannot be made"):
+        locks.exclusive(tmp_path).__enter__()
+    with locks.exclusive_if_present(tmp_path):
+        pass
+
+
+def test_lock_that_its_holder_removed_is_made_again(tmp_path: pathlib.Path) -> None:
+    lock = tmp_path / "lock"
+    with locks.held(lock) as first:
+        lock.rmdir()
+        assert not locks.is_current(lock, first)
+        with locks.held(lock) as second:
+            assert locks.is_current(lock, second)
+            assert not locks.is_current(lock, first)
+
+
+def test_lock_that_others_can_open_is_not_used(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "lock").mkdir()
+    (tmp_path / "lock").chmod(0o755)
+    with pytest.raises(DirectoryError, match=r"open to other users \(mode 0755\)"):
+        locks.exclusive(tmp_path).__enter__()
+
+
+def test_link_in_place_of_a_lock_is_not_followed(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LockError):
+        locks.exclusive(tmp_path).__enter__()
+
+
+def test_run_directory_that_others_may_write_to_is_not_used(tmp_path: pathlib.Path) -> None:
+    directories.ensure_own(tmp_path / "run")
+    (tmp_path / "run").chmod(0o777)
+    with pytest.raises(DirectoryError, match=r"open to other users \(mode 0777\)"):
+        directories.ensure_own(tmp_path / "run")
+
+
+def test_holder_of_a_lock_is_found_and_one_that_waits_is_none(tmp_path: pathlib.Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    status = os.fstat(descriptor)
+    file = os.major(status.st_dev), os.minor(status.st_dev), status.st_ino
+    assert Procfs().lock_holders(*file) == set()
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    assert Procfs().lock_holders(*file) == {os.getpid()}
+    os.close(descriptor)
+    name = ":".join([f"{file[0]:02x}", f"{file[1]:02x}", str(file[2])])
+    (tmp_path / "locks").write_text(
+        f"1: FLOCK  ADVISORY  WRITE 10 {name} 0 EOF\n"
+        f"1: -> FLOCK  ADVISORY  WRITE 11 {name} 0 EOF\n"
+        f"2: POSIX  ADVISORY  WRITE 12 {name} 0 EOF\n"
+    )
+    assert Procfs(tmp_path).lock_holders(*file) == {10}

@@ -1,0 +1,70 @@
+"""Pods that stand in for agents that do not run: made once, and always deleted."""
+
+import json
+
+import pytest
+
+from agent.operate.kubectl import debug_pods, main
+from tests.agent.operate.cli.reports import PINNED
+from tests.agent.operate.kubectl.reporting import encoded
+from tests.agent.operate.kubectl.standin import KubectlStandin
+from tests.agent.operate.kubectl.test_uninstall import daemonset
+
+
+@pytest.fixture
+def nodes(kubectl: KubectlStandin) -> KubectlStandin:
+    kubectl.serve_nodes("b", without_agent=["b"])
+    return kubectl
+
+
+def run(kubectl: KubectlStandin, *arguments: str) -> int:
+    return main.main(["--kubectl", kubectl.command, "--timeout", "1", *arguments])
+
+
+def test_read_only_commands_run_in_it_only_with_the_option(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pod = nodes.serve_debug_pod("b")
+    nodes.respond("exec", pod, "status", output=encoded(PINNED))
+    assert run(nodes, "status") == 3
+    assert "broken b: No agent runs on this node.\n" in capsys.readouterr().out
+    assert not nodes.calls("create")
+
+    assert run(nodes, "--debug-pods", "status") == 3
+    assert "broken b: No agent responds, and 1 gate is in force" in capsys.readouterr().out
+    assert nodes.calls("delete", "pod", pod)
+
+
+@pytest.mark.parametrize("command", [("doctor",), ("drops",)])
+def test_doctor_and_drops_run_in_it(nodes: KubectlStandin, command: tuple[str, ...]) -> None:
+    pod = nodes.serve_debug_pod("b")
+    nodes.respond("exec", pod, *command, output={"findings": [], "sources": []})
+    assert run(nodes, "--debug-pods", *command) == 0
+    assert nodes.calls("delete", "pod", pod)
+
+
+def test_pod_that_does_not_start_is_named_and_deleted(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pod = nodes.serve_debug_pod("b", state="terminated")
+    assert run(nodes, "--debug-pods", "status") == 3
+    assert f"broken b: Its debug pod {pod} does not run: Because" in capsys.readouterr().out
+    assert nodes.calls("delete", "pod", pod)
+
+
+def test_it_has_what_an_agent_has_and_no_token() -> None:
+    found = daemonset()
+    agent = found["spec"]["template"]["spec"]
+    (container,) = agent["containers"]
+    pod = debug_pods.manifest(found, "b")
+    (own,) = pod["spec"]["containers"]
+    for name in ("image", "securityContext", "volumeMounts"):
+        assert own[name] == container[name]
+    for name in ("hostNetwork", "hostPID", "volumes", "priorityClassName"):
+        assert pod["spec"][name] == agent[name]
+    assert pod["spec"]["nodeName"] == "b"
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    assert "readinessProbe" not in own
+    selector = found["spec"]["selector"]["matchLabels"]
+    assert not selector.items() <= pod["metadata"]["labels"].items()
+    assert json.dumps(pod)

@@ -1,0 +1,235 @@
+"""A component that fails starts again, and no other notices."""
+
+import asyncio
+import contextlib
+import errno
+import os
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from agent import tasks
+from agent.app import rings
+from agent.app.rings import Rings
+from agent.backoff import no_jitter
+from agent.linux.descriptors import Reserve
+from agent.tasks import Supervisor, TaskEndedError
+
+pytestmark = pytest.mark.looptime
+
+Run = Callable[[], Awaitable[None]]
+
+
+class Component:
+    """Fails the first times it runs."""
+
+    def __init__(self, *errors: Exception, after_seconds: float = 0.0) -> None:
+        self.errors = list(errors)
+        self.starts: list[float] = []
+        self._after_seconds = after_seconds
+
+    async def run(self) -> None:
+        self.starts.append(asyncio.get_running_loop().time())
+        if self.errors:
+            await asyncio.sleep(self._after_seconds)
+            raise self.errors.pop(0)
+        await asyncio.Event().wait()
+
+
+async def _run(seconds: float, *started: tuple[Supervisor, str, Run]) -> None:
+    """All of them in one group, for a time. Raises their failure."""
+    async with asyncio.TaskGroup() as group:
+        running = []
+        for supervisor, name, run in started:
+            with tasks.supervised(supervisor):
+                running.append(tasks.start(group, name, run))
+        await asyncio.sleep(seconds)
+        for task in running:
+            task.cancel()
+
+
+async def test_failed_component_starts_again_with_back_off_and_others_go_on() -> None:
+    bad = Component(*(ValueError(str(number)) for number in range(5)))
+    good = Component()
+    supervisor = Supervisor(jitter=no_jitter)
+    began = asyncio.get_running_loop().time()
+    await _run(100, (supervisor, "bad", bad.run), (supervisor, "good", good.run))
+    assert [round(at - began) for at in bad.starts] == [0, 1, 3, 7, 15, 31]
+    assert len(good.starts) == 1
+    assert supervisor.failures == {"bad": 5}
+
+
+async def test_component_that_ran_for_long_starts_again_soon() -> None:
+    bad = Component(*(ValueError() for _ in range(5)), after_seconds=100.0)
+    await _run(1000, (Supervisor(jitter=no_jitter), "bad", bad.run))
+    assert [b - a for a, b in zip(bad.starts, bad.starts[1:], strict=False)] == [101] * 5
+
+
+async def test_component_is_failing_until_it_has_run_for_a_minute() -> None:
+    bad = Component(ValueError("no room"))
+    supervisor = Supervisor(jitter=no_jitter)
+    await _run(60, (supervisor, "bad", bad.run))
+    assert supervisor.failing() == {"bad": "ValueError: no room"}
+    await asyncio.sleep(2)
+    assert supervisor.failing() == {}
+
+
+async def test_component_that_returns_starts_again() -> None:
+    starts = []
+
+    async def run() -> None:
+        starts.append(1)
+
+    await _run(10, (Supervisor(), "bad", run))
+    assert len(starts) > 2
+
+
+async def test_innermost_component_starts_again_alone() -> None:
+    bad, sibling = Component(OSError(errno.EMFILE, "")), Component()
+    outer_starts = []
+
+    async def outer() -> None:
+        outer_starts.append(1)
+        async with asyncio.TaskGroup() as group:
+            tasks.start(group, "bad", bad.run)
+            tasks.start(group, "sibling", sibling.run)
+
+    supervisor = Supervisor()
+    await _run(10, (supervisor, "outer", outer))
+    assert (len(outer_starts), len(bad.starts), len(sibling.starts)) == (1, 2, 1)
+    assert supervisor.failures == {"bad": 1}
+
+
+async def test_without_a_supervisor_a_failure_ends_the_group() -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        async with asyncio.TaskGroup() as group:
+            tasks.start(group, "bad", Component(ValueError()).run)
+    assert isinstance(caught.value.exceptions[0], ValueError)
+    with pytest.raises(ExceptionGroup) as caught:
+        async with asyncio.TaskGroup() as group:
+            tasks.start(group, "ends", lambda: asyncio.sleep(0))
+    assert isinstance(caught.value.exceptions[0], TaskEndedError)
+
+
+async def test_failure_during_cancellation_ends_the_component() -> None:
+    async def run() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("closing failed")
+
+    async with asyncio.timeout(5):
+        await _run(1, (Supervisor(), "bad", run))
+
+
+async def test_file_system_that_hangs_ends_the_agent_before_its_threads_are_used_up() -> None:
+    bad = Component(*(TimeoutError() for _ in range(20)))
+    with pytest.raises(ExceptionGroup):
+        await _run(1000, (Supervisor(), "bad", bad.run))
+    assert len(bad.starts) <= 8
+
+
+async def test_queues_are_marked_before_a_component_starts_again() -> None:
+    marked: list[float] = []
+    bad = Component(ValueError())
+    loop = asyncio.get_running_loop()
+    supervisor = Supervisor(on_restart=lambda: marked.append(loop.time()))
+    await _run(10, (supervisor, "bad", bad.run))
+    assert marked == bad.starts[1:]
+
+
+def _rings() -> Rings:
+    return Rings(on_restart=lambda: None, jitter=no_jitter)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, "Too many open files"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        ExceptionGroup("", [OSError(errno.ENFILE, "")]),
+    ],
+)
+async def test_inner_ring_retries_within_a_second_what_may_pass(error: Exception) -> None:
+    both = _rings()
+    heartbeat = Component(error)
+    try:
+        await _run(10, (both.supervisor("heartbeat"), "heartbeat", heartbeat.run))
+    finally:
+        both.close()
+    assert heartbeat.starts[1] - heartbeat.starts[0] < 1
+    (metric,) = both.collect()
+    assert [(one.labels, one.value) for one in metric.samples] == [({"component": "heartbeat"}, 1)]
+
+
+@pytest.mark.parametrize("error", [ValueError(), TimeoutError(), OSError(errno.EPERM, "")])
+async def test_inner_ring_ends_the_agent_by_any_other_failure(error: Exception) -> None:
+    both = _rings()
+    try:
+        with pytest.raises(ExceptionGroup):
+            await _run(10, (both.supervisor("reconciler"), "reconciler", Component(error).run))
+    finally:
+        both.close()
+
+
+async def test_component_outside_the_inner_ring_never_ends_the_agent() -> None:
+    both = _rings()
+    probes = Component(ValueError(), OSError(errno.EPERM, ""), ExceptionGroup("", [KeyError()]))
+    try:
+        await _run(60, (both.supervisor("probes"), "probes", probes.run))
+    finally:
+        both.close()
+    assert len(probes.starts) == 4
+
+
+async def test_inner_ring_gets_descriptors_when_others_have_used_all_up() -> None:
+    """By the limit of this process, with descriptors that others hold."""
+    import resource
+
+    both = _rings()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    opened: list[float] = []
+
+    async def kubelet() -> None:
+        os.close(os.open("/dev/null", os.O_RDONLY))
+        opened.append(asyncio.get_running_loop().time())
+        await asyncio.Event().wait()
+
+    highest = os.open("/dev/null", os.O_RDONLY)
+    os.close(highest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        await _run(3, (both.supervisor("kubelet"), "kubelet", kubelet))
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        both.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(opened) == 1
+
+
+def test_reserve_is_filled_again() -> None:
+    reserve = Reserve(4)
+    reserve.release()
+    assert len(reserve) == 0
+    assert reserve.refill()
+    assert len(reserve) == 4
+    reserve.release()
+
+
+def test_inner_ring_has_what_it_names() -> None:
+    """By the names under which they are started."""
+    import inspect
+
+    from agent.app import agent, gating, kubelet_access
+
+    sources = "".join(map(inspect.getsource, (agent, gating, kubelet_access)))
+    missing = [name for name in rings.INNER if f'yield "{name}"' not in sources]
+    assert missing == []
