@@ -146,16 +146,23 @@ class PeerCredentialProxy:
         # A client that waits for changes sends nothing for days.
         place.set_silent(False)
         user.connected()
-        task = asyncio.get_running_loop().create_task(
-            self._proxy(accepted, user, place), name=f"connection of user {user.uid}"
-        )
+        loop = asyncio.get_running_loop()
+        opened_at = loop.time()
+        task = loop.create_task(self._proxy(accepted, user), name=f"connection of user {user.uid}")
+        self._proxying.add(task)
 
         def close() -> None:
             task.cancel()
 
+        def ended(_: object) -> None:
+            # Also of a task that was cancelled before it ran.
+            self._proxying.discard(task)
+            accepted.close()
+            place.release()
+            user.disconnected(loop.time() - opened_at)
+
         place.close = close
-        self._proxying.add(task)
-        task.add_done_callback(self._proxying.discard)
+        task.add_done_callback(ended)
 
     def _user(self, uid: int) -> PacedUser:
         """The user, who is now the most recent one."""
@@ -168,12 +175,14 @@ class PeerCredentialProxy:
                 self._past_pauses += found.pauses
         return user
 
-    async def _proxy(self, accepted: socket.socket, user: PacedUser, place: Place) -> None:
+    async def _proxy(self, accepted: socket.socket, user: PacedUser) -> None:
         loop = asyncio.get_running_loop()
-        forwarding = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection = ProxiedConnection(user)
-        began = loop.time()
         name = ""
+        try:
+            forwarding = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:  # no free descriptor
+            return
         try:
             forwarding.setblocking(False)
             forwarding.bind("")
@@ -189,14 +198,10 @@ class PeerCredentialProxy:
             pass
         finally:
             connection.abort()
-            # Those without a transport, which closes its own.
-            if not connection.client.is_opened:
-                accepted.close()
+            # Without a transport, which closes its own.
             if not connection.server.is_opened:
                 forwarding.close()
             self._names.pop(name, None)
-            place.release()
-            user.disconnected(loop.time() - began)
 
 
 def _places(connections: int) -> Places:

@@ -130,18 +130,17 @@ class _Server:
             task = asyncio.create_task(self._serve(made(), accepted, place), name="http connection")
             self._tasks.add(task)
 
-            def release(ended: asyncio.Task[None]) -> None:
-                # Not by the task itself: one that is cancelled before it runs runs no `finally`.
-                self._tasks.discard(ended)
-                accepted.close()
-                place.release()
-
-            task.add_done_callback(release)
-
             def close() -> None:
                 task.cancel()
 
+            def ended(_: object) -> None:
+                # Also of a task that was cancelled before it ran.
+                self._tasks.discard(task)
+                accepted.close()
+                place.release()
+
             place.close = close
+            task.add_done_callback(ended)
 
         acceptor = Acceptor(self.places, handle)
         with contextlib.ExitStack() as stack:

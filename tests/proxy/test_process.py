@@ -352,5 +352,5 @@ def test_connections_to_the_health_port_delay_no_change_of_services(
         served.put(0, pods[2:])
         wait_until(lambda: answers(cluster_ip(4)) == {"three"}, process.log)
         # Root's, as the kubelet's is.
-        assert get("healthz", 10256)[0] == 200
+        assert get("/healthz", 10256)[0] == 200
     assert "Traceback" not in process.log.read_text()

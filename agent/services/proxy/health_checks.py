@@ -23,6 +23,8 @@ from bpf.abi import IPAddress
 
 log = structlog.get_logger(__name__)
 
+# Health checks are connections of their own, or come every few seconds.
+_LIMITS = Limits(silent_seconds=15.0, is_kept=True)
 _ANY = (ipaddress.IPv4Address(0), ipaddress.IPv6Address(0))
 
 
@@ -132,7 +134,7 @@ class _Server:
         async with contextlib.AsyncExitStack() as stack:
             bound = stack.enter_context(_bound(*place))
             bound.listen()
-            await stack.enter_async_context(http.serve(app, (bound,), Limits()))
+            await stack.enter_async_context(http.serve(app, (bound,), _LIMITS))
             return cls(stack.pop_all())
         raise AssertionError
 

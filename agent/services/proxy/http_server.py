@@ -30,7 +30,7 @@ async def serve_metrics(place: Place, metrics: ProxyMetrics) -> None:
 
     app = web.Application()
     app.router.add_get("/metrics", respond)
-    await _serve(place, "--metrics-address", app)
+    await _serve(place, "--metrics-address", app, Limits())
 
 
 async def serve_health(place: Place, health: ProxyHealth, metrics: ProxyMetrics) -> None:
@@ -38,7 +38,7 @@ async def serve_health(place: Place, health: ProxyHealth, metrics: ProxyMetrics)
     app = web.Application()
     app.router.add_get("/healthz", _health(health, metrics.healthz_responses))
     app.router.add_get("/livez", _health(health, metrics.livez_responses))
-    await _serve(place, "--healthz-address", app)
+    await _serve(place, "--healthz-address", app, Limits(is_kept=True))
 
 
 def _health(
@@ -57,10 +57,10 @@ def _health(
     return respond
 
 
-async def _serve(place: Place, option: str, app: web.Application) -> None:
+async def _serve(place: Place, option: str, app: web.Application, limits: Limits) -> None:
     """As kube-proxy's, the port is tried again: another proxy may have it until it exits."""
     port = Port(place, option)
     with contextlib.closing(port):
         await port.open_always(Event.PROXY_HTTP_NOT_SERVED)
-        async with http.serve(app, port.sockets, Limits()):
+        async with http.serve(app, port.sockets, limits):
             await asyncio.Event().wait()

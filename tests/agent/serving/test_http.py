@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import io
 import socket
 from collections.abc import AsyncIterator
@@ -146,6 +147,21 @@ async def test_silent_connections_do_not_keep_others_out() -> None:
         assert server.places.open <= 8
         for _, writer in silent:
             writer.close()
+
+
+async def test_connections_that_lose_their_place_at_once_are_closed() -> None:
+    """Several are accepted before the first of them is served."""
+    async with serving(PATIENT) as server:
+        clients = [socket.socket() for _ in range(40)]
+        for client in clients:
+            client.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                client.connect(("127.0.0.1", server.port))
+        await polling.until("the others are closed", lambda: server.places.rejected == 32)
+        assert await server.get() == b"served"
+        for client in clients:
+            client.close()
+    gc.collect()
 
 
 async def test_body_beyond_the_limit_is_rejected_before_it_is_received() -> None:
