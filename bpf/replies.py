@@ -18,6 +18,7 @@ _KEY_WORDS = struct.Struct(f"={abi.REPLY_KEY_WORDS}I")
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _32_BITS = (1 << 32) - 1
 _64_BITS = (1 << 64) - 1
+_PORT_SHIFT = 48
 
 # REPLY_LIFETIME_NS and GROUP_LIFETIME_NS of src/abi.h
 LIFETIME_NS = 120 * 10**9
@@ -81,18 +82,31 @@ class ReplyKey:
         for index in range(0, len(words), 2):
             first += self._product(words, index, index)
             second += self._product(words, index, index + 2)
-        mixed = first + second * _MULTIPLIER & _64_BITS
-        mixed = (mixed ^ mixed >> 32) * _MULTIPLIER & _64_BITS
-        return (mixed ^ mixed >> 32) | 1
+        mixed = _mix(first + second * _MULTIPLIER & _64_BITS)
+        return flow.pod_port << _PORT_SHIFT | mixed >> 16 | 1
 
     def _product(self, words: tuple[int, ...], index: int, at: int) -> int:
         low, high = words[index] + self.words[at], words[index + 1] + self.words[at + 1]
         return (low & _32_BITS) * (high & _32_BITS)
 
 
-def sets_of(fingerprint: int) -> tuple[int, int]:
-    """The indexes of the two sets that may hold a flow."""
-    return fingerprint >> 48 & abi.REPLY_SETS - 1, fingerprint >> 32 & abi.REPLY_SETS - 1
+def question_sets(fingerprint: int) -> tuple[int, int]:
+    """The indexes of the two sets of a flow's port."""
+    bucket = (fingerprint >> 1) % abi.QUESTION_BUCKETS
+    spread = (fingerprint >> _PORT_SHIFT) * abi.QUESTION_BUCKETS + bucket + 1
+    spread = _mix(spread * _MULTIPLIER & _64_BITS)
+    return spread >> 16 & abi.QUESTION_SETS - 1, spread >> 32 & abi.QUESTION_SETS - 1
+
+
+def crowd_sets(fingerprint: int) -> tuple[int, int]:
+    """The indexes of the two sets of a flow whose port has many."""
+    first, second = (fingerprint >> shift & abi.CROWD_SETS - 1 for shift in (16, 32))
+    return abi.QUESTION_SETS + first, abi.QUESTION_SETS + second
+
+
+def _mix(value: int) -> int:
+    value = (value ^ value >> 32) * _MULTIPLIER & _64_BITS
+    return value ^ value >> 32
 
 
 class ReplyTable:
@@ -113,7 +127,7 @@ class ReplyTable:
 
         Odd if the flow has had a reply.
         """
-        for index in sets_of(fingerprint):
+        for index in (*question_sets(fingerprint), *crowd_sets(fingerprint)):
             for slot in self._set(index).slots:
                 if slot.fingerprint == fingerprint:
                     return int(slot.sent_ns)
@@ -132,7 +146,10 @@ class ReplyTable:
     def _fill(self, fingerprint: int, now_ns: int) -> bool:
         if self.sent_ns(fingerprint) is not None:
             return True
-        sets = {index: self._set(index) for index in sets_of(fingerprint)}
+        of_port = question_sets(fingerprint)
+        is_crowd = self._count_of_port(of_port, fingerprint) >= abi.PORT_FLOWS
+        indexes = crowd_sets(fingerprint) if is_crowd else of_port
+        sets = {index: self._set(index) for index in indexes}
         for number in range(abi.REPLY_WAYS):
             for index, slots in sets.items():
                 slot = slots.slots[number]
@@ -141,6 +158,14 @@ class ReplyTable:
                     syscalls.map_update(self._fd, _INDEX.pack(index), bytes(slots))
                     return True
         return False
+
+    def _count_of_port(self, indexes: Iterable[int], fingerprint: int) -> int:
+        """How many flows of the same port are in these sets."""
+        port = fingerprint >> _PORT_SHIFT
+        slots = [slot for index in indexes for slot in self._set(index).slots]
+        return sum(
+            bool(slot.fingerprint) and slot.fingerprint >> _PORT_SHIFT == port for slot in slots
+        )
 
     def _set(self, index: int) -> abi.CReplySet:
         value = syscalls.map_lookup(self._fd, _INDEX.pack(index), abi.REPLY_TABLE.value_size)

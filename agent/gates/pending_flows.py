@@ -31,7 +31,7 @@ _HARMLESS = frozenset(
 )
 
 # All of these have a free slot in an empty table, and later flows as well.
-_MAX_FLOWS = abi.REPLY_SETS * abi.REPLY_WAYS // 4
+_MAX_FLOWS = abi.QUESTION_SETS * abi.REPLY_WAYS // 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

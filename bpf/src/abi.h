@@ -273,7 +273,7 @@ struct flow {
 
 /* Two values of 8 bytes, each written in one step. */
 struct reply_slot {
-	__u64 fingerprint; /* of a struct flow; 0: unused */
+	__u64 fingerprint; /* of a struct flow, with the pod's port; 0: unused */
 	__u64 sent_ns;	   /* the flow's last packet, either way; CLOCK_MONOTONIC */
 };
 
@@ -281,12 +281,22 @@ struct reply_slot {
 #define REPLIED 1
 
 /*
- * Each pod has a table of its own, so that no pod can evict another's flows: 64 KiB. A flow may be
- * in any slot of two sets. With 1,600 replies outstanding, 3 of 100,000 flows are evicted too early
- * (simulated); with one set of 8 it is 1,300, and 29,000 in a table of 1,024 single slots.
+ * Each pod has a table of its own, so that no pod can evict another's flows: 96 KiB. A flow may be
+ * in any slot of two sets, which its pod's port and QUESTION_BUCKETS decide. With 1,600 replies
+ * outstanding, 1 of 100,000 flows is evicted too early (simulated); with one set of 8 it is 1,300,
+ * and 29,000 in a table of 1,024 single slots.
+ *
+ * A port has at most PORT_FLOWS flows in each of its pairs of sets. Further ones, as of a server
+ * and its thousands of clients, are in the sets of the crowd, where they evict only each other: so
+ * clients of the pod cannot evict what it asks from other ports. A question is from a port of its
+ * own, or goes to a few servers.
  */
-#define REPLY_WAYS 8
-#define REPLY_SETS 512
+#define REPLY_WAYS	 8
+#define QUESTION_SETS	 512
+#define CROWD_SETS	 256
+#define REPLY_SETS	 (QUESTION_SETS + CROWD_SETS)
+#define QUESTION_BUCKETS 8
+#define PORT_FLOWS	 4
 
 struct reply_set {
 	struct reply_slot slots[REPLY_WAYS];

@@ -2,7 +2,9 @@
 /*
  * Reply tables. A pod sends a DNS query to a server on the host; the reply must pass. TCP's flags
  * mark replies, so every flow of another protocol is recorded in a table of the pod's own, by its
- * fingerprint. A flow can be evicted by newer flows of the same pod only.
+ * fingerprint. A flow can be evicted by newer flows of the same pod only, and not by those of a
+ * port of it that has many: what the pod answers to its clients is recorded as well, since nothing
+ * in a packet shows which side began.
  *
  * The peer is the address that the pod sent to: replies from a virtual IP that is translated to a
  * host process have the virtual IP as source.
@@ -22,6 +24,7 @@
 
 /* 2^64 divided by the golden ratio (Knuth, TAOCP 6.4). */
 #define FINGERPRINT_MULTIPLIER 0x9e3779b97f4a7c15ULL
+#define FINGERPRINT_PORT_SHIFT 48
 
 struct transport {
 	__be16 source_port;
@@ -61,14 +64,21 @@ ALWAYS_INLINE bool is_group(struct __sk_buff *skb, struct packet *packet)
 	return bpf_ntohl(packet->destination.word[0]) >> 24 == 0xff;
 }
 
+ALWAYS_INLINE __u64 mix(__u64 value)
+{
+	value = (value ^ value >> 32) * FINGERPRINT_MULTIPLIER;
+	return value ^ value >> 32;
+}
+
 /*
- * 64 bits that differ for different flows, unless by a chance of 2^-32 at most for a process that
- * does not know the key: NH of UMAC (RFC 4418) with two keys, then mixed for `set_of`.
+ * The pod's port in the upper 16 bits. The others differ for different flows of the port, unless by
+ * a chance of about 2^-47 for a process that does not know the key: NH of UMAC (RFC 4418) with two
+ * keys, then mixed.
  */
 ALWAYS_INLINE __u64 flow_fingerprint(struct reply_key *key, struct flow *flow)
 {
 	__u32 *word = (__u32 *)flow, *random = key->words;
-	__u64 first = 0, second = 0, mixed;
+	__u64 first = 0, second = 0;
 
 #pragma clang loop unroll(full)
 	for (int i = 0; i < sizeof(*flow) / sizeof(*word); i += 2) {
@@ -76,22 +86,28 @@ ALWAYS_INLINE __u64 flow_fingerprint(struct reply_key *key, struct flow *flow)
 		second += (__u64)(__u32)(word[i] + random[i + 2]) *
 			  (__u32)(word[i + 1] + random[i + 3]);
 	}
-	mixed = first + second * FINGERPRINT_MULTIPLIER;
-	mixed = (mixed ^ mixed >> 32) * FINGERPRINT_MULTIPLIER;
-	return (mixed ^ mixed >> 32) | 1;
+	return (__u64)flow->pod_port << FINGERPRINT_PORT_SHIFT |
+	       mix(first + second * FINGERPRINT_MULTIPLIER) >> 16 | 1;
 }
 
-/* One of the two sets that may hold the flow. */
-ALWAYS_INLINE struct reply_set *set_of(void *table, __u64 fingerprint, bool is_second)
+/* The sets that may hold the flow: of its port 0 and 1, of the crowd 2 and 3. */
+ALWAYS_INLINE struct reply_set *set_of(void *table, __u64 fingerprint, int choice)
 {
-	__u32 index = fingerprint >> (is_second ? 32 : 48) & (REPLY_SETS - 1);
+	__u32 shift = choice & 1 ? 32 : 16, bucket = (fingerprint >> 1) % QUESTION_BUCKETS, index;
+	__u64 port = fingerprint >> FINGERPRINT_PORT_SHIFT;
 
+	if (choice < 2)
+		index = mix((port * QUESTION_BUCKETS + bucket + 1) * FINGERPRINT_MULTIPLIER) >>
+				shift &
+			(QUESTION_SETS - 1);
+	else
+		index = QUESTION_SETS + (fingerprint >> shift & (CROWD_SETS - 1));
 	return bpf_map_lookup_elem(table, &index);
 }
 
 ALWAYS_INLINE struct reply_slot *find_slot(void *table, __u64 fingerprint)
 {
-	for (int choice = 0; choice < 2; choice++) {
+	for (int choice = 0; choice < 4; choice++) {
 		struct reply_set *set = set_of(table, fingerprint, choice);
 
 		if (!set)
@@ -243,10 +259,57 @@ ALWAYS_INLINE bool is_reply(struct __sk_buff *skb, struct packet *packet)
 	return live_slot(table, &flow, GROUP_LIFETIME_NS, now_ns);
 }
 
+/* How many live flows of the same port are in the set. */
+ALWAYS_INLINE __u64 count_of_port(struct reply_set *set, __u64 fingerprint, __u64 now_ns)
+{
+	__u64 count = 0;
+
+#pragma clang loop unroll(full)
+	for (int i = 0; i < REPLY_WAYS; i++) {
+		struct reply_slot *slot = &set->slots[i];
+		__u64 is_same =
+			is_zero((slot->fingerprint ^ fingerprint) >> FINGERPRINT_PORT_SHIFT);
+		/* A difference is negative if the flow is younger. */
+		__u64 is_live = (now_ns - slot->sent_ns - REPLY_LIFETIME_NS) >> 63;
+
+		count += slot->fingerprint & is_same & is_live;
+	}
+	return count;
+}
+
 /*
- * A free slot has the time 0, and slots are used from the first one on. So a new flow takes the one
- * of its two sets that holds fewer, while neither is full. Then it takes the oldest flow's slot.
- *
+ * The slot for a new flow. A free one has the time 0, and slots are used from the first one on. So
+ * the flow takes the one of its two sets that holds fewer, while neither is full. Then it takes the
+ * oldest flow's slot.
+ */
+ALWAYS_INLINE struct reply_slot *oldest_slot(void *table, __u64 fingerprint, __u64 now_ns)
+{
+	struct reply_set *first = set_of(table, fingerprint, 0);
+	struct reply_set *second = set_of(table, fingerprint, 1);
+	struct reply_slot *oldest;
+
+	if (!first || !second)
+		return 0;
+	if (count_of_port(first, fingerprint, now_ns) +
+		    count_of_port(second, fingerprint, now_ns) >=
+	    PORT_FLOWS) {
+		first = set_of(table, fingerprint, 2);
+		second = set_of(table, fingerprint, 3);
+		if (!first || !second)
+			return 0;
+	}
+	oldest = first->slots;
+#pragma clang loop unroll(full)
+	for (int i = 0; i < REPLY_WAYS; i++) {
+		if (first->slots[i].sent_ns < oldest->sent_ns)
+			oldest = &first->slots[i];
+		if (second->slots[i].sent_ns < oldest->sent_ns)
+			oldest = &second->slots[i];
+	}
+	return oldest;
+}
+
+/*
  * A slot's time is written first: between the two writes another CPU sees an older flow as renewed,
  * and never a newer flow as old. The exact clock shows which flow is oldest: hundreds begin within
  * a tick of the coarse one, and more while a virtual machine's tick is late.
@@ -255,32 +318,19 @@ ALWAYS_INLINE void record_flow(void *table, struct flow *flow)
 {
 	__u32 only = 0;
 	struct reply_key *key = reply_key.lookup(&only);
-	struct reply_set *first, *second;
-	struct reply_slot *oldest;
-	__u64 fingerprint;
+	__u64 fingerprint, now_ns = bpf_ktime_get_ns();
+	struct reply_slot *slot;
 
 	if (!key)
 		return;
 	fingerprint = flow_fingerprint(key, flow);
-	oldest = find_slot(table, fingerprint);
-	if (!oldest) {
-		first = set_of(table, fingerprint, false);
-		if (!first)
-			return;
-		second = set_of(table, fingerprint, true);
-		if (!second)
-			return;
-		oldest = first->slots;
-#pragma clang loop unroll(full)
-		for (int i = 0; i < REPLY_WAYS; i++) {
-			if (first->slots[i].sent_ns < oldest->sent_ns)
-				oldest = &first->slots[i];
-			if (second->slots[i].sent_ns < oldest->sent_ns)
-				oldest = &second->slots[i];
-		}
-	}
-	*(volatile __u64 *)&oldest->sent_ns = bpf_ktime_get_ns() & ~REPLIED;
-	*(volatile __u64 *)&oldest->fingerprint = fingerprint;
+	slot = find_slot(table, fingerprint);
+	if (!slot)
+		slot = oldest_slot(table, fingerprint, now_ns);
+	if (!slot)
+		return;
+	*(volatile __u64 *)&slot->sent_ns = now_ns & ~REPLIED;
+	*(volatile __u64 *)&slot->fingerprint = fingerprint;
 }
 
 #endif

@@ -37,7 +37,7 @@ VERSIONS = pytest.mark.parametrize("version", [4, 6])
 PORT = 5300
 WAIT_SECONDS = 0.3
 PATIENCE_SECONDS = 20
-REPLY_SLOTS = abi.REPLY_SETS * abi.REPLY_WAYS
+QUESTION_SLOTS = abi.QUESTION_SETS * abi.REPLY_WAYS
 
 
 @pytest.fixture
@@ -372,10 +372,10 @@ def count_graces(gates: Gates, pod: labs.LabPod) -> int:
 
 
 def test_flows_without_a_free_slot_are_reported(gates: Gates, pod: labs.LabPod) -> None:
-    flows = [question(pod, 4, port) for port in range(10_000, 10_000 + REPLY_SLOTS + 1)]
+    flows = [question(pod, 4, port) for port in range(10_000, 10_000 + QUESTION_SLOTS + 1)]
     enforce(gates, pod, grace_seconds=60)
-    assert gates.fill_reply_table(pod.ifindex, flows[: REPLY_SLOTS // 4])
-    assert gates.fill_reply_table(pod.ifindex, flows[: REPLY_SLOTS // 4])
+    assert gates.fill_reply_table(pod.ifindex, flows[: QUESTION_SLOTS // 4])
+    assert gates.fill_reply_table(pod.ifindex, flows[: QUESTION_SLOTS // 4])
     assert not gates.fill_reply_table(pod.ifindex, flows)
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import ipaddress
+import itertools
 import socket
 import time
 
@@ -15,7 +16,7 @@ from bpf.replies import ReplyFlow, ReplyTables
 from bpf.verdicts import Reason, Verdict
 from tests import polling
 from tests.kernel import links, questions, traffic
-from tests.kernel.test_replies import PORT, REPLY_SLOTS, VERSIONS, count, enforce, node_udp
+from tests.kernel.test_replies import PORT, QUESTION_SLOTS, VERSIONS, count, enforce, node_udp
 
 pytestmark = pytest.mark.kernel
 
@@ -73,14 +74,52 @@ def test_answers_are_not_lost_while_the_pod_sends_to_thousands_of_other_hosts(
     assert count(gates, pod, Verdict.DROP, Reason.NODE) == 0
 
 
-def test_more_flows_than_the_table_holds_displace_the_oldest(
-    gates: Gates, loaded: loader.Loaded, pod: labs.LabPod
+@VERSIONS
+def test_clients_of_the_pod_displace_no_question_of_it(
+    gates: Gates, pod: labs.LabPod, version: int
+) -> None:
+    """The pod answers 50,000 clients from its server's port while its questions are outstanding,
+    and 50,000 more while it sends others."""
+    pending = 1000
+    enforce(gates, pod)
+    # More than a table holds, so each is new to it when its turn comes again.
+    clients = itertools.cycle([str(OUTSIDE[version] + number) for number in range(60_000)])
+    with node_udp(version, PORT) as server:
+        queried = list(questions.query(pod, server, version, range(10_000, 10_000 + pending)))
+        questions.send_outside(pod, version, OUTSIDE_PORT, itertools.islice(clients, 50_000))
+        for port in range(20_000, 20_000 + pending):
+            questions.send_outside(pod, version, OUTSIDE_PORT, itertools.islice(clients, 50))
+            queried += questions.query(pod, server, version, [port])
+        for whence in queried:
+            server.sendto(b"answer", whence)
+    assert count(gates, pod, Verdict.DROP, Reason.NODE) == 0
+    assert count(gates, pod, Verdict.PASS, Reason.REPLY) == 2 * pending
+
+
+@VERSIONS
+def test_answer_from_one_of_thousands_of_peers_of_one_port_passes(
+    gates: Gates, pod: labs.LabPod, version: int
+) -> None:
+    """As of a VPN's or a game's only socket."""
+    peers = [str(OUTSIDE[version] + number) for number in range(2000)]
+    enforce(gates, pod)
+    with node_udp(version, PORT) as server:
+        questions.send_outside(pod, version, PORT, peers[:1000])
+        (whence,) = questions.query(pod, server, version, [PORT])
+        questions.send_outside(pod, version, PORT, peers[1000:])
+        server.sendto(b"answer", whence)
+    assert count(gates, pod, Verdict.PASS, Reason.REPLY) == 1
+
+
+def test_more_questions_than_the_table_holds_displace_the_oldest(
+    gates: Gates, pod: labs.LabPod
 ) -> None:
     """The same flow is recorded again with the pod's next datagram."""
     enforce(gates, pod)
     with node_udp(4, PORT) as server:
         (whence,) = questions.query(pod, server, 4, [10_000])
-        send_outside(loaded, pod, 4, 3 * REPLY_SLOTS)
+        for _ in questions.query(pod, server, 4, range(20_000, 20_000 + 3 * QUESTION_SLOTS)):
+            pass
         server.sendto(b"answer", whence)
         assert count(gates, pod, Verdict.DROP, Reason.NODE) == 1
         (whence,) = questions.query(pod, server, 4, [10_000])
