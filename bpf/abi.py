@@ -30,8 +30,8 @@ PORT_FLOWS = 4
 REPLIED = 1
 REPLY_KEY_WORDS = 12
 MAX_FRAGMENTS = 8192
-MAX_CHOSEN_SOURCES = 8192
-MAX_RAW_SOCKETS = 65536
+MAX_NODE_ADDRESSES = 65536
+MAX_OLD_RAW_SOCKETS = 65536
 MAX_DENIED_HOST_PROBES = 1024
 MAX_CGROUP_LEVELS = 32
 CREATORS_EXACT = 1
@@ -70,7 +70,9 @@ _ARRAY = 2
 _PERCPU_HASH = 5
 _PERCPU_ARRAY = 6
 _LRU_HASH = 9
+_LPM_TRIE = 11
 _HASH_OF_MAPS = 13
+_SK_STORAGE = 24
 _RINGBUF = 27
 
 # `BPF_F_NO_PREALLOC`
@@ -165,6 +167,8 @@ class CConfig(ctypes.Structure):
         ("tunnel_ports", ctypes.c_uint16 * TUNNEL_PORTS),
         ("has_ovs", ctypes.c_uint32),
         ("kubelet_unit", ctypes.c_uint32),
+        ("has_node_addresses", ctypes.c_uint32),
+        ("pad", ctypes.c_uint32),
     )
 
 
@@ -283,10 +287,20 @@ class CFragment(ctypes.Structure):
     )
 
 
-class CChosenSource(ctypes.Structure):
-    """`struct chosen_source`: a socket's cookie, and a source with which it has sent."""
+class CNodeAddress(ctypes.Structure):
+    """`struct node_address`: an address of the node, or a range of its own."""
 
-    _fields_ = (("socket", ctypes.c_uint64), ("source", CAddress))
+    _fields_ = (("prefix_bits", ctypes.c_uint32), ("address", CAddress))
+
+
+class CSocketHistory(ctypes.Structure):
+    """`struct socket_history`: what a socket of the node has done."""
+
+    _fields_ = (
+        ("foreign_source", CAddress),
+        ("foreign_sources", ctypes.c_uint32),
+        ("is_raw", ctypes.c_uint32),
+    )
 
 
 class CHostProbe(ctypes.Structure):
@@ -421,6 +435,11 @@ class MapSpec:
         return self.type in (_PERCPU_HASH, _PERCPU_ARRAY)
 
     @property
+    def is_listed(self) -> bool:
+        """Whether the kernel lists its entries; not what sockets have of it in their own memory."""
+        return self.type not in (_SK_STORAGE, _RINGBUF)
+
+    @property
     def is_mmapable(self) -> bool:
         """Of an array that is read whole: mmap(2) takes no time, a batch 0.7 us for each value."""
         return bool(self.flags & _MMAPABLE)
@@ -453,12 +472,17 @@ REPLY_TABLE = MapSpec("reply_table", _ARRAY, U32, CReplySet, REPLY_SETS)
 REPLIES = MapSpec("replies", _HASH_OF_MAPS, U32, U32, MAX_GATES, template=REPLY_TABLE.name)
 REPLY_KEY = MapSpec("reply_key", _ARRAY, U32, CReplyKey, 1)
 FRAGMENTS = MapSpec("fragments", _LRU_HASH, CFragment, U64, MAX_FRAGMENTS)
-CHOSEN_SOURCES = MapSpec("chosen_sources", _LRU_HASH, CChosenSource, U64, MAX_CHOSEN_SOURCES)
+SOCKET_HISTORIES = MapSpec(
+    "socket_histories", _SK_STORAGE, ctypes.c_int32, CSocketHistory, 0, _NO_PREALLOC
+)
+NODE_ADDRESSES = MapSpec(
+    *("node_addresses", _LPM_TRIE, CNodeAddress, U32, MAX_NODE_ADDRESSES, _NO_PREALLOC)
+)
 DENIED_HOST_PROBES = MapSpec(
     *("denied_host_probes", _HASH, CHostProbe, U64),
     *(MAX_DENIED_HOST_PROBES, _NO_PREALLOC),
 )
-RAW_SOCKETS = MapSpec("raw_sockets", _HASH, U64, U64, MAX_RAW_SOCKETS, _NO_PREALLOC)
+OLD_RAW_SOCKETS = MapSpec("old_raw_sockets", _HASH, U64, U32, MAX_OLD_RAW_SOCKETS, _NO_PREALLOC)
 RAW_SOCKET_POLICY = MapSpec("raw_socket_policy", _ARRAY, U32, CRawSocketPolicy, 1)
 RAW_SOCKET_CREATORS = MapSpec(
     "raw_socket_creators", _HASH, U64, U32, MAX_RAW_SOCKET_CREATORS, _NO_PREALLOC
@@ -501,7 +525,7 @@ MAPS = (
         INJECTABLE,
     ),
     *(RELAY_TARGETS, RELAY_PODS, RELAY_BEAT, RELAY_BYPASSES),
-    *(FRAGMENTS, CHOSEN_SOURCES, RAW_SOCKETS, KUBELET_UNIT, KUBELET_REMADE),
+    *(FRAGMENTS, SOCKET_HISTORIES, NODE_ADDRESSES, OLD_RAW_SOCKETS, KUBELET_UNIT, KUBELET_REMADE),
     *(RAW_SOCKET_POLICY, RAW_SOCKET_CREATORS, RAW_SOCKET_COUNTS, RAW_SOCKET_SOURCES),
     DENIED_HOST_PROBES,
 )
@@ -529,7 +553,8 @@ def moving_copy(program: str) -> str:
 
 _TC_PROGRAMS = (
     *(GATE_EGRESS, GATE_INGRESS),
-    *(BRIDGE_GATE, DEVICE_GATE, UPLINK_GATE, STAMP_HOST_SENT, STAMP_SPOOFED, TUNNEL_GATE),
+    *(BRIDGE_GATE, DEVICE_GATE, UPLINK_GATE),
+    *(STAMP_HOST_SENT, STAMP_SPOOFED, TUNNEL_GATE),
     *(HOLD_SYNS, DROP_FORWARDED),
 )
 
@@ -569,7 +594,7 @@ HOOKS = (
 """Optional: gates enforce without them, and a kernel that rejects one loads the others."""
 
 RAW_SOCKET_HOOKS = ("hook_release", "hook_create")
-"""Those of `HOOKS` that keep the map of raw sockets."""
+"""Those of `HOOKS` that mark raw sockets."""
 
 RELAY_HOOKS = (
     HookSpec("relay_getpeername4", _SOCK_ADDR, 29),

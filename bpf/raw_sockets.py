@@ -1,25 +1,23 @@
-"""The map of the host processes' raw sockets: hooks keep it, this adds what they have missed."""
+"""The map of the host processes' raw sockets that are older than the hooks."""
 
 import struct
 from collections.abc import Iterable
 
 from bpf import abi, loader
 
-_VALUE = struct.Struct("=Q")
+_COOKIE, _VALUE = struct.Struct("=Q"), struct.Struct("=I")
 
 
-class RawSockets:
-    """The raw sockets that the gate does not take for the kernel's, by cookie (SO_COOKIE)."""
+class OldRawSockets:
+    """Raw sockets that the gate does not take for the kernel's, by cookie (SO_COOKIE)."""
 
     def __init__(self, loaded: loader.Loaded) -> None:
-        self._map = loaded.map(abi.RAW_SOCKETS)
+        self._map = loaded.map(abi.OLD_RAW_SOCKETS)
 
     def add(self, cookies: Iterable[int]) -> None:
-        """Record sockets from before the hooks; their cgroups are unknown, 0. Raises `BpfError`."""
+        """Raises `BpfError`."""
         for cookie in cookies:
-            key = _VALUE.pack(cookie)
-            if self._map.get(key) is None:
-                self._map.set(key, _VALUE.pack(0))
+            self._map.set(_COOKIE.pack(cookie), _VALUE.pack(1))
 
     def cookies(self) -> set[int]:
-        return {_VALUE.unpack(key)[0] for key, _ in self._map.items()}
+        return {_COOKIE.unpack(key)[0] for key, _ in self._map.items()}

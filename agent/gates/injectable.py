@@ -1,4 +1,5 @@
-"""The host's interfaces: where its packets are stamped, and from which packets count as its own."""
+"""The host's interfaces: where its packets are stamped, from which packets count as its own, and
+what addresses it has."""
 
 import asyncio
 from collections.abc import Collection
@@ -8,13 +9,14 @@ import structlog
 from agent.gates import tun_interfaces
 from agent.gates.host_devices import HostDevices
 from agent.gates.worker import GateWorker
-from agent.linux import rtnetlink
+from agent.linux import own_addresses, rtnetlink
 from agent.linux.node_routes import NodeRoutes
 from agent.linux.rtnetlink import Link
 from agent.logs import Event
 from agent.pods.changes import Subscription
 from agent.pods.store import PodStore
 from agent.relay import interfaces as relay_interfaces
+from bpf.abi import IPNetwork
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +50,7 @@ class InjectableInterfaces:
         self._pods = store.in_force.subscribe(Subscription(self._changed))
         self._seen: object = None
         self._marked: set[int] | None = None
+        self._addresses: set[IPNetwork] | None = None
         self._is_hinted = False
         self._has_tun = False
         self._is_done = True
@@ -76,6 +79,8 @@ class InjectableInterfaces:
             found = await rtnetlink.read()
             uplinks = await self._routes.uplinks()
             tuns = await self._tuns_of_host(found)
+            addresses = await own_addresses.read(found)
+        await self._list_addresses(addresses)
         self._is_done = await self._host_devices.ensure(found, uplinks, tuns)
         relays = {link.index for link in found if relay_interfaces.is_relay_interface(link.name)}
         await self._mark(relays | tuns)
@@ -111,6 +116,15 @@ class InjectableInterfaces:
             if not tun_interfaces.forwarding_routes(await self._routes.routes_by(link.index), pods):
                 of_host.add(link.index)
         return of_host
+
+    async def _list_addresses(self, addresses: set[IPNetwork]) -> None:
+        """Those in whose name processes of the node may reply to pods."""
+        if addresses == self._addresses:
+            return
+        await self._gate_worker.run(self._gate_worker.node_addresses.set, addresses)
+        if self._addresses is None:
+            self._gate_worker.config.set_node_addresses(are_kept=True)
+        self._addresses = addresses
 
     async def _mark(self, injecting: set[int]) -> None:
         """injecting: interfaces whose packets the host sends: of relays, the kubelet's."""

@@ -20,11 +20,12 @@ from bpf.hooks import Hooks, HookState
 from bpf.host_devices import HostDevicePrograms
 from bpf.injectable import InjectableMap
 from bpf.kubelet_unit import KubeletUnit
+from bpf.node_addresses import NodeAddressMap
 from bpf.node_config import NodeConfig
 from bpf.path_tests import PathTestCounters
 from bpf.pinning import Outcome
 from bpf.raw_socket_policy import RawSocketPolicy
-from bpf.raw_sockets import RawSockets
+from bpf.raw_sockets import OldRawSockets
 from bpf.verdicts import Reason
 from probes import sock_diag
 from probes.netns import netns_cookie
@@ -63,6 +64,7 @@ class GateWorker:
         self.host_devices = HostDevicePrograms(loaded, installation, self.gates.attachment)
         self.injectable = InjectableMap(loaded)
         self.injectable.inherit(installation)
+        self.node_addresses = NodeAddressMap(loaded)
         self.config = NodeConfig(loaded)
         self.config.set_netns(netns_cookie())
         self.path_tests = PathTestCounters(loaded)
@@ -214,7 +216,7 @@ def record_raw_sockets(loaded: loader.Loaded) -> None:
         except OSError as error:
             log.warning(Event.RAW_SOCKETS_UNKNOWN, error=str(error))
             return
-    RawSockets(loaded).add(found)
+    OldRawSockets(loaded).add(found)
 
 
 def _without_path_tests(counts: Counts) -> Counts:

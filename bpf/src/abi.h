@@ -159,6 +159,8 @@ struct config {
 	__u16 tunnel_ports[TUNNEL_PORTS]; /* UDP, host byte order */
 	__u32 has_ovs;			  /* 1: an Open vSwitch datapath is on the node */
 	__u32 kubelet_unit;		  /* number of the followed unit; 0: none */
+	__u32 has_node_addresses;	  /* 1: an agent keeps the map node_addresses */
+	__u32 pad;
 };
 
 /* Offsets in bytes in struct sk_buff, from the kernel's BTF; all 0: unknown. */
@@ -327,8 +329,8 @@ struct reply_key {
  */
 #define GROUP_LIFETIME_NS (10ULL * 1000 * 1000 * 1000)
 
-/* More raw sockets are rejected: otherwise some could not be known from the kernel's. */
-#define MAX_RAW_SOCKETS 65536
+/* From before the hooks: the agent records them. Later ones are known by their own storage. */
+#define MAX_OLD_RAW_SOCKETS 65536
 
 /* Who may create raw and packet sockets of the host's namespace. Offsets from the kernel's BTF. */
 struct raw_socket_policy {
@@ -360,13 +362,24 @@ struct raw_socket_source_key {
 #define MAX_RAW_SOCKET_CREATORS 65536
 #define MAX_RAW_SOCKET_SOURCES	4096
 
-/* A socket that has sent to a pod with this source. Only a process that floods forgets its own. */
-struct chosen_source {
-	__u64 socket; /* cookie */
-	struct address source;
+/* An address of the node, or a range of its own: the key of node_addresses. */
+struct node_address {
+	__u32 prefix_bits;
+	struct address address;
 };
 
-#define MAX_CHOSEN_SOURCES 8192
+/* Each interface of a pod adds a link-local one. */
+#define MAX_NODE_ADDRESSES 65536
+
+/* A heartbeat of this age: no agent adds the node's new addresses. */
+#define NODE_ADDRESSES_STALE_NS (15ULL * 1000 * 1000 * 1000)
+
+/* What a socket of the node has done, in its own storage: no other socket makes it forgotten. */
+struct socket_history {
+	struct address foreign_source; /* the first with which it sent that was not the node's */
+	__u32 foreign_sources;	       /* how many, counted at each change: 0, 1 or more */
+	__u32 is_raw;		       /* 1: a process's raw socket */
+};
 
 /* Where the `host` of a probe or hook sends the kubelet, port in host order. */
 struct host_probe {

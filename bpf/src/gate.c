@@ -20,15 +20,18 @@ ALWAYS_INLINE bool is_forged(struct __sk_buff *skb, struct packet *packet)
 {
 	if (is_dhcp_answer(packet))
 		return false;
-	if (is_hand_made(skb, packet))
-		return !packet->has_full_socket || is_from_packet_socket(packet) ||
-		       has_ports(packet->protocol) || is_icmp(packet) || is_foreign(skb, packet);
-	if (!packet->has_full_socket ||
-	    (packet->protocol != IPPROTO_UDP && packet->protocol != IPPROTO_UDPLITE))
+	if (is_hand_made(skb, packet)) {
+		if (!packet->has_full_socket || is_from_packet_socket(packet) ||
+		    has_ports(packet->protocol) || is_icmp(packet))
+			return true;
+	} else if (!packet->has_full_socket) {
 		return false;
-	if (packet->socket_type != SOCK_DGRAM || packet->socket_protocol != packet->protocol)
+	} else if ((packet->protocol == IPPROTO_UDP || packet->protocol == IPPROTO_UDPLITE) &&
+		   (packet->socket_type != SOCK_DGRAM ||
+		    packet->socket_protocol != packet->protocol)) {
 		return true;
-	return has_chosen_source(skb, packet) && is_foreign(skb, packet);
+	}
+	return !may_speak(skb, packet, is_hand_made(skb, packet));
 }
 
 ALWAYS_INLINE bool is_in_grace(struct gate *gate, struct packet *packet)

@@ -193,17 +193,22 @@ int hook_connect6(struct bpf_sock_addr *context)
 
 int hook_sendmsg4(struct bpf_sock_addr *context)
 {
-	struct address to = map_ipv4(context->user_ip4);
+	struct address to = map_ipv4(context->user_ip4), source = map_ipv4(context->msg_src_ip4);
 
+	if (context->msg_src_ip4 && host_config(context) && !record_source(context, &source))
+		return SOCKET_REJECT;
 	return check_datagram(context, &to);
 }
 
 int hook_sendmsg6(struct bpf_sock_addr *context)
 {
-	struct address to = ipv6_destination(context);
+	struct address to = ipv6_destination(context), unspecified = {};
+	struct address source = {{context->msg_src_ip6[0], context->msg_src_ip6[1],
+				  context->msg_src_ip6[2], context->msg_src_ip6[3]}};
 
-	if (context->protocol == IPPROTO_UDP && host_config(context))
-		record_chosen_source(context);
+	if (!is_same_address(&source, &unspecified) && host_config(context) &&
+	    !record_source(context, &source))
+		return SOCKET_REJECT;
 	return check_datagram(context, &to);
 }
 
@@ -235,13 +240,13 @@ int hook_setsockopt(struct bpf_sockopt *context)
 }
 
 /*
- * Records the raw sockets of processes (raw_sockets.h), and rejects those that pods must not have.
+ * Marks the raw sockets of processes (raw_sockets.h), and rejects those that pods must not have.
  * Packet sockets do not run this hook.
  */
 int hook_create(struct bpf_sock *context)
 {
+	struct socket_history *history;
 	struct config *node;
-	__u64 cookie, cgroup;
 
 	if (context->type != SOCK_RAW)
 		return SOCKET_ALLOW;
@@ -250,9 +255,11 @@ int hook_create(struct bpf_sock *context)
 		return SOCKET_ALLOW;
 	if (!check_raw_socket(node, context->family))
 		return SOCKET_REJECT;
-	cookie = bpf_get_socket_cookie(context);
-	cgroup = bpf_get_current_cgroup_id();
-	return raw_sockets.update(&cookie, &cgroup) ? SOCKET_REJECT : SOCKET_ALLOW;
+	history = socket_histories.sk_storage_get(context, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!history) /* no memory */
+		return SOCKET_REJECT;
+	history->is_raw = true;
+	return SOCKET_ALLOW;
 }
 
 int hook_release(struct bpf_sock *context)
@@ -262,6 +269,6 @@ int hook_release(struct bpf_sock *context)
 	if (context->type != SOCK_RAW)
 		return SOCKET_ALLOW;
 	cookie = bpf_get_socket_cookie(context);
-	raw_sockets.delete(&cookie);
+	old_raw_sockets.delete(&cookie);
 	return SOCKET_ALLOW;
 }

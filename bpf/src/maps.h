@@ -46,8 +46,14 @@ BPF_TABLE("lru_hash", struct fragment, __u64, fragments, MAX_FRAGMENTS);
 BPF_F_TABLE("hash", struct host_probe, __u64, denied_host_probes, MAX_DENIED_HOST_PROBES,
 	    BPF_F_NO_PREALLOC);
 
-/* The raw sockets of the host's processes, by cookie: the cgroup that created each. */
-BPF_F_TABLE("hash", __u64, __u64, raw_sockets, MAX_RAW_SOCKETS, BPF_F_NO_PREALLOC);
+BPF_SK_STORAGE(socket_histories, struct socket_history);
+
+/* The raw sockets of the host's processes, by cookie, that are older than the hooks. */
+BPF_F_TABLE("hash", __u64, __u32, old_raw_sockets, MAX_OLD_RAW_SOCKETS, BPF_F_NO_PREALLOC);
+
+/* The addresses that the node has itself, without those of services. */
+BPF_F_TABLE("lpm_trie", struct node_address, __u32, node_addresses, MAX_NODE_ADDRESSES,
+	    BPF_F_NO_PREALLOC);
 
 /*
  * Who may create raw and packet sockets of the host's namespace, and which pods' processes do
@@ -58,9 +64,6 @@ BPF_F_TABLE("hash", __u64, __u32, raw_socket_creators, MAX_RAW_SOCKET_CREATORS, 
 BPF_TABLE("array", __u32, __u64, raw_socket_counts, RAW_SOCKET_COUNTS);
 BPF_TABLE("lru_hash", struct raw_socket_source_key, struct drop_source, raw_socket_sources,
 	  MAX_RAW_SOCKET_SOURCES);
-
-/* When the socket last sent so. */
-BPF_TABLE("lru_hash", struct chosen_source, __u64, chosen_sources, MAX_CHOSEN_SOURCES);
 
 /* The gated interface of each pod address; 0 if several pods have the address. */
 BPF_F_TABLE("hash", struct address, __u32, addresses, MAX_ADDRESSES, BPF_F_NO_PREALLOC);

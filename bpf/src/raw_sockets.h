@@ -5,8 +5,9 @@
  *
  * The kernel answers by raw sockets of its own: for closed ports, with ICMP errors, with neighbour
  * discovery. Nothing in such a socket differs from a process's, but only those of processes run the
- * hooks below. A process's raw socket that is not in the map counts as the kernel's: before Linux
- * 5.14 and where no cgroup v2 is mounted there are no hooks.
+ * hooks, which mark them in their own storage (socket_histories). A process's raw socket that is
+ * neither marked nor in old_raw_sockets counts as the kernel's: before Linux 5.14 and where no
+ * cgroup v2 is mounted there are no hooks.
  */
 #ifndef PODGATE_RAW_SOCKETS_H
 #define PODGATE_RAW_SOCKETS_H
@@ -38,8 +39,17 @@ ALWAYS_INLINE bool is_from_packet_socket(struct packet *packet)
 	return packet->socket_family == AF_PACKET;
 }
 
+/* Of the packet's socket; NULL if there is none, or it has not. */
+ALWAYS_INLINE struct socket_history *socket_history(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = socket_of(skb);
+
+	return sk ? socket_histories.sk_storage_get(sk, 0, 0) : 0;
+}
+
 ALWAYS_INLINE bool find_hand_made(struct __sk_buff *skb, struct packet *packet)
 {
+	struct socket_history *history;
 	__u64 cookie;
 
 	if (!packet->has_socket)
@@ -48,8 +58,11 @@ ALWAYS_INLINE bool find_hand_made(struct __sk_buff *skb, struct packet *packet)
 		return true;
 	if (packet->socket_type != SOCK_RAW)
 		return false;
+	history = socket_history(skb);
+	if (history && history->is_raw)
+		return true;
 	cookie = bpf_get_socket_cookie(skb);
-	return raw_sockets.lookup(&cookie);
+	return old_raw_sockets.lookup(&cookie);
 }
 
 /* The same, found once for each packet. */

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import socket
 import struct
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
@@ -21,7 +22,7 @@ from agent.logs import Event
 from bpf import abi, loader, pins
 from bpf.gates import Attachment, Gates
 from bpf.host_devices import HostDevicePrograms
-from bpf.raw_sockets import RawSockets
+from bpf.raw_sockets import OldRawSockets
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, guarded, links, offers, syns, traffic, wire
@@ -273,15 +274,43 @@ def test_a_rule_admits_what_a_raw_socket_sends(lab: labs.Lab, gates: Gates, vers
         assert any(b"hello-from-ospf" in frame for frame in watched.arrived())
 
 
-def test_closed_raw_sockets_leave_no_entry(lab: labs.Lab, loaded: loader.Loaded) -> None:
-    recorded = RawSockets(loaded)
-    before = recorded.cookies()
+_HOARDERS = 4
+"""A process may have 20,000 descriptors here."""
+
+_HOARD = """
+import resource, socket, sys
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+kept = [socket.socket(socket.AF_INET, socket.SOCK_RAW, 1) for _ in range(int(sys.argv[1]))]
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def _hoarding(count: int) -> Iterator[None]:
+    """A process with as many raw sockets."""
+    arguments = [sys.executable, "-c", _HOARD, str(count)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(arguments, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"open\n"
+        yield
+
+
+def test_raw_sockets_have_no_limit(lab: labs.Lab, watched: PodState) -> None:
+    """Otherwise one process could open so many that no other opens one, iptables and daemons of
+    routing protocols included. What the last one sends is still a process's."""
+    watched.set_mode(Mode.ENFORCE)
     with contextlib.ExitStack() as stack:
-        for family in (socket.AF_INET, socket.AF_INET6):
-            stack.enter_context(socket.socket(family, socket.SOCK_RAW, OSPF))
-            stack.enter_context(socket.socket(family, socket.SOCK_DGRAM))
-        assert len(recorded.cookies() - before) == 2
-    assert recorded.cookies() == before
+        for _ in range(_HOARDERS):
+            stack.enter_context(_hoarding(abi.MAX_OLD_RAW_SOCKETS // _HOARDERS + 100))
+        sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_RAW, frames.ICMP))
+        destination = watched.pod.ipv4
+        ends = frames.Ends(frames.address(traffic.NODE[4]), frames.address(destination), b"")
+        sock.sendto(frames.icmp(ends, 3, 1), (destination, 0))
+        watched.arrived()
+    assert watched.moved() == {(Verdict.DROP, Reason.NODE): 1}
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
@@ -292,10 +321,10 @@ def test_raw_sockets_from_before_the_hooks_are_recorded(
     is_listed = offers.lists_raw_sockets()
     with socket.socket(family, socket.SOCK_RAW, OSPF) as sock:
         cookie = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8), sys.byteorder)
-        loaded.map(abi.RAW_SOCKETS).delete(struct.pack("=Q", cookie))
+        loaded.map(abi.OLD_RAW_SOCKETS).delete(struct.pack("=Q", cookie))
         with structlog.testing.capture_logs() as lines:
             record_raw_sockets(loaded)
-        assert (cookie in RawSockets(loaded).cookies()) is is_listed
+        assert (cookie in OldRawSockets(loaded).cookies()) is is_listed
         reported = any(line["event"] == Event.RAW_SOCKETS_UNKNOWN for line in lines)
         assert reported is not is_listed
-    assert cookie not in RawSockets(loaded).cookies()
+    assert cookie not in OldRawSockets(loaded).cookies()

@@ -10,7 +10,7 @@ import contextlib
 import os
 import pathlib
 
-from bpf import abi, errors, loader, maps, pins, syscalls
+from bpf import errors, loader, maps, pins, syscalls
 from bpf.drop_events import DropEventReader
 
 _ARRAYS = (2, 6)  # BPF_MAP_TYPE_ARRAY and BPF_MAP_TYPE_PERCPU_ARRAY of linux/bpf.h
@@ -51,7 +51,7 @@ class Installation:
         for name, opened in self.loaded.open_maps.items():
             if name in self._arrays:
                 _write(opened, self._arrays[name])
-            elif name != abi.DROP_EVENTS.name:
+            elif opened.spec.is_listed:
                 _empty(opened)
         with contextlib.closing(DropEventReader(self.loaded)) as events:
             collections.deque(events.read(), maxlen=0)

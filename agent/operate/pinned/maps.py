@@ -12,7 +12,7 @@ from bpf.services import tables
 
 _TYPES = {
     **{1: "hash", 2: "array", 5: "percpu_hash", 6: "percpu_array", 9: "lru_hash"},
-    **{13: "hash_of_maps", 24: "sk_storage", 27: "ringbuf"},
+    **{11: "lpm_trie", 13: "hash_of_maps", 24: "sk_storage", 27: "ringbuf"},
 }
 """bpftool's names of `enum bpf_map_type`."""
 
@@ -22,7 +22,8 @@ _ARRAYS = ("array", "percpu_array")
 
 class MapStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One map. path: its pin; used: entries, of an array those that are not zero, None for a ring
-    buffer; memory_bytes: as the kernel counts it; has_types: whether bpftool can decode it.
+    buffer and for sockets' storage; memory_bytes: as the kernel counts it; has_types: whether
+    bpftool can decode it.
     """
 
     name: str
@@ -102,7 +103,7 @@ def _status(path: pathlib.Path) -> MapStatus:
         spec = opened.spec
         is_array = _TYPES[spec.type] in _ARRAYS
         used = None
-        if spec.value:
+        if spec.is_listed:
             used = sum(1 for _, value in _items(opened) if not is_array or any(value))
         return MapStatus(
             name=spec.name,
@@ -123,7 +124,7 @@ def _opened(path: pathlib.Path) -> maps.Map:
 
 
 def _items(opened: maps.Map) -> Iterator[tuple[bytes, bytes]]:
-    if not opened.spec.value:
+    if not opened.spec.is_listed:
         return iter(())
     # Batches are for what has many entries: 131,072 words of `injectable`.
     is_plain = _TYPES[opened.spec.type] in ("array", "hash", "lru_hash")

@@ -1,0 +1,33 @@
+"""The map of the node's own addresses: gates and hooks ask it in whose name a socket speaks."""
+
+import struct
+from collections.abc import Iterable
+
+from bpf import abi, loader
+from bpf.abi import IPNetwork
+
+_IPV4_BITS = 96
+"""Before those of an IPv4 address, as it is mapped."""
+
+_PREFIX, _PRESENT = struct.Struct("=I"), struct.pack("=I", 1)
+
+
+class NodeAddressMap:
+    """Addresses, and ranges of them. One writer: the agent."""
+
+    def __init__(self, loaded: loader.Loaded) -> None:
+        self._map = loaded.map(abi.NODE_ADDRESSES)
+
+    def set(self, networks: Iterable[IPNetwork]) -> None:
+        """These and no others. Raises `BpfError` (E2BIG: more than 65,536)."""
+        wanted = {_pack(network) for network in networks}
+        present = {key for key, _ in self._map.items_by_key()}
+        for key in wanted - present:
+            self._map.set(key, _PRESENT)
+        for key in present - wanted:
+            self._map.delete(key)
+
+
+def _pack(network: IPNetwork) -> bytes:
+    bits = network.prefixlen + (_IPV4_BITS if network.version == 4 else 0)
+    return _PREFIX.pack(bits) + abi.pack_address(network.network_address)
