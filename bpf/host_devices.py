@@ -45,6 +45,7 @@ class HostDevicePrograms:
                 (abi.BRIDGE_GATE, Direction.EGRESS),
                 (abi.DEVICE_GATE, Direction.EGRESS),
                 (abi.UPLINK_GATE, Direction.EGRESS),
+                (abi.BARE_UPLINK_GATE, Direction.EGRESS),
                 (abi.STAMP_HOST_SENT, Direction.EGRESS),
                 (abi.STAMP_SPOOFED, Direction.INGRESS),
                 (abi.TUNNEL_GATE, Direction.INGRESS),
@@ -65,7 +66,7 @@ class HostDevicePrograms:
     def ensure_bridges(self, desired: set[int], *, are_all: bool = True) -> None:
         """Attach the bridge gate to these bridges, and detach it from others.
 
-        As the next four methods, it attaches filters instead of links where many interfaces have
+        As the next five methods, it attaches filters instead of links where many interfaces have
         no program; `settle` makes links of them.
         """
         self._ensure(abi.BRIDGE_GATE, desired, are_all=are_all, may_hurry=True)
@@ -77,6 +78,10 @@ class HostDevicePrograms:
     def ensure_uplinks(self, desired: set[int], *, are_all: bool = True) -> None:
         """Attach the uplinks' gate to these devices, and detach it from others."""
         self._ensure(abi.UPLINK_GATE, desired, are_all=are_all, may_hurry=True)
+
+    def ensure_bare_uplinks(self, desired: set[int], *, are_all: bool = True) -> None:
+        """The same of devices whose frames have no Ethernet header."""
+        self._ensure(abi.BARE_UPLINK_GATE, desired, are_all=are_all, may_hurry=True)
 
     def ensure_stamps(self, desired: set[int], *, are_all: bool = True) -> None:
         """Stamp what the host sends by these interfaces, and no longer by others."""

@@ -8,7 +8,8 @@
 #ifndef PODGATE_FRAGMENTS_H
 #define PODGATE_FRAGMENTS_H
 
-#define IPV4_ID_OFFSET (ETHERNET_LENGTH + 4)
+/* From the start of the IP header. */
+#define IPV4_ID_OFFSET 4
 
 /* The identification in a fragment header of IPv6, from the header's end. */
 #define IPV6_ID_FROM_END 4
@@ -25,7 +26,7 @@ ALWAYS_INLINE bool parse_fragment(struct __sk_buff *skb, struct packet *packet,
 	fragment->ingress_ifindex = skb->ingress_ifindex;
 	fragment->protocol = packet->protocol;
 	if (packet->is_ipv4) {
-		id4 = header_at(skb, IPV4_ID_OFFSET, __be16);
+		id4 = header_at(skb, packet->network_offset + IPV4_ID_OFFSET, __be16);
 		if (id4)
 			fragment->id = *id4;
 		return id4;

@@ -108,17 +108,32 @@ ALWAYS_INLINE enum reason read_untagged_frame(struct __sk_buff *skb, struct pack
 	void *start = header_at(skb, 0, struct shortest_frame);
 	__be16 type;
 
+	packet->network_offset = ETHERNET_LENGTH;
 	if (!start)
 		return REASON_UNPARSABLE;
 	type = *(__be16 *)(start + ETHERNET_TYPE_OFFSET);
 	if (type == bpf_htons(ETHERTYPE_ARP))
 		return REASON_ARP;
 	if (type == bpf_htons(ETHERTYPE_IPV4))
-		return read_ipv4(start + ETHERNET_LENGTH, packet) ? REASON_COUNT
-								  : REASON_UNPARSABLE;
+		return read_ipv4(start + ETHERNET_LENGTH, ETHERNET_LENGTH, packet)
+			       ? REASON_COUNT
+			       : REASON_UNPARSABLE;
 	if (type == bpf_htons(ETHERTYPE_IPV6))
-		return read_ipv6(skb, packet) ? REASON_COUNT : REASON_UNPARSABLE;
+		return read_ipv6(skb, ETHERNET_LENGTH, packet) ? REASON_COUNT : REASON_UNPARSABLE;
 	return REASON_UNPARSABLE;
+}
+
+/* A packet of a device whose frames have no Ethernet header; skb->protocol may be false. */
+ALWAYS_INLINE enum reason read_bare_packet(struct __sk_buff *skb, struct packet *packet)
+{
+	struct ipv4_header *header = header_at(skb, 0, struct ipv4_header);
+	bool is_read = false;
+
+	if (header && header->version_length >> 4 == 4)
+		is_read = read_ipv4(header, 0, packet);
+	else if (header && header->version_length >> 4 == 6)
+		is_read = read_ipv6(skb, 0, packet);
+	return is_read ? REASON_COUNT : REASON_UNPARSABLE;
 }
 
 /* The receiver removes an empty tag (VID 0), so a tag hides the header behind it. */

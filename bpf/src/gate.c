@@ -237,6 +237,21 @@ int gate_egress(struct __sk_buff *skb)
 	return is_audit ? pass_stamped(skb, &packet) : TCX_DROP;
 }
 
+/*
+ * A packet of the host that the pod forwards keeps its stamp, also if a CNI's program returns
+ * TCX_PASS. But a pod with CAP_NET_ADMIN gives its packets any stamp by a class id of tc, which
+ * the kernel copies to tc_index. So from here on a stamp says only what a pod gains nothing by:
+ * that the host has sent the packet, from an unknown socket.
+ */
+ALWAYS_INLINE void renew_stamp_of_pod(struct __sk_buff *skb)
+{
+	if (!is_stamped(skb))
+		return;
+	stamp(skb, (stamp_of(skb) & STAMP_KIND_MASK) == STAMP_HAND_MADE ? STAMP_HAND_MADE
+									: STAMP_UNPROVEN);
+	keep_stamp(skb);
+}
+
 /* By one byte of the header, since most packets are. Others have more headers before TCP's. */
 ALWAYS_INLINE bool is_tcp_from_pod(struct __sk_buff *skb)
 {
@@ -261,18 +276,15 @@ int gate_ingress(struct __sk_buff *skb)
 	void *table;
 	bool is_read;
 
-	/* So that a CNI's program that returns TCX_PASS does not remove it. */
-	if (is_stamped(skb))
-		stamp(skb, stamp_of(skb));
-	keep_stamp(skb);
+	renew_stamp_of_pod(skb);
 	if (is_tcp_from_pod(skb))
 		return TCX_NEXT;
 	if (skb->protocol == bpf_htons(ETHERTYPE_IPV4)) {
 		struct ipv4_header *header = header_at(skb, ETHERNET_LENGTH, struct ipv4_header);
 
-		is_read = header && read_ipv4(header, &packet);
+		is_read = header && read_ipv4(header, ETHERNET_LENGTH, &packet);
 	} else if (skb->protocol == bpf_htons(ETHERTYPE_IPV6)) {
-		is_read = read_ipv6(skb, &packet);
+		is_read = read_ipv6(skb, ETHERNET_LENGTH, &packet);
 	} else {
 		return TCX_NEXT;
 	}

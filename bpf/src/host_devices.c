@@ -101,33 +101,35 @@ int bridge_gate(struct __sk_buff *skb)
 	return TCX_NEXT;
 }
 
-ALWAYS_INLINE int evaluate_frame(struct __sk_buff *skb, struct packet *packet)
+/* has_ethernet: a constant. */
+ALWAYS_INLINE int evaluate_frame(struct __sk_buff *skb, struct packet *packet, bool has_ethernet)
 {
 	bool is_rewritten = is_from_packet_socket(packet) && is_checksum_pending(skb);
 
-	if (read_frame(skb, packet) != REASON_COUNT)
+	if ((has_ethernet ? read_frame(skb, packet) : read_bare_packet(skb, packet)) !=
+	    REASON_COUNT)
 		return TCX_NEXT;
 	return evaluate_on_device(skb, packet, is_rewritten);
 }
 
-/* On other bridges of pods, veth pairs within the host, macvlan, switches and the like. */
+/* On other bridges, veth pairs within the host, macvlan, switches and the like. */
 int device_gate(struct __sk_buff *skb)
 {
 	struct packet packet = {};
 	int action = TCX_NEXT;
 
 	if (has_host_socket(skb, &packet))
-		action = evaluate_frame(skb, &packet);
+		action = evaluate_frame(skb, &packet, true);
 	keep_stamp(skb);
 	return action;
 }
 
 /*
- * On uplinks: a router may send a packet back as one of another host. No stamp leaves by them: if
- * the node is a container, the next one has the same kernel, and its gates would take the packet
- * as their own host's.
+ * On uplinks and tunnels: a router may send a packet back as one of another host. No stamp leaves
+ * by them: if the node is a container, the next one has the same kernel, and its gates would take
+ * the packet as their own host's.
  */
-int uplink_gate(struct __sk_buff *skb)
+ALWAYS_INLINE int evaluate_on_uplink(struct __sk_buff *skb, bool has_ethernet)
 {
 	struct packet packet = {};
 
@@ -138,7 +140,18 @@ int uplink_gate(struct __sk_buff *skb)
 	if (skb->ingress_ifindex)
 		return TCX_NEXT;
 	load_socket(skb, &packet);
-	return packet.has_socket ? evaluate_frame(skb, &packet) : TCX_NEXT;
+	return packet.has_socket ? evaluate_frame(skb, &packet, has_ethernet) : TCX_NEXT;
+}
+
+int uplink_gate(struct __sk_buff *skb)
+{
+	return evaluate_on_uplink(skb, true);
+}
+
+/* On those without Ethernet: WireGuard, PPP, IP tunnels, tuns by which the node reaches others. */
+int bare_uplink_gate(struct __sk_buff *skb)
+{
+	return evaluate_on_uplink(skb, false);
 }
 
 /* Whether the node sends packets to this packet's source by the interface it came in by. */

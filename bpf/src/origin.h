@@ -19,8 +19,9 @@
 #define LOOPBACK_IFINDEX 1 /* in every network namespace */
 
 /*
- * No socket option sets tc_index, and a tc program or class id needs CAP_NET_ADMIN. Cilium uses the
- * lowest bits, so the stamp has none of them and they do not hide it.
+ * No socket option sets tc_index, and a tc program or class id needs CAP_NET_ADMIN, which a pod may
+ * have in its own namespace (renew_stamp_of_pod). Cilium uses the lowest bits, so the stamp has
+ * none of them and they do not hide it.
  */
 #define STAMP		0x7060
 #define STAMP_UNPROVEN	0x7061 /* came in by an injectable interface: its socket was not seen */

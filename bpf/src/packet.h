@@ -77,7 +77,8 @@ enum maker {
 struct packet {
 	struct address source;
 	struct address destination __attribute__((aligned(8)));
-	__u32 transport_offset; /* bytes from the start of the frame */
+	__u32 network_offset; /* bytes from the start of the frame, by frame.h */
+	__u32 transport_offset;
 	__u32 gate_ifindex;	/* of the gate that counts the packet */
 	__u32 gate_slot;	/* the same gate's */
 	__u32 transport_length; /* bytes, from the IP header; 0 for a jumbo: unknown */
@@ -138,7 +139,9 @@ struct ipv6_extension {
 	};
 };
 
-ALWAYS_INLINE bool read_ipv4(struct ipv4_header *header, struct packet *packet)
+/* network_offset: the header's, in bytes from the start of the frame; a constant. */
+ALWAYS_INLINE bool read_ipv4(struct ipv4_header *header, __u32 network_offset,
+			     struct packet *packet)
 {
 	__u32 header_length, total_length;
 
@@ -152,7 +155,7 @@ ALWAYS_INLINE bool read_ipv4(struct ipv4_header *header, struct packet *packet)
 
 	packet->source = map_ipv4(header->source);
 	packet->destination = map_ipv4(header->destination);
-	packet->transport_offset = ETHERNET_LENGTH + header_length;
+	packet->transport_offset = network_offset + header_length;
 	packet->transport_length = total_length ? total_length - header_length : 0;
 	packet->protocol = header->protocol;
 	packet->is_ipv4 = true;
@@ -168,10 +171,10 @@ ALWAYS_INLINE bool read_ipv4(struct ipv4_header *header, struct packet *packet)
  * destination in the fixed header is then only the next stop. So is "no next header", which no pod
  * needs and which can hide a payload.
  */
-ALWAYS_INLINE bool read_ipv6(struct __sk_buff *skb, struct packet *packet)
+ALWAYS_INLINE bool read_ipv6(struct __sk_buff *skb, __u32 network_offset, struct packet *packet)
 {
-	struct ipv6_header *header = header_at(skb, ETHERNET_LENGTH, struct ipv6_header);
-	__u32 offset = ETHERNET_LENGTH + sizeof(*header);
+	struct ipv6_header *header = header_at(skb, network_offset, struct ipv6_header);
+	__u32 offset = network_offset + sizeof(*header);
 	__u32 payload_length, extensions_length;
 	__u8 next;
 
@@ -222,7 +225,7 @@ transport:
 	    next == IPPROTO_DSTOPTS || next == IPPROTO_FRAGMENT || next == IPPROTO_AH ||
 	    next == IPPROTO_MOBILITY || next == IPPROTO_HIP || next == IPPROTO_SHIM6 || next >= 253)
 		return false;
-	extensions_length = offset - ETHERNET_LENGTH - sizeof(*header);
+	extensions_length = offset - network_offset - sizeof(*header);
 	/* 0 is a jumbogram (RFC 2675) or BIG TCP (Linux 5.19 for IPv6). */
 	if (payload_length && payload_length < extensions_length)
 		return false;

@@ -98,13 +98,14 @@ int relay_getpeername6(struct bpf_sock_addr *context)
 /*
  * tc egress on the host's end of the relay's pair. A pod connects to an address of the relay: gates
  * leave forwarded packets to NetworkPolicy, which has no rules for the relay, and the relay would
- * proxy the connection into another pod.
+ * proxy the connection into another pod. The kubelet's own packets have come in by no interface; a
+ * stamp shows nothing here, since a pod without a gate, or another container, may forge it.
  */
 int drop_forwarded(struct __sk_buff *skb)
 {
 	struct gate *gate;
 
-	if (is_host_sent(skb))
+	if (!skb->ingress_ifindex)
 		return TCX_NEXT;
 	gate = find_gate(skb->ifindex);
 	if (gate)

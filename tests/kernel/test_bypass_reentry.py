@@ -148,6 +148,25 @@ def _by_two_bridges() -> Iterator[Way]:
         yield Way("br2-pg", links.mac_of("br2-pg"), lambda frame: wire.send(sock, frame), one)
 
 
+@contextlib.contextmanager
+def _by_flooding_bridge() -> Iterator[Way]:
+    """A bridge without pods floods what a socket on it sends; one of its ports is a pair's end.
+
+    The frame is for the other end, but by an address that the bridge has not learnt.
+    """
+    with (
+        links.made("br-pg", "link add br-pg type bridge", "link set br-pg up"),
+        links.made("br-port", "link add br-port type veth peer name br-peer"),
+        links.pair() as (one, other),
+        links.packet_socket("br-pg") as sock,
+    ):
+        links.ip(f"link set {one} master br-pg", "link set br-port master br-pg")
+        links.ip("link set br-port up", "link set br-peer up")
+        for port in (one, "br-port"):
+            links.wait_for_port(port)
+        yield Way(other, links.mac_of(other), lambda frame: wire.send(sock, frame), "br-pg")
+
+
 def _write(descriptor: int, packet: bytes) -> None:
     assert os.write(descriptor, packet) == len(packet)
 
@@ -163,7 +182,7 @@ STAMPED = pytest.mark.parametrize(
         pytest.param(way, id=way.__name__.removeprefix("_by_").replace("_", "-"))
         for way in (
             *(_by_pair, _by_macvlan, _by_redirect, _by_stack, _by_bridge, _by_two_bridges),
-            *(_by_macvtap, _by_stacked_macvtap, _by_empty_tag),
+            *(_by_macvtap, _by_stacked_macvtap, _by_empty_tag, _by_flooding_bridge),
         )
     ],
 )
@@ -205,7 +224,9 @@ def programs(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[HostDev
         finally:
             for ensure in (made.ensure_bridges, made.ensure_devices):
                 ensure(set())
-            for ensure in (made.ensure_uplinks, made.ensure_stamps, made.ensure_spoofed):
+            for ensure in (made.ensure_uplinks, made.ensure_bare_uplinks):
+                ensure(set())
+            for ensure in (made.ensure_stamps, made.ensure_spoofed):
                 ensure(set())
 
 

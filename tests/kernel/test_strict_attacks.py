@@ -6,12 +6,14 @@ import contextlib
 import errno
 import ipaddress
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from agent.admin.report import AgentReport
 from agent.lab.agent_process import Launch, packets, pod_of
+from agent.lab.lab import LabPod
 from agent.relay import interfaces as relay_interfaces
 from agent.relay.messages import Outcome
 from probes.netns import Netns
@@ -209,10 +211,18 @@ def test_no_packet_socket_gets_a_packet_to_the_relay(node: Node, inside: Inside)
     assert dropped_at_the_pair(report_of(node)) >= before + frames_sent
 
 
-def test_no_pod_reaches_another_by_way_of_the_relay(node: Node, inside: Inside) -> None:
+@pytest.mark.parametrize("class_id", ["", "7040", "7060", "7061", "7067", "7068", "7069"])
+def test_no_pod_reaches_another_by_way_of_the_relay(
+    node: Node, inside: Inside, class_id: str
+) -> None:
     """Packets of a pod are forwarded, like those from outside, so no gate checks their source
-    process."""
+    process.
+
+    class_id: a pod with CAP_NET_ADMIN stamps its packets as the host's programs do.
+    """
     stranger = node.lab.pods["stranger"]
+    if class_id:
+        forge_stamp(stranger, class_id)
     before = dropped_at_the_pair(report_of(node))
     addresses = relay_addresses(node).values()
     for address in addresses:
@@ -222,6 +232,18 @@ def test_no_pod_reaches_another_by_way_of_the_relay(node: Node, inside: Inside) 
     assert inside.arrived() == []
     assert dropped_at_the_pair(report_of(node)) >= before + len(addresses)
     assert node.fleet.peers() == {}
+
+
+def forge_stamp(pod: LabPod, class_id: str) -> None:
+    """The kernel copies a filter's class id to tc_index."""
+    match = f"u32 match u32 0 0 flowid 1:{class_id}"
+    for command in (
+        "qdisc replace dev eth0 clsact",
+        "filter del dev eth0 egress",
+        f"filter add dev eth0 egress protocol all {match}",
+    ):
+        enter = ["nsenter", f"--net={pod.netns.path}", "tc"]
+        subprocess.run([*enter, *command.split()], check=True)
 
 
 def test_kubelet_is_rejected_at_undeclared_ports(node: Node, kubelet: NodeClient) -> None:

@@ -25,6 +25,7 @@ class _GateWorker:
         self.bridges: list[set[int]] = []
         self.devices: list[set[int]] = []
         self.uplinks: list[set[int]] = []
+        self.bare_uplinks: list[set[int]] = []
         self.stamps: list[set[int]] = []
         self.spoofed: list[set[int]] = []
         self.are_all = True
@@ -56,6 +57,9 @@ class _GateWorker:
 
     def ensure_uplinks(self, ifindexes: set[int], *, are_all: bool) -> None:
         self.uplinks.append(ifindexes)
+
+    def ensure_bare_uplinks(self, ifindexes: set[int], *, are_all: bool) -> None:
+        self.bare_uplinks.append(ifindexes)
 
     def ensure_stamps(self, ifindexes: set[int], *, are_all: bool) -> None:
         self.stamps.append(ifindexes)
@@ -113,7 +117,7 @@ def test_a_tunnel_without_ports_counts_too(kind: str) -> None:
     )
 
 
-def test_bridges_of_pods_count_and_those_of_enforced_pods_drop_what_they_cannot_read() -> None:
+def test_all_bridges_count_and_those_of_enforced_pods_drop_what_they_cannot_read() -> None:
     links = [
         Link(2, "bridge2", kind="bridge"),
         Link(3, "bridge3", kind="bridge"),
@@ -126,7 +130,7 @@ def test_bridges_of_pods_count_and_those_of_enforced_pods_drop_what_they_cannot_
     ]
     needed = programs_for(links, gated={5, 7, 9}, enforced={5, 7})
     assert needed.bridges == {2}
-    assert needed.devices == {8}
+    assert needed.devices == {3, 8}
 
 
 def test_programs_are_where_the_host_s_packets_leave_and_may_come_in_again() -> None:
@@ -158,6 +162,7 @@ def test_programs_are_where_the_host_s_packets_leave_and_may_come_in_again() -> 
     assert needed == DevicePrograms(
         devices=frozenset({3, 8, 9, 10, 11, 15}),
         uplinks=frozenset({2, 16, 18}),
+        bare_uplinks=frozenset({12, 13, 14, 20}),
         stamps=frozenset({1, 6}),
         tuns=frozenset({17, 19}),
     )
