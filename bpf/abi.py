@@ -536,6 +536,7 @@ BRIDGE_GATE = "bridge_gate"
 DEVICE_GATE = "device_gate"
 UPLINK_GATE = "uplink_gate"
 BARE_UPLINK_GATE = "bare_uplink_gate"
+LOOPBACK_GATE = "loopback_gate"
 STAMP_HOST_SENT = "stamp_host_sent"
 STAMP_SPOOFED = "stamp_spoofed"
 TUNNEL_GATE = "tunnel_gate"
@@ -555,7 +556,7 @@ def moving_copy(program: str) -> str:
 _TC_PROGRAMS = (
     *(GATE_EGRESS, GATE_INGRESS),
     *(BRIDGE_GATE, DEVICE_GATE, UPLINK_GATE, BARE_UPLINK_GATE),
-    *(STAMP_HOST_SENT, STAMP_SPOOFED, TUNNEL_GATE),
+    *(LOOPBACK_GATE, STAMP_HOST_SENT, STAMP_SPOOFED, TUNNEL_GATE),
     *(HOLD_SYNS, DROP_FORWARDED),
 )
 

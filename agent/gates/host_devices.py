@@ -38,6 +38,7 @@ class DevicePrograms:
     uplinks: frozenset[int] = frozenset()
     bare_uplinks: frozenset[int] = frozenset()
     """Without Ethernet headers."""
+    loopbacks: frozenset[int] = frozenset()
     stamps: frozenset[int] = frozenset()
     tuns: frozenset[int] = frozenset()
 
@@ -63,7 +64,9 @@ def programs_for(
     for link in links:
         if link.index in gated:
             continue
-        if link.is_loopback or link.index in ungated:
+        if link.is_loopback:
+            program = "loopbacks"
+        elif link.index in ungated:
             program = "stamps"
         elif link.index in tuns:
             program = "tuns"
@@ -153,6 +156,7 @@ class HostDevices:
         programs = self._gate_worker.host_devices
         has_changed = False
         for name, ensure, interfaces in (
+            ("loopbacks", programs.ensure_loopbacks, needed.loopbacks),
             ("stamps", programs.ensure_stamps, needed.stamps),
             # Before the others: a bridge changes to this program when a pod is enforced.
             ("bridges", programs.ensure_bridges, needed.bridges),

@@ -18,13 +18,33 @@ ALWAYS_INLINE bool has_host_socket(struct __sk_buff *skb, struct packet *packet)
 	return packet->has_socket && !skb->ingress_ifindex;
 }
 
-/* On the loopback, and on interfaces of pods without a gate, which may forward. */
+/* On interfaces of pods without a gate, which may forward. */
 int stamp_host_sent(struct __sk_buff *skb)
 {
 	struct packet packet = {};
 
 	has_host_socket(skb, &packet);
 	return TCX_NEXT;
+}
+
+/*
+ * A process writes a packet in the name of an enforced pod, which it counts as dropped: the host
+ * itself would answer it to the pod, with an error about a closed port or an exceeded time, which
+ * quotes bytes of the process and ends connections of the pod.
+ */
+ALWAYS_INLINE bool is_in_name_of_pod(struct __sk_buff *skb, struct packet *packet)
+{
+	struct gate *gate;
+
+	if (!is_hand_made(skb, packet))
+		return false;
+	gate = enforcing_gate(addresses.lookup(&packet->source));
+	if (!gate)
+		return false;
+	packet->gate_ifindex = gate->ifindex;
+	packet->gate_slot = gate->slot;
+	count_drop(skb, packet, DROP(REASON_NODE));
+	return true;
 }
 
 /*
@@ -40,6 +60,8 @@ ALWAYS_INLINE int evaluate_on_device(struct __sk_buff *skb, struct packet *packe
 	__u64 verdict_slot;
 	__u32 *ifindex;
 
+	if (is_in_name_of_pod(skb, packet))
+		return TCX_DROP;
 	ifindex = addresses.lookup(&packet->destination);
 	if (!ifindex)
 		return TCX_NEXT;
@@ -110,6 +132,19 @@ ALWAYS_INLINE int evaluate_frame(struct __sk_buff *skb, struct packet *packet, b
 	    REASON_COUNT)
 		return TCX_NEXT;
 	return evaluate_on_device(skb, packet, is_rewritten);
+}
+
+/*
+ * On the loopback. What a process has written header by header comes in again as if forwarded: a
+ * fragment may be put together with another pod's there, by connection tracking.
+ */
+int loopback_gate(struct __sk_buff *skb)
+{
+	struct packet packet = {};
+
+	if (has_host_socket(skb, &packet) && is_hand_made(skb, &packet))
+		return evaluate_frame(skb, &packet, true);
+	return TCX_NEXT;
 }
 
 /* On other bridges, veth pairs within the host, macvlan, switches and the like. */

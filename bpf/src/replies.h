@@ -234,10 +234,12 @@ ALWAYS_INLINE void renew_flow(struct reply_slot *slot, __u64 now_ns)
 
 /*
  * Whether a host-sent packet is a reply to a flow of the pod to this address, or to a group. A
- * server may stream for as long as it likes after one request, unless the request was to a group.
+ * server may stream for as long as it likes after one request, unless the request was to a group,
+ * or the answer is one of DHCP that a process has written header by header.
  */
 ALWAYS_INLINE bool is_reply(struct __sk_buff *skb, struct packet *packet)
 {
+	bool is_written = is_dhcp_answer(packet) && is_hand_made(skb, packet);
 	struct reply_slot *slot;
 	struct flow flow = {};
 	__u64 now_ns;
@@ -247,9 +249,10 @@ ALWAYS_INLINE bool is_reply(struct __sk_buff *skb, struct packet *packet)
 	if (!table || !parse_reply_flow(skb, packet, &flow))
 		return false;
 	now_ns = packet_time_ns(packet);
-	slot = live_slot(table, &flow, REPLY_LIFETIME_NS, now_ns);
+	slot = live_slot(table, &flow, is_written ? GROUP_LIFETIME_NS : REPLY_LIFETIME_NS, now_ns);
 	if (slot) {
-		renew_flow(slot, now_ns);
+		if (!is_written)
+			renew_flow(slot, now_ns);
 		return true;
 	}
 	flow.peer = (struct address){};

@@ -166,8 +166,11 @@ def tcp(
     return segment[:16] + value + segment[18:]
 
 
-def udp(ends: Ends, data: bytes = b"hello") -> bytes:
-    return struct.pack("!HHHH", ends.source_port, ends.port, 8 + len(data), 0) + data
+def udp(ends: Ends, data: bytes = b"hello", *, has_checksum: bool = False) -> bytes:
+    """Without a checksum a receiver over IPv6 drops it; programs do not look at it."""
+    message = struct.pack("!HHHH", ends.source_port, ends.port, 8 + len(data), 0) + data
+    value = _transport_checksum(ends, UDP, message) if has_checksum else 0
+    return message[:6] + struct.pack("!H", value) + message[8:]
 
 
 def icmp(ends: Ends, type_: int, code: int = 0, *, body: bytes = bytes(36)) -> bytes:

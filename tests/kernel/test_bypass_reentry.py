@@ -226,7 +226,7 @@ def programs(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[HostDev
                 ensure(set())
             for ensure in (made.ensure_uplinks, made.ensure_bare_uplinks):
                 ensure(set())
-            for ensure in (made.ensure_stamps, made.ensure_spoofed):
+            for ensure in (made.ensure_loopbacks, made.ensure_stamps, made.ensure_spoofed):
                 ensure(set())
 
 
@@ -304,7 +304,7 @@ def test_agent_stamps_where_it_leaves_and_marks_no_pod_s(lab: labs.Lab, way: Mak
         needed = programs_for(found, gated=own, enforced=own)
         assert by.leaves_by is not None
         assert links.index_of(by.leaves_by) in needed.devices
-        assert links.index_of("lo") in needed.stamps
+        assert links.index_of("lo") in needed.loopbacks
         assert links.index_of(labs.BRIDGE) in needed.bridges
         everywhere = needed.devices | needed.stamps | needed.bridges
         assert not everywhere & {pod.ifindex for pod in pods}

@@ -26,6 +26,7 @@ class _GateWorker:
         self.devices: list[set[int]] = []
         self.uplinks: list[set[int]] = []
         self.bare_uplinks: list[set[int]] = []
+        self.loopbacks: list[set[int]] = []
         self.stamps: list[set[int]] = []
         self.spoofed: list[set[int]] = []
         self.are_all = True
@@ -60,6 +61,9 @@ class _GateWorker:
 
     def ensure_bare_uplinks(self, ifindexes: set[int], *, are_all: bool) -> None:
         self.bare_uplinks.append(ifindexes)
+
+    def ensure_loopbacks(self, ifindexes: set[int], *, are_all: bool) -> None:
+        self.loopbacks.append(ifindexes)
 
     def ensure_stamps(self, ifindexes: set[int], *, are_all: bool) -> None:
         self.stamps.append(ifindexes)
@@ -163,7 +167,8 @@ def test_programs_are_where_the_host_s_packets_leave_and_may_come_in_again() -> 
         devices=frozenset({3, 8, 9, 10, 11, 15}),
         uplinks=frozenset({2, 16, 18}),
         bare_uplinks=frozenset({12, 13, 14, 20}),
-        stamps=frozenset({1, 6}),
+        loopbacks=frozenset({1}),
+        stamps=frozenset({6}),
         tuns=frozenset({17, 19}),
     )
 
