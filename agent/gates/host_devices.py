@@ -127,7 +127,9 @@ class HostDevices:
             has_changed = await self._ensure_programs(needed, are_all=are_all)
             tunnels = TunnelPorts(frozenset(), has_any=False)
             if not is_off:
-                tunnels = find_tunnels(links, await asyncio.to_thread(udp_listeners.read))
+                has_ppp = any(link.kind == "ppp" for link in links)
+                listeners = await asyncio.to_thread(udp_listeners.read, has_ppp=has_ppp)
+                tunnels = find_tunnels(links, listeners)
             if tunnels != self._tunnels:
                 ensure_tunnels = self._gate_worker.host_devices.ensure_tunnels
                 await self._gate_worker.run(ensure_tunnels, are_guarded=tunnels.has_any)

@@ -1,6 +1,8 @@
 """Ports on which the kernel decapsulates: of interfaces, and of listeners without one."""
 
+import errno
 import struct
+import sys
 
 import pytest
 
@@ -65,3 +67,38 @@ def test_tunnel_without_an_interface_or_a_port_is_one() -> None:
 
 def test_a_kernel_without_such_listeners_has_none() -> None:
     assert udp_listeners.read() == TunnelPorts(frozenset(), has_any=False)
+
+
+class _L2tp:
+    """Two tunnels: one of a process, with a session of PPP or none, and one of root's interface."""
+
+    def __init__(self, family: str) -> None:
+        if family != "l2tp":
+            raise OSError(errno.ENOENT, "no such family")
+
+    def close(self) -> None:
+        pass
+
+    def dump(self, command: int) -> list[dict[int, bytes]]:
+        def packed(number: int, size: int) -> bytes:
+            return number.to_bytes(size, sys.byteorder)
+
+        if command == 4:
+            return [
+                {9: packed(1, 4), 2: packed(0, 2), 26: packed(8125, 2)},
+                {9: packed(2, 4), 2: packed(0, 2), 26: packed(1701, 2)},
+                {9: packed(3, 4), 2: packed(1, 2)},
+            ]
+        return [{9: packed(1, 4)}, {9: packed(2, 4), 8: b"l2tpeth0\0"}]
+
+
+@pytest.mark.parametrize(
+    ("has_ppp", "ports"), [(False, {1701}), (True, {1701, 8125})], ids=["no-ppp", "ppp"]
+)
+def test_l2tp_tunnels_of_processes_do_not_count(
+    monkeypatch: pytest.MonkeyPatch, has_ppp: bool, ports: set[int]
+) -> None:
+    """Otherwise a process could close a port of the node to UDP, and with nine of them all other
+    tunnels would lose their guard."""
+    monkeypatch.setattr(udp_listeners, "GenericSocket", _L2tp)
+    assert udp_listeners.read(has_ppp=has_ppp) == TunnelPorts(frozenset(ports), has_any=True)
