@@ -1,4 +1,4 @@
-"""The map of the node's own addresses: gates and hooks ask it in whose name a socket speaks."""
+"""The map of the host's addresses, by which gates and hooks know in whose name a socket speaks."""
 
 import struct
 from collections.abc import Iterable
@@ -20,11 +20,11 @@ class NodeAddressMap:
 
     def set(self, networks: Iterable[IPNetwork]) -> None:
         """These and no others. Raises `BpfError` (E2BIG: more than 65,536)."""
-        wanted = {_pack(network) for network in networks}
+        desired = {_pack(network) for network in networks}
         present = {key for key, _ in self._map.items_by_key()}
-        for key in wanted - present:
+        for key in desired - present:
             self._map.set(key, _PRESENT)
-        for key in present - wanted:
+        for key in present - desired:
             self._map.delete(key)
 
 

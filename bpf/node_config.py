@@ -76,7 +76,7 @@ class NodeConfig:
         self._change(has_ovs=int(is_there))
 
     def set_node_addresses(self, *, are_kept: bool) -> None:
-        """Set whether the map of the node's own addresses is kept up to date."""
+        """Set whether the map of the host's addresses is kept up to date."""
         self._change(has_node_addresses=int(are_kept))
 
     def beat(self) -> None:

@@ -118,7 +118,7 @@ class InjectableInterfaces:
         return of_host
 
     async def _list_addresses(self, addresses: set[IPNetwork]) -> None:
-        """Those in whose name processes of the node may reply to pods."""
+        """Those in whose name host processes may reply to pods."""
         if addresses == self._addresses:
             return
         await self._gate_worker.run(self._gate_worker.node_addresses.set, addresses)

@@ -290,7 +290,7 @@ struct reply_slot {
  *
  * A port has at most PORT_FLOWS flows in each of its pairs of sets. Further ones, as of a server
  * and its thousands of clients, are in the sets of the crowd, where they evict only each other: so
- * clients of the pod cannot evict what it asks from other ports. A question is from a port of its
+ * clients of the pod cannot evict its questions from other ports. A question is from a port of its
  * own, or goes to a few servers.
  */
 #define REPLY_WAYS	 8

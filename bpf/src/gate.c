@@ -240,7 +240,7 @@ int gate_egress(struct __sk_buff *skb)
 /*
  * A packet of the host that the pod forwards keeps its stamp, also if a CNI's program returns
  * TCX_PASS. But a pod with CAP_NET_ADMIN gives its packets any stamp by a class id of tc, which
- * the kernel copies to tc_index. So from here on a stamp says only what a pod gains nothing by:
+ * the kernel copies to tc_index. So from here on a stamp shows only what a pod gains nothing by:
  * that the host has sent the packet, from an unknown socket.
  */
 ALWAYS_INLINE void renew_stamp_of_pod(struct __sk_buff *skb)

@@ -4,7 +4,7 @@
  * mark replies, so every flow of another protocol is recorded in a table of the pod's own, by its
  * fingerprint. A flow can be evicted by newer flows of the same pod only, and not by those of a
  * port of it that has many: what the pod answers to its clients is recorded as well, since nothing
- * in a packet shows which side began.
+ * in a packet shows which side opened it.
  *
  * The peer is the address that the pod sent to: replies from a virtual IP that is translated to a
  * host process have the virtual IP as source.

@@ -2,9 +2,9 @@
 /*
  * In whose name a socket of the node may speak. A process may send with a source address that is
  * not the node's: over IPv6 any process (IPV6_FREEBIND), over IPv4 one with CAP_NET_RAW
- * (IP_TRANSPARENT). The source of a packet to the pod says little: connection tracking translates
- * that of an honest server to a service's, and that of a forger, too. So the socket is asked what
- * it is bound to, and with which sources it has ever sent. Where all of these are the node's, a
+ * (IP_TRANSPARENT). The source of a packet to the pod proves little: connection tracking translates
+ * that of an honest server to a service's, and that of a forger, too. What counts is what the
+ * socket is bound to, and with which sources it has ever sent. Where all of these are the node's, a
  * process has written no other name, and translation has.
  */
 #ifndef PODGATE_SPOOFING_H

@@ -167,7 +167,7 @@ def tcp(
 
 
 def udp(ends: Ends, data: bytes = b"hello", *, has_checksum: bool = False) -> bytes:
-    """Without a checksum a receiver over IPv6 drops it; programs do not look at it."""
+    """Without a checksum a receiver over IPv6 drops it; programs do not check it."""
     message = struct.pack("!HHHH", ends.source_port, ends.port, 8 + len(data), 0) + data
     value = _transport_checksum(ends, UDP, message) if has_checksum else 0
     return message[:6] + struct.pack("!H", value) + message[8:]

@@ -299,7 +299,7 @@ def _hoarding(count: int) -> Iterator[None]:
 
 
 def test_raw_sockets_have_no_limit(lab: labs.Lab, watched: PodState) -> None:
-    """Otherwise one process could open so many that no other opens one, iptables and daemons of
+    """Otherwise one process could leave none for others, iptables and daemons of
     routing protocols included. What the last one sends is still a process's."""
     watched.set_mode(Mode.ENFORCE)
     with contextlib.ExitStack() as stack:
