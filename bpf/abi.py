@@ -535,7 +535,7 @@ GATE_INGRESS = "gate_ingress"
 BRIDGE_GATE = "bridge_gate"
 DEVICE_GATE = "device_gate"
 UPLINK_GATE = "uplink_gate"
-BARE_UPLINK_GATE = "bare_uplink_gate"
+BARE_DEVICE_GATE = "bare_device_gate"
 LOOPBACK_GATE = "loopback_gate"
 STAMP_HOST_SENT = "stamp_host_sent"
 STAMP_SPOOFED = "stamp_spoofed"
@@ -555,7 +555,7 @@ def moving_copy(program: str) -> str:
 
 _TC_PROGRAMS = (
     *(GATE_EGRESS, GATE_INGRESS),
-    *(BRIDGE_GATE, DEVICE_GATE, UPLINK_GATE, BARE_UPLINK_GATE),
+    *(BRIDGE_GATE, DEVICE_GATE, UPLINK_GATE, BARE_DEVICE_GATE),
     *(LOOPBACK_GATE, STAMP_HOST_SENT, STAMP_SPOOFED, TUNNEL_GATE),
     *(HOLD_SYNS, DROP_FORWARDED),
 )

@@ -45,7 +45,7 @@ class HostDevicePrograms:
                 (abi.BRIDGE_GATE, Direction.EGRESS),
                 (abi.DEVICE_GATE, Direction.EGRESS),
                 (abi.UPLINK_GATE, Direction.EGRESS),
-                (abi.BARE_UPLINK_GATE, Direction.EGRESS),
+                (abi.BARE_DEVICE_GATE, Direction.EGRESS),
                 (abi.LOOPBACK_GATE, Direction.EGRESS),
                 (abi.STAMP_HOST_SENT, Direction.EGRESS),
                 (abi.STAMP_SPOOFED, Direction.INGRESS),
@@ -80,9 +80,9 @@ class HostDevicePrograms:
         """Attach the uplinks' gate to these devices, and detach it from others."""
         self._ensure(abi.UPLINK_GATE, desired, are_all=are_all, may_hurry=True)
 
-    def ensure_bare_uplinks(self, desired: set[int], *, are_all: bool = True) -> None:
-        """The same of devices whose frames have no Ethernet header."""
-        self._ensure(abi.BARE_UPLINK_GATE, desired, are_all=are_all, may_hurry=True)
+    def ensure_bare_devices(self, desired: set[int], *, are_all: bool = True) -> None:
+        """As `ensure_devices`, of devices whose frames have no Ethernet header."""
+        self._ensure(abi.BARE_DEVICE_GATE, desired, are_all=are_all, may_hurry=True)
 
     def ensure_loopbacks(self, desired: set[int], *, are_all: bool = True) -> None:
         """Attach the loopback's gate, or detach it."""

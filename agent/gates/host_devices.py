@@ -23,10 +23,11 @@ _STACKED_KINDS = frozenset({"macvlan", "macvtap", "ipvlan", "ipvtap"})
 # a switch's internal port, ovs-vswitchd may send again, without the socket. A VLAN's frames are
 # readable on its own interface only, and may leave by an uplink as well.
 # Copies that a bridge floods have neither socket nor interface, and may come in again by a port.
-_REENTRY_KINDS = _STACKED_KINDS | {"ifb", "openvswitch", "vlan", "bridge"}
-
-# Of these, and of all devices without Ethernet, the other end may send a packet back.
-_TUNNEL_KINDS = frozenset({"vxlan", "geneve", "gretap", "ip6gretap", "erspan", "ip6erspan"})
+_REENTRY_KINDS = (
+    *(_STACKED_KINDS | {"ifb", "openvswitch", "vlan", "bridge"}),
+    # Their other end may send a packet back, as that of a device without Ethernet.
+    *("vxlan", "geneve", "gretap", "ip6gretap", "erspan", "ip6erspan"),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class DevicePrograms:
     bridges: frozenset[int] = frozenset()
     devices: frozenset[int] = frozenset()
     uplinks: frozenset[int] = frozenset()
-    bare_uplinks: frozenset[int] = frozenset()
+    bare_devices: frozenset[int] = frozenset()
     """Without Ethernet headers."""
     loopbacks: frozenset[int] = frozenset()
     stamps: frozenset[int] = frozenset()
@@ -73,7 +74,7 @@ def programs_for(
         elif link.kind == "bridge" and link.index in of_enforced:
             program = "bridges"
         elif not link.is_ethernet:
-            program = "bare_uplinks"
+            program = "bare_devices"
         elif _is_uplink(link, uplinks):
             program = "uplinks"
         elif _can_reenter(link):
@@ -164,7 +165,7 @@ class HostDevices:
             ("bridges", programs.ensure_bridges, needed.bridges),
             ("devices", programs.ensure_devices, needed.devices),
             ("uplinks", programs.ensure_uplinks, needed.uplinks),
-            ("bare_uplinks", programs.ensure_bare_uplinks, needed.bare_uplinks),
+            ("bare_devices", programs.ensure_bare_devices, needed.bare_devices),
             ("tuns", programs.ensure_spoofed, needed.tuns),
         ):
             if self._ensured.get(name) != (interfaces, are_all):
@@ -204,7 +205,7 @@ def _can_reenter(link: Link) -> bool:
 
 
 def _is_uplink(link: Link, uplinks: Container[int]) -> bool:
-    """By these, packets leave the node, or are wrapped. Those of bonds and teams are physical.
+    """By these, packets leave the node. Those of bonds and teams are physical.
 
     A node that is a container has a veth, or an interface stacked on another namespace's. Relays'
     interfaces have gates.
@@ -214,7 +215,6 @@ def _is_uplink(link: Link, uplinks: Container[int]) -> bool:
     is_stacked_elsewhere = link.kind in _STACKED_KINDS and link.peer_nsid is not None
     return (
         link.kind is None
-        or link.kind in _TUNNEL_KINDS
         or is_stacked_elsewhere
         or (link.kind == "veth" and link.index in uplinks and link.peer_nsid is not None)
     )

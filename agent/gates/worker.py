@@ -15,6 +15,7 @@ from agent.settings import Settings
 from bpf import abi, loader, pins
 from bpf.attachment import Attachment
 from bpf.drop_events import DropEventReader
+from bpf.errors import BpfError
 from bpf.gates import Counts, Gates
 from bpf.hooks import Hooks, HookState
 from bpf.host_devices import HostDevicePrograms
@@ -216,7 +217,10 @@ def record_raw_sockets(loaded: loader.Loaded) -> None:
         except OSError as error:
             log.warning(Event.RAW_SOCKETS_UNKNOWN, error=str(error))
             return
-    OldRawSockets(loaded).add(found)
+    try:
+        OldRawSockets(loaded).add(found)
+    except BpfError as error:  # there are more than the map holds
+        log.warning(Event.RAW_SOCKETS_UNKNOWN, error=str(error))
 
 
 def _without_path_tests(counts: Counts) -> Counts:

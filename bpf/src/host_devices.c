@@ -147,24 +147,39 @@ int loopback_gate(struct __sk_buff *skb)
 	return TCX_NEXT;
 }
 
-/* On other bridges, veth pairs within the host, macvlan, switches and the like. */
-int device_gate(struct __sk_buff *skb)
+/* has_ethernet: a constant. */
+ALWAYS_INLINE int guard_device(struct __sk_buff *skb, bool has_ethernet)
 {
 	struct packet packet = {};
 	int action = TCX_NEXT;
 
 	if (has_host_socket(skb, &packet))
-		action = evaluate_frame(skb, &packet, true);
+		action = evaluate_frame(skb, &packet, has_ethernet);
 	keep_stamp(skb);
 	return action;
 }
 
+/* On other bridges, veth pairs within the host, macvlan, switches, tunnels and the like. */
+int device_gate(struct __sk_buff *skb)
+{
+	return guard_device(skb, true);
+}
+
 /*
- * On uplinks and tunnels: a router may send a packet back as one of another host. No stamp leaves
- * by them: if the node is a container, the next one has the same kernel, and its gates would take
- * the packet as their own host's.
+ * On devices without Ethernet: WireGuard, PPP, IP tunnels, tuns by which the node reaches others.
+ * The other end may send a packet back, as one of another host.
  */
-ALWAYS_INLINE int evaluate_on_uplink(struct __sk_buff *skb, bool has_ethernet)
+int bare_device_gate(struct __sk_buff *skb)
+{
+	return guard_device(skb, false);
+}
+
+/*
+ * On uplinks: a router may send a packet back as one of another host. No stamp leaves by them: if
+ * the node is a container, the next one has the same kernel, and its gates would take the packet
+ * as their own host's.
+ */
+int uplink_gate(struct __sk_buff *skb)
 {
 	struct packet packet = {};
 
@@ -175,18 +190,7 @@ ALWAYS_INLINE int evaluate_on_uplink(struct __sk_buff *skb, bool has_ethernet)
 	if (skb->ingress_ifindex)
 		return TCX_NEXT;
 	load_socket(skb, &packet);
-	return packet.has_socket ? evaluate_frame(skb, &packet, has_ethernet) : TCX_NEXT;
-}
-
-int uplink_gate(struct __sk_buff *skb)
-{
-	return evaluate_on_uplink(skb, true);
-}
-
-/* On those without Ethernet: WireGuard, PPP, IP tunnels, tuns by which the node reaches others. */
-int bare_uplink_gate(struct __sk_buff *skb)
-{
-	return evaluate_on_uplink(skb, false);
+	return packet.has_socket ? evaluate_frame(skb, &packet, true) : TCX_NEXT;
 }
 
 /* Whether the node sends packets to this packet's source by the interface it came in by. */

@@ -118,7 +118,7 @@ def test_packet_for_a_pod_by_the_uplink_does_not_come_back(
     uplink.send_back()
     assert watched.arrived(uplink.send_end)  # forwarded, according to the gate
     assert (Verdict.DROP, Reason.NODE) not in watched.moved()
-    uplink.devices.ensure_bare_uplinks({links.index_of(uplink.interface)})
+    uplink.devices.ensure_bare_devices({links.index_of(uplink.interface)})
     send(uplink, version)
     uplink.send_back()
     assert watched.arrived(uplink.send_end) == []
@@ -129,7 +129,7 @@ def test_packet_for_a_pod_by_the_uplink_does_not_come_back(
 @pytest.mark.parametrize("version", [4, 6])
 def test_host_still_talks_to_others_by_the_uplink(uplink: Uplink, version: int) -> None:
     uplink.watched.set_mode(Mode.ENFORCE)
-    uplink.devices.ensure_bare_uplinks({links.index_of(uplink.interface)})
+    uplink.devices.ensure_bare_devices({links.index_of(uplink.interface)})
     other = syns.STRANGER[version]
     with socket.socket(traffic.family(version), socket.SOCK_DGRAM) as sock:
         sock.sendto(b"to-another", (other, guarded.UDP_PORT))
@@ -147,6 +147,6 @@ def test_agent_guards_each_device_without_ethernet() -> None:
         Link(6, "vxlan0", kind="vxlan"),
     ]
     needed = programs_for(found, gated={9}, enforced={9}, tuns={5})
-    assert needed.bare_uplinks == {2, 3, 4}
-    assert needed.uplinks == {6}
+    assert needed.bare_devices == {2, 3, 4}
+    assert needed.devices == {6}
     assert needed.tuns == {5}

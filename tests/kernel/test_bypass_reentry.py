@@ -224,7 +224,7 @@ def programs(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[HostDev
         finally:
             for ensure in (made.ensure_bridges, made.ensure_devices):
                 ensure(set())
-            for ensure in (made.ensure_uplinks, made.ensure_bare_uplinks):
+            for ensure in (made.ensure_uplinks, made.ensure_bare_devices):
                 ensure(set())
             for ensure in (made.ensure_loopbacks, made.ensure_stamps, made.ensure_spoofed):
                 ensure(set())

@@ -25,7 +25,7 @@ class _GateWorker:
         self.bridges: list[set[int]] = []
         self.devices: list[set[int]] = []
         self.uplinks: list[set[int]] = []
-        self.bare_uplinks: list[set[int]] = []
+        self.bare_devices: list[set[int]] = []
         self.loopbacks: list[set[int]] = []
         self.stamps: list[set[int]] = []
         self.spoofed: list[set[int]] = []
@@ -59,8 +59,8 @@ class _GateWorker:
     def ensure_uplinks(self, ifindexes: set[int], *, are_all: bool) -> None:
         self.uplinks.append(ifindexes)
 
-    def ensure_bare_uplinks(self, ifindexes: set[int], *, are_all: bool) -> None:
-        self.bare_uplinks.append(ifindexes)
+    def ensure_bare_devices(self, ifindexes: set[int], *, are_all: bool) -> None:
+        self.bare_devices.append(ifindexes)
 
     def ensure_loopbacks(self, ifindexes: set[int], *, are_all: bool) -> None:
         self.loopbacks.append(ifindexes)
@@ -166,7 +166,7 @@ def test_programs_are_where_the_host_s_packets_leave_and_may_come_in_again() -> 
     assert needed == DevicePrograms(
         devices=frozenset({3, 8, 9, 10, 11, 15}),
         uplinks=frozenset({2, 16, 18}),
-        bare_uplinks=frozenset({12, 13, 14, 20}),
+        bare_devices=frozenset({12, 13, 14, 20}),
         loopbacks=frozenset({1}),
         stamps=frozenset({6}),
         tuns=frozenset({17, 19}),
