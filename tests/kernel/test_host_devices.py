@@ -1,6 +1,7 @@
 """The agent follows the host's interfaces, on which packets get a stamp, and tuns that forward."""
 
 import contextlib
+import ipaddress
 import os
 import select
 import signal
@@ -235,3 +236,28 @@ def is_marked(operator: AgentProcess, interface: str) -> bool:
     with maps.Map.open(pins.Pins(operator.bpffs).map(abi.INJECTABLE), abi.INJECTABLE) as opened:
         value = opened.get(struct.pack("=I", ifindex // 64)) or bytes(8)
     return bool(struct.unpack("=Q", value)[0] >> ifindex % 64 & 1)
+
+
+@VERSIONS
+def test_agent_lists_the_addresses_that_the_node_has(
+    operator: AgentProcess, lab: Lab, version: int
+) -> None:
+    """Those of services are not its own: kube-proxy in ipvs mode has an interface for them."""
+    own, service = (f"{OTHER_POD[version]}{digit}" for digit in "19")
+    bits = 32 if version == 4 else 128
+    name = pins.Pins(operator.bpffs).map(abi.NODE_ADDRESSES)
+
+    def is_listed(text: str) -> bool:
+        packed = abi.pack_address(ipaddress.ip_address(text))
+        with maps.Map.open(name, abi.NODE_ADDRESSES) as opened:
+            return opened.get(struct.pack("=I", 128) + packed) is not None
+
+    with links.made("kube-ipvs0", "link add kube-ipvs0 type bridge"):
+        links.ip(f"address add {service}/{bits} dev kube-ipvs0")
+        operator.start()
+        polling.wait_until("the node's address", lambda: is_listed(traffic.NODE[version]))
+        links.ip(f"address add {own}/{bits} dev lo")
+        polling.wait_until("a new address", lambda: is_listed(own))
+        assert not is_listed(service)
+        links.ip(f"address del {own}/{bits} dev lo")
+        polling.wait_until("the address is gone", lambda: not is_listed(own))
