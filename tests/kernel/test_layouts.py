@@ -30,10 +30,14 @@ def layout(type):
 features = loader.PROGRAM_SET.features
 flags = compiler_flags(features, features)
 module = bcc.BPF(text=sources.expand("programs.c"), cflags=flags)
-names = sys.argv[1:]
-print(json.dumps({name: [layout(module[name].Key),
-                         layout(getattr(module[name], "sLeaf", module[name].Leaf))]
-                  for name in names}))
+
+def described(name):
+    # Not module[name]: bcc has no class for the storage of sockets.
+    for describe in (bcc.lib.bpf_table_key_desc, bcc.lib.bpf_table_leaf_desc):
+        text = describe(module.module, name.encode())
+        yield layout(bcc.BPF._decode_table_type(json.loads(text)))
+
+print(json.dumps({name: list(described(name)) for name in sys.argv[1:]}))
 """
 
 

@@ -148,7 +148,8 @@ def test_every_map_has_type_information_however_programs_were_compiled(
     assert {one.name for one in found} == names
     without_types = names & (_WITHOUT_TYPES | _without_here())
     assert {one.name for one in found if not one.has_types} == without_types
-    assert all(one.memory_bytes > 0 for one in found)
+    # An empty trie has no memory of its own.
+    assert all(one.memory_bytes > 0 for one in found if one.type != "lpm_trie")
 
 
 def _without_here() -> set[str]:
