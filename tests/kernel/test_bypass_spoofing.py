@@ -9,6 +9,7 @@ import contextlib
 import ipaddress
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -269,3 +270,31 @@ def test_server_replies_from_the_address_that_the_pod_sent_to(
             answer, answerer = client.recvfrom(64)
             assert (answer, answerer[0]) == (b"answer", target)
     assert watched.moved() == {REPLIES: 2}
+
+
+NEW_ADDRESS = {4: "198.18.0.90", 6: "fd00:18::90"}
+
+
+@VERSIONS
+def test_server_replies_from_a_new_address_of_the_node_while_no_agent_lists_it(
+    watched: PodState, loaded: loader.Loaded, version: int
+) -> None:
+    """A heartbeat of 20 s; with a younger one an agent would have listed the address."""
+    family, address = traffic.family(version), NEW_ADDRESS[version]
+    watched.set_mode(Mode.ENFORCE)
+    with contextlib.ExitStack() as stack:
+        # Without duplicate address detection.
+        options = " nodad" if version == 6 else ""
+        links.ip(f"address add {address} dev lo{options}")
+        stack.callback(links.ip, f"address del {address} dev lo")
+        server = stack.enter_context(socket.socket(family, socket.SOCK_DGRAM))
+        server.bind((address, PORT))
+        server.settimeout(traffic.LIMIT_SECONDS)
+        for age_seconds, outcome in ((20, REPLIES), (1, (Verdict.DROP, Reason.NODE))):
+            past_ns = time.monotonic_ns() - age_seconds * 10**9
+            NodeConfig(loaded, now_ns=lambda past_ns=past_ns: past_ns).beat()
+            with watched.pod.open_socket(family, socket.SOCK_DGRAM) as client:
+                client.sendto(b"question", (address, PORT))
+                server.sendto(b"answer", server.recvfrom(64)[1])
+            watched.arrived()
+            assert watched.moved() == {outcome: 1}
