@@ -291,8 +291,8 @@ sys.stdin.read()
 def _hoarding(count: int) -> Iterator[None]:
     """A process with as many raw sockets."""
     arguments = [sys.executable, "-c", _HOARD, str(count)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(arguments, **pipes) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(arguments, stdin=pipe, stdout=pipe) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"open\n"
         yield
