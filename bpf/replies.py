@@ -83,7 +83,7 @@ class ReplyKey:
             first += self._product(words, index, index)
             second += self._product(words, index, index + 2)
         mixed = _mix(first + second * _MULTIPLIER & _64_BITS)
-        return int(flow.pod_port << _PORT_SHIFT | mixed >> 16 | 1)
+        return int(flow.pod_port) << _PORT_SHIFT | mixed >> 16 | 1
 
     def _product(self, words: tuple[int, ...], index: int, at: int) -> int:
         low, high = words[index] + self.words[at], words[index + 1] + self.words[at + 1]

@@ -89,7 +89,7 @@ def test_struct_has_no_hole() -> None:
             abi.CReplySet,
             abi.CReplyKey,
         ),
-        *(abi.CFragment, abi.CHostProbe),
+        *(abi.CFragment, abi.CNodeAddress, abi.CSocketHistory, abi.CHostProbe),
         *(abi.CDropEvent, abi.CEventBudget),
         *(abi.CRelayTargetKey, abi.CRelayPod),
         *(abi.CKubeletUnit, abi.CKubeletRemade),

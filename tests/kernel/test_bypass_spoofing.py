@@ -292,8 +292,8 @@ def test_server_replies_from_a_new_address_of_the_node_while_no_agent_lists_it(
         server.bind((address, PORT))
         server.settimeout(traffic.LIMIT_SECONDS)
         for age_seconds, outcome in ((20, REPLIES), (1, (Verdict.DROP, Reason.NODE))):
-            past_ns = time.monotonic_ns() - age_seconds * 10**9
-            NodeConfig(loaded, now_ns=functools.partial(int, past_ns)).beat()
+            beat_ns = time.monotonic_ns() - age_seconds * 10**9
+            NodeConfig(loaded, now_ns=functools.partial(int, beat_ns)).beat()
             with watched.pod.open_socket(family, socket.SOCK_DGRAM) as client:
                 client.sendto(b"question", (address, PORT))
                 server.sendto(b"answer", server.recvfrom(64)[1])
