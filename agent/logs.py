@@ -147,6 +147,7 @@ class Event(enum.Enum):
     GATE_MOVED_FIRST = "Gate moved before another program on the same interface."
     GATE_NOT_SETTLED = "Gate of a crowd stays a filter for now; trying again."
     GATE_NOT_UPDATED = "Gate cannot be updated; it keeps its last addresses and rules."
+    GATE_PUT_BACK = "Another program removed the gate; it was put back."
     GRACE_PERIOD_NOT_ENDED = (
         "Grace period of a gate cannot be ended; it stays open until the next pass."
     )

@@ -11,19 +11,19 @@ import functools
 import os
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from bpf import abi, errors, loader, maps, pins, sources
 from bpf.addresses import Addresses
 from bpf.attachment import Attachment
-from bpf.attachments import Attachments, Direction
+from bpf.attachments import Attachments, Direction, Look
 from bpf.counters import Counters, Counts
 from bpf.gate_config import GateConfig
 from bpf.gate_table import GateTable
 from bpf.replies import ReplyFlow, ReplyKey, ReplyTable
 from bpf.verdicts import Mode
 
-__all__ = ["Attachment", "Counts", "GateConfig", "Gates"]
+__all__ = ["Attachment", "Counts", "GateConfig", "Gates", "Look"]
 
 _KEY = struct.Struct("=I")
 
@@ -237,10 +237,10 @@ class Gates:
                 found[ifindex] = self._table.get(ifindex)
             # One that is attached elsewhere may run our program already: `TcxLinks.attach` swaps
             # first and moves the pin afterwards, and may have been killed in between.
-            elif ifindex not in found:
+            elif ifindex not in found and ifindex not in self._egress.expected:
                 self._forget(ifindex)
         recording = self._ingress.attached | self._ingress.other_interfaces
-        for ifindex in recording - found.keys():
+        for ifindex in recording - found.keys() - self._egress.expected:
             self.remove(ifindex)
         return found
 
@@ -272,6 +272,36 @@ class Gates:
                 except errors.BpfError:
                     found.add(ifindex)
         return found
+
+    def look(self, changed: Container[int] | None) -> Look:
+        """As `Attachments.look`, for both programs of each gate. Raises `BpfError`."""
+        return self._egress.look(changed) | self._ingress.look(changed)
+
+    def lost(self, ifindexes: Iterable[int]) -> set[int]:
+        """Those of these interfaces whose gates should be attached, and are not, as the kernel has
+        it now. Raises `BpfError`."""
+        sides = (self._egress, self._ingress)
+        return {i for i in ifindexes if any(side.is_lost(i) for side in sides)}
+
+    def put_back(self, ifindex: int) -> bool:
+        """Attach a gate again that another program removed; its configuration is still in the maps.
+
+        False if podgate removed it meanwhile (podgate-cni, which deletes its entries). Raises
+        `AttachError`.
+        """
+        if self._table.grace_until_ns(ifindex) is None:
+            return False
+        try:
+            # Egress first: it enforces.
+            for side in (self._egress, self._ingress):
+                if side.is_lost(ifindex):
+                    side.put_back(ifindex)
+        except (errors.BpfError, errors.AttachError) as error:
+            raise _attach_error("cannot put back the gate of", ifindex, error) from error
+        if self._table.grace_until_ns(ifindex) is None:
+            self.remove(ifindex)
+            return False
+        return True
 
     def is_first(self, ifindex: int) -> bool:
         """Whether our programs run before all others, in both directions."""

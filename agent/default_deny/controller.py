@@ -7,7 +7,7 @@ audit are not blocked; podgate-cni gates those before they start.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 
 import structlog
 
@@ -37,6 +37,10 @@ _BEAT_SECONDS = 20.0
 _TIMEOUT_SECONDS = 10
 
 
+FindLost = Callable[[Collection[int]], Awaitable[Collection[int]]]
+"""Which of these interfaces should have a gate and have none, as the kernel has it now."""
+
+
 class DefaultDenyController:
     """Joins the table with the pods in the store. Without a table, every method does nothing."""
 
@@ -44,6 +48,7 @@ class DefaultDenyController:
         self,
         store: PodStore,
         modes: PodModes,
+        find_lost: FindLost,
         *,
         abandoned_seconds: int = 86_400,
         now: Callable[[], float] | None = None,
@@ -53,6 +58,8 @@ class DefaultDenyController:
         self._is_desired = False
         """Whether the tables are, or would be if this machine could have them."""
         self._store = store
+        self._find_lost = find_lost
+        self._lost: frozenset[int] = frozenset()
         self._modes = modes
         self._abandoned_seconds = abandoned_seconds
         self._wake = asyncio.Event()
@@ -126,6 +133,14 @@ class DefaultDenyController:
             with _log_errors(Event.DEFAULT_DENY_GATE_NOT_ADDED):
                 await self._table.gate(ifindexes)
 
+    def set_lost(self, lost: frozenset[int]) -> None:
+        """All interfaces whose gates another program removed and that cannot be put back: the
+        tables block them again, at once."""
+        changed, self._lost = self._lost ^ lost, lost
+        for state in self._store.states():
+            if state.interface_indexes & changed:
+                self._changes.mark(state.pod.uid)
+
     def set_kubelet(
         self, kubelet: KubeletCgroup | None, priority: int | None = None, *, has_cgroup: bool
     ) -> None:
@@ -145,10 +160,11 @@ class DefaultDenyController:
             tasks.start(group, "default deny of gated pods", self._follow_pods)
 
     async def _follow_pods(self) -> None:
-        """Open the table for each interface whose gate is attached; several in one transaction,
+        """Open the table for each interface whose gate is in force; several in one transaction,
         since changing a node's rule set takes longer than attaching a gate."""
         while True:
             added: set[int] = set()
+            lost: set[int] = set()
             uids = await self._changes.next()
             for uid in uids:
                 state = self._store.get(uid)
@@ -157,14 +173,31 @@ class DefaultDenyController:
                     self._opened.pop(uid, None)
                 elif state.gated_netns is not None:
                     # A pass that finds nothing new costs nothing here.
-                    added |= state.interface_indexes - self._announced.get(uid, set())
-                    self._announced[uid] = state.interface_indexes
-            if added:
-                await self.add_gated(added)
+                    before = self._announced.get(uid, set())
+                    in_force = state.interface_indexes - self._lost
+                    added |= in_force - before
+                    lost |= before & self._lost
+                    self._announced[uid] = in_force
+            if added and self._table is not None:
+                missing = await self._without_gate(added)
+                for announced in self._announced.values():
+                    announced -= missing
+                await self.add_gated(added - missing)
+            if lost and self._table is not None:
+                with _log_errors(Event.DEFAULT_DENY_NOT_UPDATED):
+                    await self._table.release(lost)
             self._opened |= {uid: self._announced[uid] for uid in uids if uid in self._announced}
             # Wakes those that wait now.
             self._transaction_finished.set()
             self._transaction_finished.clear()
+
+    async def _without_gate(self, ifindexes: set[int]) -> set[int]:
+        try:
+            return set(await self._find_lost(ifindexes))
+        except (OSError, TimeoutError) as error:
+            # The reconciler has attached them just now.
+            log.error(Event.CHAIN_ORDER_UNKNOWN, error=str(error))
+            return set()
 
     async def _maintain(self) -> None:
         while True:

@@ -14,6 +14,10 @@ STRICT = "Strict"
 AUDITED = "Audit"
 """The reason for attached gates that only count."""
 
+GATE_LOST = "GateLost"
+"""The reason where a gate is gone and cannot be attached again yet: what it was True for stays, so
+that the pod stays Ready, but nothing is enforced."""
+
 _MODES = {AUDITED: Mode.AUDIT, ENFORCED: Mode.ENFORCE, STRICT: Mode.STRICT}
 
 

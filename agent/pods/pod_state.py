@@ -125,6 +125,8 @@ class PodState:
     """One sentence on what a gate has no room for, and so drops, or why it is not as desired."""
     has_failed: bool = False
     """Whether a gate that was attached before could not be brought into the desired state."""
+    is_gate_lost: bool = False
+    """Whether a gate is gone from its interface and cannot be attached again yet."""
     failed_at: float = 0.0
     """Since when, by the event loop's clock."""
     chain_problem: str = ""
