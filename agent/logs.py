@@ -253,6 +253,7 @@ class Event(enum.Enum):
     RELAY_NOT_REAPED = "Killed relay process does not exit."
     RELAY_RELEASED = "Relay released; no pod is in strict."
     RELAY_STARTED = "Relay process started."
+    RELAY_WAY_REPAIRED = "The way to the relay was lost; repaired."
     RELAY_WARNING = "Relay reports a problem."
     REPLY_TABLE_FAILED = (
         "Reply table cannot be filled; non-TCP replies from the host to this pod are dropped."

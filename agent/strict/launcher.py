@@ -14,11 +14,11 @@ from agent.relay import messages
 from agent.settings import RelayRanges
 from agent.strict import process as relay_process
 from agent.strict import ranges as strict_ranges
-from agent.strict import veth_pair
+from agent.strict import veth_pair, way
 from agent.strict.check import NO_COOKIE
 from agent.strict.process import RelayChannel, RelayError, RelayProcess
 from agent.strict.relay_gates import RelayGates
-from agent.strict.veth_pair import PairError
+from agent.strict.veth_pair import PairError, VethPair
 from bpf.errors import AttachError
 from probes.netns import Netns, NetnsError
 
@@ -32,6 +32,9 @@ class RelayHandle(Protocol):
     """A running relay."""
 
     channel: RelayChannel
+
+    async def find_way_problem(self) -> str:
+        """Why the node's connections do not reach it, as a clause; "" if they do."""
 
     async def kill(self) -> None:
         """Kill it, and remove its interface."""
@@ -103,7 +106,8 @@ class ProcessLauncher:
         try:
             netns = Netns.open(f"/proc/{relay.process.pid}/ns/net")
             pair = await veth_pair.make(slot, self._ranges, netns, gate=gate)
-            relay.ifindex = pair.ifindex
+            relay.pair = pair
+            relay.is_way_tried = self._gates.agent_cgroup is not None
         except (PairError, NetnsError, AttachError) as error:
             raise RelayError(str(error)) from error
         await relay.channel.request(messages.PairReady(pair.ifindex), messages.RelayReady)
@@ -116,15 +120,33 @@ class _RunningRelay:
     def __init__(self, process: RelayProcess, channel: RelayChannel) -> None:
         self.process = process
         self.channel = channel
-        self.ifindex: int | None = None
+        self.pair: VethPair | None = None
+        self.is_way_tried = False
+
+    async def find_way_problem(self) -> str:
+        """Also repairs what of the way is podgate's own, and tries again."""
+        if self.pair is None or not self.is_way_tried:
+            return ""
+        addresses = [share.way for share in self.pair.shares]
+        if not await way.find_problem(addresses):
+            return ""
+        try:
+            await veth_pair.repair(self.pair)
+        except PairError as error:
+            return str(error).rstrip(".")
+        # The second failure in a row counts: on a busy node one response may be late.
+        if not (problem := await way.find_problem(addresses)):
+            log.warning(Event.RELAY_WAY_REPAIRED, interface=self.pair.name)
+            return ""
+        return problem + await way.suspects()
 
     async def kill(self) -> None:
         self.channel.close()
         await self.process.kill()
         # The kernel removes a namespace later, and the name is needed again.
-        if self.ifindex is not None:
+        if self.pair is not None:
             with contextlib.suppress(PairError):
-                await veth_pair.remove(self.ifindex)
+                await veth_pair.remove(self.pair.ifindex)
 
     def release(self) -> None:
         self.channel.close()
