@@ -285,6 +285,7 @@ class Event(enum.Enum):
     SERVICES_APPLIED = "Services applied."
     SERVICES_LISTENING = "Service endpoints API listening."
     SERVICES_NOT_APPLIED = "Services cannot be applied; using the previous rules."
+    SERVICES_RESTORED = "Another program removed rules of services; they were installed again."
     SERVICES_NOT_SAVED = "Services cannot be saved."
     SERVICES_NOT_SERVED = "Service endpoints API cannot be served; retrying."
     SERVICES_SOURCE_INVALID = (

@@ -30,6 +30,7 @@ from agent.gates.worker import GateWorker
 from agent.kube.client import ApiClient
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.link_monitor import LinkMonitor
+from agent.linux.nft_monitor import NftMonitor
 from agent.linux.pod_network import PodNetworkReader
 from agent.linux.traffic_control import TrafficControlMonitor
 from agent.logs import Event
@@ -142,6 +143,7 @@ class Gating:
         self._path_tester = PathTester(
             gate_worker.path_tests, self.store, self.metrics, self._reader, self.default_deny
         )
+        self._nftables = NftMonitor(self.default_deny.hint_deleted)
         self._crowds = Crowds(gate_worker, self.store)
         self._gate_watch = GateWatch(
             gate_worker,
@@ -249,6 +251,7 @@ class Gating:
         yield "grace-periods", self._grace_periods.run
         yield "path-tests", self._path_tester.run
         yield "gate-watch", self._gate_watch.run
+        yield "nftables", self._nftables.run
         yield "traffic-control", self._traffic_control.run
         yield "existing-flows", self.existing_flows.run
         yield "injectable", self._injectable.run

@@ -14,9 +14,11 @@ import structlog
 from agent import tasks
 from agent.default_deny import installed
 from agent.default_deny import table as default_deny_table
+from agent.default_deny.ruleset import TABLE
 from agent.default_deny.table import DefaultDenyError, DefaultDenyTable
 from agent.kubelet.search import KubeletCgroup
 from agent.linux import nft, rtnetlink
+from agent.linux.nft_monitor import Deleted
 from agent.linux.rtnetlink import Link
 from agent.logs import Event
 from agent.pods.changes import Subscription
@@ -30,7 +32,8 @@ log = structlog.get_logger(__name__)
 # A veth that no pod has claimed for this time belongs to no gated pod: it is released, since its
 # owner needs it. A pod's manifest comes within a second of its interface.
 _UNCLAIMED_SECONDS = 10.0
-# How often the tables are compared with their desired content: `nft flush ruleset` is silent.
+# How often the tables are compared with their desired content, without a message that something of
+# them was deleted.
 _ENSURE_SECONDS = 30.0
 # Three times in the ruleset's `stale_seconds`.
 _BEAT_SECONDS = 20.0
@@ -79,6 +82,7 @@ class DefaultDenyController:
         self._priority: int | None = None
         self._has_kubelet_cgroup = True
         self._is_kubelet_new = False
+        self._is_ruleset_suspect = False
 
     async def open(self, gated: Iterable[int]) -> None:
         """Install the tables where the node's default mode needs them, else remove old ones.
@@ -132,6 +136,13 @@ class DefaultDenyController:
         if self._table is not None:
             with _log_errors(Event.DEFAULT_DENY_GATE_NOT_ADDED):
                 await self._table.gate(ifindexes)
+
+    def hint_deleted(self, deleted: Deleted | None) -> None:
+        """Other programs deleted these tables, chains and rules of nftables; None: any."""
+        chains = {name for _, _, name in self._table.chains} if self._table else set()
+        if deleted is None or any(t == TABLE and (not c or c in chains) for t, c in deleted):
+            self._is_ruleset_suspect = True
+            self._wake.set()
 
     def set_lost(self, lost: frozenset[int]) -> None:
         """All interfaces whose gates another program removed and that cannot be put back: the
@@ -222,7 +233,8 @@ class DefaultDenyController:
                 if self._now() >= next_beat:
                     next_beat = self._now() + _BEAT_SECONDS
                     await table.beat()
-                if self._now() >= next_ensure:
+                if self._is_ruleset_suspect or self._now() >= next_ensure:
+                    self._is_ruleset_suspect = False
                     next_ensure = self._now() + _ENSURE_SECONDS
                     await table.ensure()
             with contextlib.suppress(TimeoutError):

@@ -17,7 +17,7 @@ from agent.pods.conditions import FALSE, TRUE, Condition
 from bpf import clsact, pins, syscalls
 from bpf.gates import Attachment, Look
 from tests import polling
-from tests.kernel import foreign, offers, traffic
+from tests.kernel import default_deny, foreign, offers, traffic
 from tests.kernel.conftest import MakeGates
 from tests.kernel.test_attach import enforcing
 from tests.nodes import node
@@ -210,3 +210,16 @@ def test_path_is_tested_at_once_when_a_gate_was_put_back(
     line = operator.event(Event.GATE_PUT_BACK, pod="demo/web")
     assert line["ifindex"] == pod.ifindex
     assert log_time(line)
+
+
+def test_default_deny_table_that_a_firewall_flushes_is_back_within_a_second(
+    operator: AgentProcess, pod: LabPod
+) -> None:
+    operator.write_manifest(pod, mode="enforce", container={})
+    operator.start("--mode", "enforce")
+    operator.event(Event.DEFAULT_DENY_READY)
+    operator.event(Event.REPLY_TABLE_READY, pod="demo/web")
+    operator.event(Event.AGENT_STARTED)
+    for _ in range(3):
+        subprocess.run(["nft", "flush", "ruleset"], check=True)
+        assert seconds_until(lambda: default_deny.tables() == default_deny.OURS) < RIGHT_SECONDS

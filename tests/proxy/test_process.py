@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,7 @@ from agent.services.proxy import nft_scripts
 from bpf import pins
 from bpf.services import links as service_links
 from tests.kernel import cgroups, offers, traffic
+from tests.polling import PATIENCE
 from tests.proxy import scene
 from tests.proxy.feeding import Process, ServedEndpoints, wait_until
 from tests.proxy.scene import cluster_ip, request
@@ -318,3 +320,16 @@ def test_addresses_that_the_node_gets_later_have_its_node_ports(process: Process
             return sock.connect_ex((late, scene.NODE_PORT)) == 0
 
     wait_until(is_there, process.log)
+
+
+def test_rules_that_another_program_flushes_are_back_within_a_second(
+    request: pytest.FixtureRequest, process: Process
+) -> None:
+    """As a firewall's reload does."""
+    wait_until(lambda: reaches(0))
+    subprocess.run(["nft", "flush", "ruleset"], check=True)
+    flushed_at = time.monotonic()
+    wait_until(lambda: reaches(0))
+    assert time.monotonic() - flushed_at < 1.0 * PATIENCE**2
+    if "ebpf" not in request.node.name:
+        wait_until(lambda: "services_restored" in process.log.read_text())
