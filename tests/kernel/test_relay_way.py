@@ -153,3 +153,22 @@ def test_way_is_tried_without_a_trace_in_the_relays_counts(strict: AgentProcess)
     assert report is not None
     assert report.relay.unknown_address == 0
     assert ipaddress.ip_interface(relay_address())
+
+
+def test_pod_whose_loopback_is_down_stays_in_enforce_until_it_is_up(
+    operator: AgentProcess, pod: LabPod, kubelet: Cgroup, no_relays: None
+) -> None:
+    """The relay dials the pod from inside, by the loopback; the kubelet's own way is another."""
+    inside = ["nsenter", f"--net={pod.netns.path}", "ip", "link", "set", "lo"]
+    subprocess.run([*inside, "down"], check=True)
+    operator.write_manifest(pod, mode="strict", container=PROBE)
+    operator.start("--kubelet", f"cgroup:{kubelet.path}", *RANGES)
+    report = operator.wait_for("enforce", lambda r: isolation(r)[0] == "Enforced")
+    assert "The loopback interface of the pod is down" in isolation(report)[1]
+    assert connects(kubelet, pod)
+    subprocess.run([*inside, "up"], check=True)
+    operator.wait_for("strict", is_strict)
+    assert connects(kubelet, pod)
+    subprocess.run([*inside, "down"], check=True)
+    operator.wait_for("enforce again", lambda r: isolation(r)[0] == "Enforced")
+    assert connects(kubelet, pod)
