@@ -16,15 +16,15 @@ class Direction(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Look:
-    """What one look at the kernel found, by ifindex. lost: the program is no longer attached;
+class GateCheck:
+    """What differs from what was attached, by ifindex. lost: the program is no longer attached;
     displaced: another one runs before it."""
 
     lost: frozenset[int]
     displaced: frozenset[int]
 
-    def __or__(self, other: "Look") -> "Look":
-        return Look(self.lost | other.lost, self.displaced | other.displaced)
+    def __or__(self, other: "GateCheck") -> "GateCheck":
+        return GateCheck(self.lost | other.lost, self.displaced | other.displaced)
 
 
 class Attachments:
@@ -86,7 +86,7 @@ class Attachments:
         """Whether it is attached, as the kernel has it now. Raises `BpfError`."""
         return self._links.is_attached(ifindex) or self._filters.is_attached(ifindex)
 
-    def look(self, changed: Container[int] | None) -> Look:
+    def check(self, changed: Container[int] | None) -> GateCheck:
         """Compare what should be attached with the kernel: 2 us for a link.
 
         changed: interfaces whose filters may have changed, None for all; a filter takes 0.1 to
@@ -106,10 +106,10 @@ class Attachments:
             is_filter = ifindex in self._filtered
             if chain and self._attachment is Attachment.TCX:
                 displaced.add(ifindex)
-            is_known = is_filter and changed is not None and ifindex not in changed
-            if not is_known and not self._filters.is_in_force(ifindex):
+            is_unchanged = is_filter and changed is not None and ifindex not in changed
+            if not is_unchanged and not self._filters.is_in_force(ifindex):
                 lost.add(ifindex)
-        return Look(frozenset(lost), frozenset(displaced))
+        return GateCheck(frozenset(lost), frozenset(displaced))
 
     def is_lost(self, ifindex: int) -> bool:
         """Whether the program should be attached, and is not, as the kernel has it now. Raises

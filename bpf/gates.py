@@ -16,14 +16,14 @@ from collections.abc import Container, Iterable
 from bpf import abi, errors, loader, maps, pins, sources
 from bpf.addresses import Addresses
 from bpf.attachment import Attachment
-from bpf.attachments import Attachments, Direction, Look
+from bpf.attachments import Attachments, Direction, GateCheck
 from bpf.counters import Counters, Counts
 from bpf.gate_config import GateConfig
 from bpf.gate_table import GateTable
 from bpf.replies import ReplyFlow, ReplyKey, ReplyTable
 from bpf.verdicts import Mode
 
-__all__ = ["Attachment", "Counts", "GateConfig", "Gates", "Look"]
+__all__ = ["Attachment", "Counts", "GateCheck", "GateConfig", "Gates"]
 
 _KEY = struct.Struct("=I")
 
@@ -273,9 +273,9 @@ class Gates:
                     found.add(ifindex)
         return found
 
-    def look(self, changed: Container[int] | None) -> Look:
-        """As `Attachments.look`, for both programs of each gate. Raises `BpfError`."""
-        return self._egress.look(changed) | self._ingress.look(changed)
+    def check(self, changed: Container[int] | None) -> GateCheck:
+        """As `Attachments.check`, for both programs of each gate. Raises `BpfError`."""
+        return self._egress.check(changed) | self._ingress.check(changed)
 
     def lost(self, ifindexes: Iterable[int]) -> set[int]:
         """Those of these interfaces whose gates should be attached, and are not, as the kernel has

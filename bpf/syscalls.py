@@ -14,7 +14,6 @@ import os
 import platform
 import resource
 import struct
-import sys
 from collections.abc import Iterable, Sequence
 
 from bpf import errors
@@ -401,10 +400,10 @@ def query_chains(ifindexes: Iterable[int], attach_type: int) -> dict[int, list[i
     buffer = ctypes.create_string_buffer(attributes.size)
     found = {}
     for ifindex in ifindexes:
-        wanted = (ifindex, attach_type, 0, 0, ctypes.addressof(ids), _CHAIN_ROOM, 0, 0, 0, 0, 0)
-        attributes.pack_into(buffer, 0, *wanted)
+        fields = (ifindex, attach_type, 0, 0, ctypes.addressof(ids), _CHAIN_ROOM, 0, 0, 0, 0, 0)
+        attributes.pack_into(buffer, 0, *fields)
         if _libc.syscall(number, int(Command.PROG_QUERY), buffer, attributes.size) == 0:
-            found[ifindex] = ids[: int.from_bytes(buffer[24:28], sys.byteorder)]
+            found[ifindex] = ids[: attributes.unpack(buffer)[6]]
         elif (code := ctypes.get_errno()) != errno.ENODEV:
             raise errors.BpfError(code, f"reading interface {ifindex}'s chain: {os.strerror(code)}")
     return found

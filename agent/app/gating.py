@@ -137,7 +137,7 @@ class Gating:
         self.default_deny = DefaultDenyController(
             self.store,
             self.modes,
-            functools.partial(gate_worker.run, gate_worker.gates.lost),
+            lambda ifindexes: gate_worker.run(gate_worker.gates.lost, ifindexes),
             abandoned_seconds=int(settings.dead_man_hours * 3600),
         )
         self._path_tester = PathTester(

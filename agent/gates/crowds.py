@@ -25,8 +25,9 @@ log = structlog.get_logger(__name__)
 _PODS = 8
 # On a busy node a crowd's pods come with gaps.
 _CALM_SECONDS = 3.0
-# To settle a gate takes 30 ms or more under RTNL, as long as the kernel's RCU needs: so many times
-# as long the next one waits, and others have the lock. In a crowd these are network plugins.
+# To settle a gate takes 30 ms or more under RTNL, as long as the kernel's RCU needs. The pause
+# before the next one, as a multiple of that: others have the lock meanwhile. In a crowd these are
+# network plugins.
 _PAUSE, _PAUSE_IN_CROWD = 3, 20
 _RETRY_SECONDS = 1.0
 
@@ -68,7 +69,7 @@ class Crowds:
             for ifindex in sorted(await self._run(_unsettled, self._gates)):
                 seconds = await self._settle(ifindex)
                 await asyncio.sleep(seconds * (_PAUSE_IN_CROWD if self.is_under_way else _PAUSE))
-            if self.is_under_way or await self._run(_unsettled, self._gates):
+            if await self._run(_unsettled, self._gates) or self.is_under_way:
                 self._arrived.set()
                 await asyncio.sleep(_RETRY_SECONDS)
 

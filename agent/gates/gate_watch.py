@@ -20,27 +20,27 @@ from agent.logs import Event
 from agent.pods.store import PodStore
 from bpf.attachment import Attachment
 from bpf.errors import AttachError
-from bpf.gates import Gates, Look
+from bpf.gates import GateCheck, Gates
 
 log = structlog.get_logger(__name__)
 
 # A link is back within 100 ms.
 _POLL_SECONDS = 0.08
-# A look reads chains under RTNL: while others hold it, looks take at most a fiftieth of the time.
+# A check reads chains under RTNL: while others hold it, checks take at most a fiftieth of the time.
 _PAUSE_PER_SECOND = 50.0
 # What cannot be repaired is tried again, and its pods are marked, at this pace.
 _REPEAT_SECONDS = 5.0
 # podgate-cni removes a gate, then the network plugin the interface, within milliseconds: that is no
 # loss.
 _DELETION_SECONDS = 1.0
-# Two programs that remove each other's work do so for ever: not each time is logged.
+# Two programs that remove each other's work do so without end: not each time is logged.
 _LOG_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Found:
-    """The result of one look. failed: why a lost gate cannot be put back; seconds: without the wait
-    for the worker's thread."""
+    """The result of one check. failed: why a lost gate cannot be put back; seconds: without the
+    wait for the worker's thread."""
 
     put_back: frozenset[int]
     failed: Mapping[int, str]
@@ -86,7 +86,7 @@ class GateWatch:
         self._woken.set()
 
     async def run(self) -> None:
-        """Look after each change of filters, and for links every 80 ms, until cancelled."""
+        """GateCheck after each change of filters, and for links every 80 ms, until cancelled."""
         async with asyncio.TaskGroup() as reports:
             while True:
                 self._woken.clear()
@@ -96,7 +96,7 @@ class GateWatch:
                     continue
                 changed, self._changed = self._changed, set()
                 try:
-                    found = await self._run(_look, self._gates, changed, set(self.lost))
+                    found = await self._run(_check, self._gates, changed, set(self.lost))
                 except (OSError, TimeoutError) as error:
                     log.error(Event.CHAIN_ORDER_UNKNOWN, error=str(error))
                     self.hint(None)
@@ -148,12 +148,12 @@ class GateWatch:
                 log.warning(Event.GATE_PUT_BACK, pod=pod.full_name, ifindex=ifindex)
 
 
-def _look(gates: Gates, changed: Set[int] | None, before: Collection[int]) -> _Found:
+def _check(gates: Gates, changed: Set[int] | None, before: Collection[int]) -> _Found:
     """In one call, since the event loop may be busy between two. before: those that were lost."""
     started = time.monotonic()
-    look: Look = gates.look(None if changed is None else {*before, *changed})
+    found: GateCheck = gates.check(None if changed is None else {*before, *changed})
     put_back, failed = set(), {}
-    for ifindex in look.lost:
+    for ifindex in found.lost:
         try:
             if gates.put_back(ifindex):
                 put_back.add(ifindex)
@@ -161,7 +161,7 @@ def _look(gates: Gates, changed: Set[int] | None, before: Collection[int]) -> _F
             if _exists(ifindex):
                 failed[ifindex] = str(error)
     seconds = time.monotonic() - started
-    return _Found(frozenset(put_back), failed, look.displaced, seconds)
+    return _Found(frozenset(put_back), failed, found.displaced, seconds)
 
 
 def _exists(ifindex: int) -> bool:

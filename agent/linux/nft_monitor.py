@@ -41,7 +41,7 @@ class NftMonitor:
         self._on_deleted = on_deleted
 
     async def run(self) -> None:
-        """Listen until cancelled. Without nftables in the kernel there is nothing to hear."""
+        """Listen until cancelled. Without nftables in the kernel it receives nothing."""
         kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
         try:
             sock = socket.socket(socket.AF_NETLINK, kind, _NETLINK_NETFILTER)
@@ -85,7 +85,7 @@ def _read(sock: socket.socket) -> Deleted | None:
 
 
 def deleted_in(received: bytes) -> Deleted:
-    """What the messages of one datagram say was deleted."""
+    """What was deleted, by the messages of one datagram."""
     found = set()
     for message in decode(received):
         subsystem, kind = divmod(_TYPE.unpack_from(message.content)[0], 256)

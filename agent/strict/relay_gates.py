@@ -25,7 +25,7 @@ _KUBELET = Rule(SourceKind.KUBELET, socket.IPPROTO_TCP)
 
 def _gate(agent: int | None) -> GateConfig:
     """agent: the id of its cgroup, from which it tries the way; None if that is not known."""
-    rules = (_KUBELET,)
+    rules: tuple[Rule, ...] = (_KUBELET,)
     if agent is not None:
         own = Rule(SourceKind.CGROUP, socket.IPPROTO_TCP, way.PORT, way.PORT, cgroup=agent)
         rules = (_KUBELET, own)

@@ -1,7 +1,6 @@
 """The way to the relay is tried: what is podgate's own is repaired, and what is not steps back to
 enforce before a probe fails twice."""
 
-import ipaddress
 import subprocess
 import time
 from collections.abc import Iterator
@@ -74,14 +73,6 @@ def nft(script: str) -> None:
     subprocess.run(["nft", "-f", "-"], input=script, text=True, check=True)
 
 
-def relay_address() -> str:
-    """The host's, on the relay's interface."""
-    shown = subprocess.run(
-        ["ip", "-4", "-o", "addr", "show", "dev", RELAY], check=True, capture_output=True, text=True
-    )
-    return shown.stdout.split()[3]
-
-
 def lose_routes() -> None:
     ip("-4", "route", "flush", "dev", RELAY)
     ip("-6", "route", "flush", "dev", RELAY, "proto", "112")
@@ -147,12 +138,11 @@ def test_firewall_that_does_not_know_the_relay_steps_back_to_enforce(
 
 
 def test_way_is_tried_without_a_trace_in_the_relays_counts(strict: AgentProcess) -> None:
-    report = strict.wait_for("reports of the relay", lambda r: r.relay.is_up)
-    time.sleep(2)  # some tries
+    time.sleep(2)  # eight tries
     report = strict.report()
     assert report is not None
+    assert report.relay.is_up
     assert report.relay.unknown_address == 0
-    assert ipaddress.ip_interface(relay_address())
 
 
 def test_pod_whose_loopback_is_down_stays_in_enforce_until_it_is_up(

@@ -35,7 +35,7 @@ def test_tcp_probe_of_a_closed_port_fails(pod: LabPod) -> None:
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_relay_s_dial_of_a_closed_port_is_refused(pod: LabPod, version: int) -> None:
+def test_dial_of_a_closed_port_fails(pod: LabPod, version: int) -> None:
     netns = pod.netns
     address = pod.ipv4 if version == 4 else pod.ipv6
     spec = RelayTargetSpec(

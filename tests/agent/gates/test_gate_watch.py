@@ -20,7 +20,7 @@ from agent.pods.pod import Pod
 from agent.pods.store import PodStore
 from bpf.attachment import Attachment
 from bpf.errors import AttachError
-from bpf.gates import Look
+from bpf.gates import GateCheck
 
 pytestmark = pytest.mark.looptime
 
@@ -35,7 +35,7 @@ class Node:
     lost: set[int] = dataclasses.field(default_factory=set)
     displaced: set[int] = dataclasses.field(default_factory=set)
     is_full: bool = False
-    looks: list[Set[int] | None] = dataclasses.field(default_factory=list)
+    checks: list[Set[int] | None] = dataclasses.field(default_factory=list)
     put_back_at: list[float] = dataclasses.field(default_factory=list)
     reported_lost: list[frozenset[int]] = dataclasses.field(default_factory=list)
     interfaces: set[int] = dataclasses.field(default_factory=lambda: {IFINDEX})
@@ -61,9 +61,9 @@ class Node:
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
-    def look(self, changed: Set[int] | None) -> Look:
-        self.looks.append(changed)
-        return Look(frozenset(self.lost), frozenset(self.displaced))
+    def check(self, changed: Set[int] | None) -> GateCheck:
+        self.checks.append(changed)
+        return GateCheck(frozenset(self.lost), frozenset(self.displaced))
 
     def put_back(self, ifindex: int) -> bool:
         if self.is_full:
@@ -71,8 +71,7 @@ class Node:
         self.lost.discard(ifindex)
         return True
 
-    @property
-    def marks(self) -> bool:
+    def is_marked(self) -> bool:
         """Whether the pod was marked since the last question."""
         return "web" in self.store.to_reconcile.take()
 
@@ -101,19 +100,19 @@ async def test_gate_that_is_lost_is_back_within_a_tenth_of_a_second(node: Node) 
         lost_at = asyncio.get_running_loop().time()
         await asyncio.sleep(0.2)
         assert node.put_back_at[0] - lost_at < 0.1
-        assert node.marks
+        assert node.is_marked()
         assert node.reported_lost == []
 
 
-async def test_change_of_filters_is_looked_at_at_once(node: Node) -> None:
+async def test_change_of_filters_is_checked_at_once(node: Node) -> None:
     node.attachment = Attachment.CLSACT
     async with running(node):
-        node.looks.clear()
+        node.checks.clear()
         await asyncio.sleep(2)
-        assert node.looks == []  # the kernel reports them
+        assert node.checks == []  # the kernel reports them
         node.watch.hint({IFINDEX})
         await asyncio.sleep(0.001)
-        assert node.looks == [{IFINDEX}]
+        assert node.checks == [{IFINDEX}]
 
 
 async def test_loss_is_logged_once_a_minute_and_counted_each_time(node: Node) -> None:
@@ -142,23 +141,23 @@ async def test_gate_that_cannot_be_put_back_is_reported_until_it_can(node: Node)
         node.lost.add(IFINDEX)
         await asyncio.sleep(0.2)
         assert node.reported_lost == [{IFINDEX}]
-        assert node.marks
+        assert node.is_marked()
         await asyncio.sleep(3)
-        assert not node.marks
+        assert not node.is_marked()
         await asyncio.sleep(3)
-        assert node.marks
+        assert node.is_marked()
         node.is_full = False
         await asyncio.sleep(0.2)
         assert node.reported_lost == [{IFINDEX}, frozenset()]
-        assert node.marks
+        assert node.is_marked()
 
 
 async def test_pod_of_a_displaced_gate_is_marked_at_a_pace(node: Node) -> None:
     async with running(node):
         node.displaced.add(IFINDEX)
         await asyncio.sleep(0.2)
-        assert node.marks
+        assert node.is_marked()
         await asyncio.sleep(2)
-        assert not node.marks
+        assert not node.is_marked()
         await asyncio.sleep(5)
-        assert node.marks
+        assert node.is_marked()
