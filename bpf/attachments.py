@@ -126,13 +126,14 @@ class Attachments:
         return syscalls.query_chains(ifindexes, self._attach_type) if self._has_tcx else {}
 
     def put_back(self, ifindex: int) -> None:
-        """Attach again what another program removed: by a filter where that is as good for a while.
+        """Attach again what another program removed. Raises `BpfError` or `AttachError`.
 
-        Raises `BpfError` or `AttachError`.
+        By a link if it can be: the kernel drops the interface's packets, pods' too, while it adds
+        the qdisc that a filter needs (`bpf.clsact`), and the next deletion of one takes no link.
         """
         self._linked.discard(ifindex)
         self._filtered.discard(ifindex)
-        self.attach(ifindex, quickly=True)
+        self.attach(ifindex)
 
     def attach(self, ifindex: int, *, quickly: bool = False) -> None:
         """Attach, or replace any version's program with this one.

@@ -283,25 +283,31 @@ class Gates:
         sides = (self._egress, self._ingress)
         return {i for i in ifindexes if any(side.is_lost(i) for side in sides)}
 
-    def put_back(self, ifindex: int) -> bool:
-        """Attach a gate again that another program removed; its configuration is still in the maps.
+    def put_back(self, ifindexes: Iterable[int]) -> dict[int, bool | errors.AttachError]:
+        """Attach gates again that another program removed; their configurations are in the maps.
 
-        False if podgate removed it meanwhile (podgate-cni, which deletes its entries). Raises
-        `AttachError`.
+        All gates enforce before one records its pod's flows: a link takes 15 ms. False for a gate
+        that podgate-cni removed meanwhile, with its entries; an error concerns no other gate.
         """
-        if self._table.grace_until_ns(ifindex) is None:
-            return False
-        try:
-            # Egress first: it enforces.
-            for side in (self._egress, self._ingress):
-                if side.is_lost(ifindex):
-                    side.put_back(ifindex)
-        except (errors.BpfError, errors.AttachError) as error:
-            raise _attach_error("cannot put back the gate of", ifindex, error) from error
-        if self._table.grace_until_ns(ifindex) is None:
-            self.remove(ifindex)
-            return False
-        return True
+        results: dict[int, bool | errors.AttachError] = dict.fromkeys(ifindexes, True)
+        for side in (self._egress, self._ingress):
+            for ifindex, result in results.items():
+                if result is not True:
+                    continue
+                try:
+                    if self._table.grace_until_ns(ifindex) is None:
+                        results[ifindex] = False
+                    elif side.is_lost(ifindex):
+                        side.put_back(ifindex)
+                except (errors.BpfError, errors.AttachError) as error:
+                    problem = _attach_error("cannot put back the gate of", ifindex, error)
+                    problem.__cause__ = error
+                    results[ifindex] = problem
+        for ifindex, result in results.items():
+            if result is True and self._table.grace_until_ns(ifindex) is None:
+                self.remove(ifindex)
+                results[ifindex] = False
+        return results
 
     def is_first(self, ifindex: int) -> bool:
         """Whether our programs run before all others, in both directions."""

@@ -403,7 +403,7 @@ def query_chains(ifindexes: Iterable[int], attach_type: int) -> dict[int, list[i
         fields = (ifindex, attach_type, 0, 0, ctypes.addressof(ids), _CHAIN_ROOM, 0, 0, 0, 0, 0)
         attributes.pack_into(buffer, 0, *fields)
         if _libc.syscall(number, int(Command.PROG_QUERY), buffer, attributes.size) == 0:
-            found[ifindex] = ids[: attributes.unpack(buffer)[6]]
+            found[ifindex] = ids[: attributes.unpack(buffer)[5]]
         elif (code := ctypes.get_errno()) != errno.ENODEV:
             raise errors.BpfError(code, f"reading interface {ifindex}'s chain: {os.strerror(code)}")
     return found

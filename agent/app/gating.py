@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
 import structlog
@@ -149,7 +149,7 @@ class Gating:
             gate_worker,
             self.store,
             self.metrics,
-            on_put_back=self._on_put_back,
+            on_put_back=self._path_tester.repeat,
             on_lost=self.default_deny.set_lost,
         )
         self._traffic_control = TrafficControlMonitor(self._gate_watch.hint)
@@ -290,10 +290,6 @@ class Gating:
         self.source.hint()
         self.store.mark_pending()
         self._injectable.hint()
-
-    def _on_put_back(self, ifindexes: Collection[int]) -> None:
-        self._path_tester.repeat(ifindexes)
-        self._crowds.settle_soon()
 
     def _on_switched(self) -> None:
         self._injectable.hint()

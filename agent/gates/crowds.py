@@ -57,10 +57,6 @@ class Crowds:
             self._until = asyncio.get_running_loop().time() + _CALM_SECONDS
             self._arrived.set()
 
-    def settle_soon(self) -> None:
-        """Gates were attached quickly for another reason than a crowd."""
-        self._arrived.set()
-
     async def run(self) -> None:
         """Settle the gates of each crowd, until cancelled."""
         while True:

@@ -153,13 +153,11 @@ def _check(gates: Gates, changed: Set[int] | None, before: Collection[int]) -> _
     started = time.monotonic()
     found: GateCheck = gates.check(None if changed is None else {*before, *changed})
     put_back, failed = set(), {}
-    for ifindex in found.lost:
-        try:
-            if gates.put_back(ifindex):
-                put_back.add(ifindex)
-        except AttachError as error:
-            if _exists(ifindex):
-                failed[ifindex] = str(error)
+    for ifindex, result in gates.put_back(found.lost).items():
+        if result is True:
+            put_back.add(ifindex)
+        elif isinstance(result, AttachError) and _exists(ifindex):
+            failed[ifindex] = str(result)
     seconds = time.monotonic() - started
     return _Found(frozenset(put_back), failed, found.displaced, seconds)
 

@@ -65,11 +65,11 @@ class Node:
         self.checks.append(changed)
         return GateCheck(frozenset(self.lost), frozenset(self.displaced))
 
-    def put_back(self, ifindex: int) -> bool:
+    def put_back(self, ifindexes: Set[int]) -> dict[int, bool | AttachError]:
         if self.is_full:
-            raise AttachError("No space left on device")
-        self.lost.discard(ifindex)
-        return True
+            return dict.fromkeys(ifindexes, AttachError("No space left on device"))
+        self.lost -= ifindexes
+        return dict.fromkeys(ifindexes, True)
 
     def is_marked(self) -> bool:
         """Whether the pod was marked since the last question."""
