@@ -19,7 +19,9 @@ from agent.strict.check import NO_COOKIE
 from agent.strict.process import RelayChannel, RelayError, RelayProcess
 from agent.strict.relay_gates import RelayGates
 from agent.strict.veth_pair import PairError, VethPair
-from bpf.errors import AttachError
+from bpf import pins
+from bpf.errors import AttachError, BpfError
+from bpf.redirect import seconds_since_beat
 from probes.netns import Netns, NetnsError
 
 if TYPE_CHECKING:
@@ -27,14 +29,18 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+# bpf/src/abi.h: RELAY_BEAT_LIMIT_NS. Then the hooks redirect nothing.
+_HUNG_SECONDS = 0.3
+
 
 class RelayHandle(Protocol):
     """A running relay."""
 
     channel: RelayChannel
 
-    async def find_way_problem(self) -> str:
-        """Why the node's connections do not reach it, as a clause; "" if they do."""
+    async def find_way_problem(self, *, is_engaged: bool) -> str:
+        """Why the node's connections do not reach it, as a clause; "" if they do, or if it is
+        engaged and redirects none at the moment."""
 
     async def kill(self) -> None:
         """Kill it, and remove its interface."""
@@ -84,7 +90,7 @@ class ProcessLauncher:
         except OSError as error:
             raise RelayError(f"its process cannot be started: {error}") from error
         channel = await RelayChannel.open(control, stats=stats, wake=wake)
-        relay = _RunningRelay(process, channel)
+        relay = _RunningRelay(process, channel, pins.Pins(self._bpffs))
         try:
             await self._start(relay, slot)
         except BaseException:
@@ -117,13 +123,16 @@ class ProcessLauncher:
 class _RunningRelay:
     """A relay's process, its channel and its interface."""
 
-    def __init__(self, process: RelayProcess, channel: RelayChannel) -> None:
+    def __init__(
+        self, process: RelayProcess, channel: RelayChannel, installation: pins.Pins
+    ) -> None:
+        self._pins = installation
         self.process = process
         self.channel = channel
         self.pair: VethPair | None = None
         self.is_way_tried = False
 
-    async def find_way_problem(self) -> str:
+    async def find_way_problem(self, *, is_engaged: bool) -> str:
         """Also repairs what of the way is podgate's own, and tries again."""
         if self.pair is None or not self.is_way_tried:
             return ""
@@ -131,8 +140,10 @@ class _RunningRelay:
         if not await way.find_problem(addresses):
             return ""
         try:
+            if is_engaged and seconds_since_beat(self._pins) > _HUNG_SECONDS:
+                return ""  # it hangs, which its missing reports show
             await veth_pair.repair(self.pair)
-        except PairError as error:
+        except (PairError, BpfError) as error:
             return str(error).rstrip(".")
         # The second failure in a row counts: on a busy node one response may be late.
         if not (problem := await way.find_problem(addresses)):

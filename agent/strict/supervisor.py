@@ -198,7 +198,7 @@ class RelaySupervisor:
         """Try the way to the relay that serves, again and again."""
         while True:
             if (serving := self._active) and not serving.problem:
-                serving.way_problem = await serving.relay.find_way_problem()
+                serving.way_problem = await serving.relay.find_way_problem(is_engaged=True)
                 if serving.way_problem:
                     self._wake.set()
             await asyncio.sleep(_WAY_SECONDS)
@@ -305,7 +305,7 @@ class RelaySupervisor:
             serving = ActiveRelay(relay, self._now())
             await serving.set_targets(self.pods.plan.targets)
             self.verdicts.send_all(serving)
-            if problem := await relay.find_way_problem():
+            if problem := await relay.find_way_problem(is_engaged=False):
                 raise RelayError(blocked(problem))
             await relay.channel.request(messages.Engage(), messages.Engaged)
         except BaseException:

@@ -54,7 +54,7 @@ class ScriptedRelay:
         self.is_hung = True
         self._writer.write_eof()
 
-    async def find_way_problem(self) -> str:
+    async def find_way_problem(self, *, is_engaged: bool) -> str:
         return self.way_problem
 
     async def kill(self) -> None:

@@ -288,7 +288,7 @@ async def test_relay_that_the_node_does_not_reach_is_released_within_a_second(
 @with_a_relay
 async def test_relay_is_not_engaged_until_the_node_reaches_it(node: Node, web: PodState) -> None:
     class Blocked(ScriptedRelay):
-        async def find_way_problem(self) -> str:
+        async def find_way_problem(self, *, is_engaged: bool) -> str:
             return "blocked"
 
     node.launcher.next = Blocked
