@@ -9,6 +9,7 @@ import dataclasses
 import errno
 import functools
 import os
+import socket
 import struct
 import time
 from collections.abc import Container, Iterable
@@ -227,8 +228,9 @@ class Gates:
 
         Also removes entries of deleted interfaces.
         """
-        self._egress.refresh()
-        self._ingress.refresh()
+        for side in (self._egress, self._ingress):
+            side.refresh()
+            side.expected = {ifindex for ifindex in side.expected if _exists(ifindex)}
         found: dict[int, GateConfig | None] = dict.fromkeys(
             self._egress.other_interfaces | self._egress.attached
         )
@@ -377,6 +379,14 @@ class Gates:
         self._addresses.forget(ifindex)
         self._table.delete(ifindex)
         self._replies.delete(_KEY.pack(ifindex))
+
+
+def _exists(ifindex: int) -> bool:
+    try:
+        socket.if_indextoname(ifindex)
+    except OSError:
+        return False
+    return True
 
 
 def _is_first(side: Attachments, ifindex: int) -> bool:
