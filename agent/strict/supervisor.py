@@ -334,12 +334,13 @@ class RelaySupervisor:
                 await self._kill(relay)
 
     async def _abandon(self, serving: ActiveRelay, problem: str) -> None:
-        self._back_off(problem)
-        self.pods.publish()
-        if serving.way_problem and serving.relay.channel.problem is None:
+        is_blocked = bool(serving.way_problem) and serving.relay.channel.problem is None
+        if is_blocked:
             # It works, and open connections may be among those that a firewall admits.
             self._release(serving.relay)
-        else:
+        self._back_off(problem)
+        self.pods.publish()
+        if not is_blocked:
             await self._kill(serving.relay)
 
     async def _kill(self, relay: RelayHandle) -> None:

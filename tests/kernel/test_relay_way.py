@@ -124,7 +124,8 @@ def test_firewall_that_does_not_know_the_relay_steps_back_to_enforce(
         line = strict.event(Event.STRICT_UNAVAILABLE)
         assert time.monotonic() - blocked_at < STEPPED_BACK_SECONDS
         assert "inet fw o, policy drop" in line["problem"]
-        assert connects(kubelet, pod)
+        # The relay receives its release some milliseconds later.
+        polling.wait_until("the kubelet connects", lambda: connects(kubelet, pod))
         report = strict.wait_for("enforce", lambda r: isolation(r)[0] == "Enforced")
         assert "the node does not reach the relay" in isolation(report)[1]
         # Another relay is tried before it is engaged: no connect is lost in between.
