@@ -154,6 +154,7 @@ class Event(enum.Enum):
     GATE_MOVED_FIRST = "Gate moved before another program on the same interface."
     GATE_NOT_SETTLED = "Gate of a crowd stays a filter for now; trying again."
     GATE_NOT_UPDATED = "Gate cannot be updated; it keeps its last addresses and rules."
+    GATE_PUT_BACK = "Another program removed the gate; it was put back."
     GRACE_PERIOD_NOT_ENDED = (
         "Grace period of a gate cannot be ended; it stays open until the next pass."
     )
@@ -260,6 +261,7 @@ class Event(enum.Enum):
     RELAY_NOT_REAPED = "Killed relay process does not exit."
     RELAY_RELEASED = "Relay released; no pod is in strict."
     RELAY_STARTED = "Relay process started."
+    RELAY_WAY_REPAIRED = "The way to the relay was lost; repaired."
     RELAY_WARNING = "Relay reports a problem."
     REPLY_TABLE_FAILED = (
         "Reply table cannot be filled; non-TCP replies from the host to this pod are dropped."
@@ -292,6 +294,7 @@ class Event(enum.Enum):
     SERVICES_APPLIED = "Services applied."
     SERVICES_LISTENING = "Service endpoints API listening."
     SERVICES_NOT_APPLIED = "Services cannot be applied; using the previous rules."
+    SERVICES_RESTORED = "Another program removed rules of services; they were installed again."
     SERVICES_NOT_SAVED = "Services cannot be saved."
     SERVICES_NOT_SERVED = "Service endpoints API cannot be served; retrying."
     SERVICES_SOURCE_INVALID = (

@@ -120,6 +120,10 @@ class ClsactFilters:
         except NetlinkError:  # no such interface, or no such qdisc
             return False
 
+    def is_in_force(self, ifindex: int) -> bool:
+        """Whether our filter runs this very program, as the kernel has it now."""
+        return self._is_current(ifindex)
+
     def refresh(self) -> tuple[set[int], set[int]]:
         """Interfaces that have podgate's filter: of this schema, and of others."""
         ours, others = set(), set()

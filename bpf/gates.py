@@ -9,21 +9,22 @@ import dataclasses
 import errno
 import functools
 import os
+import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from bpf import abi, errors, loader, maps, pins, sources
 from bpf.addresses import Addresses
 from bpf.attachment import Attachment
-from bpf.attachments import Attachments, Direction
+from bpf.attachments import Attachments, Direction, GateCheck
 from bpf.counters import Counters, Counts
 from bpf.gate_config import GateConfig
 from bpf.gate_table import GateTable
 from bpf.replies import ReplyFlow, ReplyKey, ReplyTable
 from bpf.verdicts import Mode
 
-__all__ = ["Attachment", "Counts", "GateConfig", "Gates"]
+__all__ = ["Attachment", "Counts", "GateCheck", "GateConfig", "Gates"]
 
 _KEY = struct.Struct("=I")
 
@@ -220,8 +221,9 @@ class Gates:
 
         Also removes entries of deleted interfaces.
         """
-        self._egress.refresh()
-        self._ingress.refresh()
+        for side in (self._egress, self._ingress):
+            side.refresh()
+            side.expected = {ifindex for ifindex in side.expected if _exists(ifindex)}
         found: dict[int, GateConfig | None] = dict.fromkeys(
             self._egress.other_interfaces | self._egress.attached
         )
@@ -230,10 +232,10 @@ class Gates:
                 found[ifindex] = self._table.get(ifindex)
             # One that is attached elsewhere may run our program already: `TcxLinks.attach` swaps
             # first and moves the pin afterwards, and may have been killed in between.
-            elif ifindex not in found:
+            elif ifindex not in found and ifindex not in self._egress.expected:
                 self._forget(ifindex)
         recording = self._ingress.attached | self._ingress.other_interfaces
-        for ifindex in recording - found.keys():
+        for ifindex in recording - found.keys() - self._egress.expected:
             self.remove(ifindex)
         return found
 
@@ -265,6 +267,42 @@ class Gates:
                 except errors.BpfError:
                     found.add(ifindex)
         return found
+
+    def check(self, changed: Container[int] | None) -> GateCheck:
+        """As `Attachments.check`, for both programs of each gate. Raises `BpfError`."""
+        return self._egress.check(changed) | self._ingress.check(changed)
+
+    def lost(self, ifindexes: Iterable[int]) -> set[int]:
+        """Those of these interfaces whose gates should be attached, and are not, as the kernel has
+        it now. Raises `BpfError`."""
+        sides = (self._egress, self._ingress)
+        return {i for i in ifindexes if any(side.is_lost(i) for side in sides)}
+
+    def put_back(self, ifindexes: Iterable[int]) -> dict[int, bool | errors.AttachError]:
+        """Attach gates again that another program removed; their configurations are in the maps.
+
+        All gates enforce before one records its pod's flows: a link takes 15 ms. False for a gate
+        that podgate-cni removed meanwhile, with its entries; an error concerns no other gate.
+        """
+        results: dict[int, bool | errors.AttachError] = dict.fromkeys(ifindexes, True)
+        for side in (self._egress, self._ingress):
+            for ifindex, result in results.items():
+                if result is not True:
+                    continue
+                try:
+                    if self._table.grace_until_ns(ifindex) is None:
+                        results[ifindex] = False
+                    elif side.is_lost(ifindex):
+                        side.put_back(ifindex)
+                except (errors.BpfError, errors.AttachError) as error:
+                    problem = _attach_error("cannot put back the gate of", ifindex, error)
+                    problem.__cause__ = error
+                    results[ifindex] = problem
+        for ifindex, result in results.items():
+            if result is True and self._table.grace_until_ns(ifindex) is None:
+                self.remove(ifindex)
+                results[ifindex] = False
+        return results
 
     def is_first(self, ifindex: int) -> bool:
         """Whether our programs run before all others, in both directions."""
@@ -334,6 +372,14 @@ class Gates:
         self._addresses.forget(ifindex)
         self._table.delete(ifindex)
         self._replies.delete(_KEY.pack(ifindex))
+
+
+def _exists(ifindex: int) -> bool:
+    try:
+        socket.if_indextoname(ifindex)
+    except OSError:
+        return False
+    return True
 
 
 def _is_first(side: Attachments, ifindex: int) -> bool:

@@ -203,6 +203,18 @@ class Redirect:
             raise errors.BpfError(error.errno, foreign) from error
 
 
+def seconds_since_beat(installation: pins.Pins) -> float:
+    """Since the heartbeat of the engaged relay: without one, and while it is full, very long.
+
+    Raises `BpfError`.
+    """
+    with contextlib.closing(
+        maps.Map.open(installation.map(abi.RELAY_BEAT), abi.RELAY_BEAT)
+    ) as table:
+        (beat_ns,) = _BEAT.unpack(table.get(_BEAT_KEY) or bytes(_BEAT.size))
+    return (time.monotonic_ns() - int(beat_ns)) / 1e9
+
+
 def _open_program(directory: pathlib.Path, name: str) -> int:
     path = directory / name
     try:

@@ -104,6 +104,10 @@ class TcxLinks:
         chain = syscalls.query_programs(ifindex, self._attach_type)
         return bool(chain) and chain[0] in self._ids
 
+    def is_ours(self, program_id: int) -> bool:
+        """Whether it is this program, or its moving copy."""
+        return program_id in self._ids
+
     def move_first(self, ifindex: int) -> None:
         """Move an attached program before all others, without a gap.
 

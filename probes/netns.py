@@ -14,6 +14,7 @@ import fcntl
 import os
 import socket
 import stat
+import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -27,6 +28,22 @@ T = TypeVar("T")
 
 BareSocket = socket.SocketType
 """The class below Python's socket.socket: it has no accept(), no makefile() and no context."""
+
+_RESET_ON_CLOSE = struct.pack("=ii", 1, 0)  # struct linger
+
+
+def ends_self_connection(sock: BareSocket) -> bool:
+    """Whether a connected TCP socket is its own peer; then the connection is reset.
+
+    A connect to a port of the own namespace at which nothing listens succeeds if the kernel chooses
+    that port as the socket's own (simultaneous open, RFC 9293 3.5). Nothing has answered, and the
+    socket would keep the port from the server.
+    """
+    if sock.getsockname() != sock.getpeername():
+        return False
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+    return True
+
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 NS_GET_NSTYPE = 0xB703  # linux/nsfs.h: which kind of namespace is this descriptor?

@@ -19,6 +19,7 @@ from agent.gates.address_claims import AddressAuthority
 from agent.gates.chain_order import ChainOrder
 from agent.gates.crowds import Crowds
 from agent.gates.existing_flows import ExistingFlows
+from agent.gates.gate_watch import GateWatch
 from agent.gates.grace_periods import GracePeriods
 from agent.gates.heartbeat import Heartbeat
 from agent.gates.host_devices import HostDevices
@@ -31,7 +32,9 @@ from agent.gates.worker import GateWorker
 from agent.kube.client import ApiClient
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.link_monitor import LinkMonitor
+from agent.linux.nft_monitor import NftMonitor
 from agent.linux.pod_network import PodNetworkReader
+from agent.linux.traffic_control import TrafficControlMonitor
 from agent.logs import Event
 from agent.pods.conditions import Conditions
 from agent.pods.events import PodEvents
@@ -131,14 +134,26 @@ class Gating:
             modes=self.modes,
             defaults=defaults,
         )
-        self._chain_order = ChainOrder(gate_worker, self.store, self.metrics)
+        self._chain_order = ChainOrder(gate_worker, self.metrics)
         self.default_deny = DefaultDenyController(
-            self.store, self.modes, abandoned_seconds=int(settings.dead_man_hours * 3600)
+            self.store,
+            self.modes,
+            lambda ifindexes: gate_worker.run(gate_worker.gates.lost, ifindexes),
+            abandoned_seconds=int(settings.dead_man_hours * 3600),
         )
         self._path_tester = PathTester(
             gate_worker.path_tests, self.store, self.metrics, self._reader, self.default_deny
         )
+        self._nftables = NftMonitor(self.default_deny.hint_deleted)
         self._crowds = Crowds(gate_worker, self.store)
+        self._gate_watch = GateWatch(
+            gate_worker,
+            self.store,
+            self.metrics,
+            on_put_back=self._path_tester.repeat,
+            on_lost=self.default_deny.set_lost,
+        )
+        self._traffic_control = TrafficControlMonitor(self._gate_watch.hint)
         self._grace_periods = GracePeriods(gate_worker, self.store, self._crowds)
         self._reconciler = Reconciler(
             store=self.store,
@@ -234,7 +249,9 @@ class Gating:
         yield "crowds", self._crowds.run
         yield "grace-periods", self._grace_periods.run
         yield "path-tests", self._path_tester.run
-        yield "chain-order", self._chain_order.run
+        yield "gate-watch", self._gate_watch.run
+        yield "nftables", self._nftables.run
+        yield "traffic-control", self._traffic_control.run
         yield "existing-flows", self.existing_flows.run
         yield "injectable", self._injectable.run
         yield "pods", self.source.run
@@ -290,7 +307,6 @@ class Gating:
     def _on_link_changed(self) -> None:
         self.source.hint()
         self.store.mark_pending()
-        self._chain_order.hint()
         self._injectable.hint()
 
     def _on_switched(self) -> None:

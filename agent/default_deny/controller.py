@@ -7,16 +7,18 @@ audit are not blocked; podgate-cni gates those before they start.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 
 import structlog
 
 from agent import tasks
 from agent.default_deny import installed
 from agent.default_deny import table as default_deny_table
+from agent.default_deny.ruleset import TABLE
 from agent.default_deny.table import DefaultDenyError, DefaultDenyTable
 from agent.kubelet.search import KubeletCgroup
 from agent.linux import nft, rtnetlink
+from agent.linux.nft_monitor import Deleted
 from agent.linux.rtnetlink import Link
 from agent.logs import Event
 from agent.pods.changes import Subscription
@@ -30,11 +32,16 @@ log = structlog.get_logger(__name__)
 # A veth that no pod has claimed for this time belongs to no gated pod: it is released, since its
 # owner needs it. A pod's manifest comes within a second of its interface.
 _UNCLAIMED_SECONDS = 10.0
-# How often the tables are compared with their desired content: `nft flush ruleset` is silent.
+# How often the tables are compared with their desired content, without a message that something of
+# them was deleted.
 _ENSURE_SECONDS = 30.0
 # Three times in the ruleset's `stale_seconds`.
 _BEAT_SECONDS = 20.0
 _TIMEOUT_SECONDS = 10
+
+
+FindLost = Callable[[Collection[int]], Awaitable[Collection[int]]]
+"""Which of these interfaces should have a gate and have none, as the kernel has it now."""
 
 
 class DefaultDenyController:
@@ -44,6 +51,7 @@ class DefaultDenyController:
         self,
         store: PodStore,
         modes: PodModes,
+        find_lost: FindLost,
         *,
         abandoned_seconds: int = 86_400,
         now: Callable[[], float] | None = None,
@@ -53,6 +61,8 @@ class DefaultDenyController:
         self._is_desired = False
         """Whether the tables are, or would be if this machine could have them."""
         self._store = store
+        self._find_lost = find_lost
+        self._lost: frozenset[int] = frozenset()
         self._modes = modes
         self._abandoned_seconds = abandoned_seconds
         self._wake = asyncio.Event()
@@ -72,6 +82,7 @@ class DefaultDenyController:
         self._priority: int | None = None
         self._has_kubelet_cgroup = True
         self._is_kubelet_new = False
+        self._is_ruleset_suspect = False
 
     async def open(self, gated: Iterable[int]) -> None:
         """Install the tables where the node's default mode needs them, else remove old ones.
@@ -126,6 +137,21 @@ class DefaultDenyController:
             with _log_errors(Event.DEFAULT_DENY_GATE_NOT_ADDED):
                 await self._table.gate(ifindexes)
 
+    def hint_deleted(self, deleted: Deleted | None) -> None:
+        """Other programs deleted these tables, chains and rules of nftables; None: any."""
+        chains = {name for _, _, name in self._table.chains} if self._table else set()
+        if deleted is None or any(t == TABLE and (not c or c in chains) for t, c in deleted):
+            self._is_ruleset_suspect = True
+            self._wake.set()
+
+    def set_lost(self, lost: frozenset[int]) -> None:
+        """All interfaces whose gates another program removed and that cannot be put back: the
+        tables block them again, at once."""
+        changed, self._lost = self._lost ^ lost, lost
+        for state in self._store.states():
+            if state.interface_indexes & changed:
+                self._changes.mark(state.pod.uid)
+
     def set_kubelet(
         self, kubelet: KubeletCgroup | None, priority: int | None = None, *, has_cgroup: bool
     ) -> None:
@@ -145,10 +171,11 @@ class DefaultDenyController:
             tasks.start(group, "default deny of gated pods", self._follow_pods)
 
     async def _follow_pods(self) -> None:
-        """Open the table for each interface whose gate is attached; several in one transaction,
+        """Open the table for each interface whose gate is in force; several in one transaction,
         since changing a node's rule set takes longer than attaching a gate."""
         while True:
             added: set[int] = set()
+            lost: set[int] = set()
             uids = await self._changes.next()
             for uid in uids:
                 state = self._store.get(uid)
@@ -157,14 +184,31 @@ class DefaultDenyController:
                     self._opened.pop(uid, None)
                 elif state.gated_netns is not None:
                     # A pass that finds nothing new costs nothing here.
-                    added |= state.interface_indexes - self._announced.get(uid, set())
-                    self._announced[uid] = state.interface_indexes
-            if added:
-                await self.add_gated(added)
+                    before = self._announced.get(uid, set())
+                    in_force = state.interface_indexes - self._lost
+                    added |= in_force - before
+                    lost |= before & self._lost
+                    self._announced[uid] = in_force
+            if added and self._table is not None:
+                missing = await self._without_gate(added)
+                for announced in self._announced.values():
+                    announced -= missing
+                await self.add_gated(added - missing)
+            if lost and self._table is not None:
+                with _log_errors(Event.DEFAULT_DENY_NOT_UPDATED):
+                    await self._table.release(lost)
             self._opened |= {uid: self._announced[uid] for uid in uids if uid in self._announced}
             # Wakes those that wait now.
             self._transaction_finished.set()
             self._transaction_finished.clear()
+
+    async def _without_gate(self, ifindexes: set[int]) -> set[int]:
+        try:
+            return set(await self._find_lost(ifindexes))
+        except (OSError, TimeoutError) as error:
+            # The reconciler has attached them just now.
+            log.error(Event.CHAIN_ORDER_UNKNOWN, error=str(error))
+            return set()
 
     async def _maintain(self) -> None:
         while True:
@@ -189,7 +233,8 @@ class DefaultDenyController:
                 if self._now() >= next_beat:
                     next_beat = self._now() + _BEAT_SECONDS
                     await table.beat()
-                if self._now() >= next_ensure:
+                if self._is_ruleset_suspect or self._now() >= next_ensure:
+                    self._is_ruleset_suspect = False
                     next_ensure = self._now() + _ENSURE_SECONDS
                     await table.ensure()
             with contextlib.suppress(TimeoutError):

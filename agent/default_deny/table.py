@@ -128,6 +128,11 @@ class DefaultDenyTable:
         return self._matches
 
     @property
+    def chains(self) -> list[tuple[str, str, str]]:
+        """Family, table and name of those that `ensure` compares."""
+        return self._desired.chains() if self.available else []
+
+    @property
     def covers_bridges(self) -> bool:
         """Whether it also blocks new flows to pods behind a bridge (CONFIG_NF_TABLES_BRIDGE)."""
         return self.available and self._desired.has_bridge
@@ -204,7 +209,9 @@ class DefaultDenyTable:
                 return False
             await self._track()
             try:
-                if await self._listing() == self._installed:
+                listing = await self._listing()
+                # Also where the tables were removed just before `_put` has listed them.
+                if listing and listing == self._installed:
                     return False
             except (nft.NftError, TimeoutError) as error:
                 raise DefaultDenyError(f"nftables cannot be read: {_words(error)}") from error

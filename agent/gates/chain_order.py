@@ -1,8 +1,8 @@
 """Keeps each gate first in its interface's program chain, with a bounded number of moves.
 
 The gate is attached first, but a program that is attached later may come before it, and a program
-that returns TC_ACT_OK ends the chain: the gate never sees the packet. The kernel sends no message
-about programs that are attached by tcx, so chains are polled: 250 gates take 1.3 ms.
+that returns TC_ACT_OK ends the chain: the gate never sees the packet. `agent.gates.gate_watch`
+finds such gates and marks their pods.
 """
 
 import asyncio
@@ -16,15 +16,10 @@ from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
 from agent.linux.pod_network import HostInterface
 from agent.logs import Event
-from agent.pods.store import PodStore
-from bpf.attachment import Attachment
 from bpf.errors import AttachError, BpfError, CompileError, PinError
 
 log = structlog.get_logger(__name__)
 
-_POLL_SECONDS = 5.0
-# A CNI that brings an interface up reports it several times, and attaches about then.
-_DEBOUNCE_SECONDS = 0.5
 # A program that moves first again and again will not stop. Each move takes 20 ms under RTNL.
 _MOVES = 3
 _WINDOW_SECONDS = 60.0
@@ -36,48 +31,18 @@ class ChainOrder:
     def __init__(
         self,
         gate_worker: GateWorker,
-        store: PodStore,
         metrics: GateMetrics,
         *,
         now: Callable[[], float] | None = None,
     ) -> None:
-        """store: pods whose gate is displaced are marked there, and `ensure_first` repairs it."""
         self._gate_worker = gate_worker
         self._run = gate_worker.run
         self._gates = gate_worker.gates
         self._metrics = metrics
-        self._store = store
         self._now = now or (lambda: asyncio.get_running_loop().time())
-        self._changed = asyncio.Event()
         self._moves: dict[int, collections.deque[float]] = {}
         self._reported: dict[int, str] = {}
         """By ifindex: the problem that was logged last."""
-
-    def hint(self) -> None:
-        """An interface appeared, vanished or changed: check soon."""
-        self._changed.set()
-
-    async def run(self) -> None:
-        """Check every 5 s, and after every hint, until cancelled.
-
-        Not where gates are filters, of which 250 take 100 ms: there the resync of all pods, every
-        30 s, must do.
-        """
-        if self._gates.attachment is Attachment.CLSACT:
-            await asyncio.Event().wait()
-        while True:
-            try:
-                if displaced := await self._run(self._gates.displaced):
-                    self._store.mark_interfaces(displaced)
-            except (OSError, TimeoutError) as error:
-                log.error(Event.CHAIN_ORDER_UNKNOWN, error=str(error))
-            try:
-                async with asyncio.timeout(_POLL_SECONDS):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
-            await asyncio.sleep(_DEBOUNCE_SECONDS)
-            self._changed.clear()
 
     async def ensure_first(self, interface: HostInterface, *, is_deleting: bool = False) -> str:
         """Move the gate before other programs, three times a minute at most.

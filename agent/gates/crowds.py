@@ -25,10 +25,11 @@ log = structlog.get_logger(__name__)
 _PODS = 8
 # On a busy node a crowd's pods come with gaps.
 _CALM_SECONDS = 3.0
-# 30 ms of these under RTNL.
-_PAUSE_SECONDS = 0.2
-# A node on which pods start all the time has no calm.
-_PAUSE_IN_CROWD_SECONDS = 2.0
+# To settle a gate takes 30 ms or more under RTNL, as long as the kernel's RCU needs. The pause
+# before the next one, as a multiple of that: others have the lock meanwhile. In a crowd these are
+# network plugins.
+_PAUSE, _PAUSE_IN_CROWD = 3, 20
+_RETRY_SECONDS = 1.0
 
 
 class Crowds:
@@ -60,17 +61,18 @@ class Crowds:
         """Settle the gates of each crowd, until cancelled."""
         while True:
             await self._arrived.wait()
-            await asyncio.sleep(_CALM_SECONDS)
-            unsettled = await self._run(_unsettled, self._gates)
-            if not unsettled and not self.is_under_way:
-                self._arrived.clear()
-            for ifindex in sorted(unsettled):
-                await self._settle(ifindex)
-                await asyncio.sleep(
-                    _PAUSE_IN_CROWD_SECONDS if self.is_under_way else _PAUSE_SECONDS
-                )
+            self._arrived.clear()
+            for ifindex in sorted(await self._run(_unsettled, self._gates)):
+                seconds = await self._settle(ifindex)
+                await asyncio.sleep(seconds * (_PAUSE_IN_CROWD if self.is_under_way else _PAUSE))
+            if await self._run(_unsettled, self._gates) or self.is_under_way:
+                self._arrived.set()
+                await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _settle(self, ifindex: int) -> None:
+    async def _settle(self, ifindex: int) -> float:
+        """Returns how many seconds it took."""
+        now = asyncio.get_running_loop().time
+        started = now()
         try:
             await self._run(self._gates.settle, ifindex)
         except (AttachError, OSError, TimeoutError) as error:
@@ -78,6 +80,7 @@ class Crowds:
             if not has_vanished(error):
                 log.warning(Event.GATE_NOT_SETTLED, ifindex=ifindex, error=str(error))
             self._store.mark_interfaces({ifindex})
+        return now() - started
 
 
 def _unsettled(gates: Gates) -> Collection[int]:

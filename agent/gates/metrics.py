@@ -25,6 +25,11 @@ GATES_LOST = MetricFamily(
     "counter",
     "Gates lost from an interface that could not be attached again at once.",
 )
+GATES_PUT_BACK = MetricFamily(
+    "podgate_gates_put_back_total",
+    "counter",
+    "Gates that another program removed from an interface, and that were put back.",
+)
 GATE_UPDATES_FAILED = MetricFamily(
     "podgate_gate_updates_failed_total",
     "counter",
@@ -62,6 +67,7 @@ class GateMetrics:
         self.attach_seconds = histogram(ATTACH_SECONDS, _ATTACH_BUCKETS)
         self.ungated_seconds = histogram(UNGATED_SECONDS, _UNGATED_BUCKETS)
         self.gates_lost = counter(GATES_LOST)
+        self.gates_put_back = counter(GATES_PUT_BACK)
         self.gate_updates_failed = counter(GATE_UPDATES_FAILED)
         self.gates_reordered = counter(GATES_REORDERED)
         self.path_tests = counter(PATH_TESTS)
@@ -70,6 +76,7 @@ class GateMetrics:
         yield from self.attach_seconds.collect()
         yield from self.ungated_seconds.collect()
         yield from self.gates_lost.collect()
+        yield from self.gates_put_back.collect()
         yield from self.gate_updates_failed.collect()
         yield from self.gates_reordered.collect()
         yield from self.path_tests.collect()

@@ -21,6 +21,7 @@ from typing import Protocol
 
 import structlog
 
+from agent.backoff import Backoff, no_jitter
 from agent.gates.metrics import GateMetrics
 from agent.linux import packets
 from agent.linux.pod_network import PodNetworkReader
@@ -45,6 +46,8 @@ _CONFIRMED_FOR_SECONDS = 45
 # differs from the one before counts if the interface exists this much later: network plugins need
 # milliseconds.
 _REMOVAL_SECONDS = 1.0
+# Bypasses end within moments (another program takes its own away) or stay (the CNI routes so).
+_REPEAT_BASE_SECONDS, _REPEAT_CAP_SECONDS = 0.5, 60.0
 # Enough for an IPv6 header and the start of a TCP header.
 _HEADERS_BYTES = 64
 # A test without an answer takes most of a second and little CPU. Where the CNI blocks the host
@@ -81,6 +84,8 @@ class PathTester:
         self._queue: dict[str, PodState] = {}
         self._running: dict[str, PodState] = {}
         self._wake = asyncio.Event()
+        self._repetitions: dict[str, Backoff] = {}
+        """By uid of pods whose gates are bypassed, or could not be tested."""
         self._first = asyncio.Semaphore(_FIRST_AT_ONCE)
         self._again = asyncio.Semaphore(_AGAIN_AT_ONCE)
 
@@ -92,6 +97,13 @@ class PathTester:
         elif not _is_fresh(state):
             self._queue[state.pod.uid] = state
             self._wake.set()
+
+    def repeat(self, ifindexes: Collection[int]) -> None:
+        """Test pods again at once whose gates on these interfaces were attached again."""
+        for state in self._store.states():
+            if state.is_path_tested and not state.gates.keys().isdisjoint(ifindexes):
+                self._queue[state.pod.uid] = state
+                self._wake.set()
 
     async def run(self) -> None:
         """Test what is in the queue until cancelled."""
@@ -172,6 +184,7 @@ class PathTester:
 
     def _record(self, state: PodState, tested: PathTestRecord) -> None:
         pod = state.pod
+        self._plan_repetition(state, tested)
         before = state.path_test
         if before and before.netns == tested.netns and pod.is_deleting:
             tested = _while_deleting(before, tested)
@@ -185,6 +198,30 @@ class PathTester:
                 else:
                     log.info(Event.PATH_TESTED, **fields)
         self._store.in_force.mark(pod.uid)
+
+    def _plan_repetition(self, state: PodState, tested: PathTestRecord) -> None:
+        """Test again soon what may be over in a moment, so that the condition follows."""
+        uid = state.pod.uid
+        if tested.worst not in (PathTestResult.BYPASSED, PathTestResult.FAILED):
+            self._repetitions.pop(uid, None)
+            return
+        self._repetitions = {u: b for u, b in self._repetitions.items() if self._store.get(u)}
+        backoff = self._repetitions.setdefault(
+            uid,
+            Backoff(
+                base_seconds=_REPEAT_BASE_SECONDS,
+                cap_seconds=_REPEAT_CAP_SECONDS,
+                jitter=no_jitter,
+            ),
+        )
+        asyncio.get_running_loop().call_later(
+            backoff.next_seconds(), self._repeat_one, uid, tested.netns
+        )
+
+    def _repeat_one(self, uid: str, netns: Netns) -> None:
+        state = self._store.get(uid)
+        if state and state.gated_netns == netns:
+            self.enqueue(state)
 
 
 def _while_deleting(before: PathTestRecord, tested: PathTestRecord) -> PathTestRecord:

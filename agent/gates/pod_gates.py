@@ -21,7 +21,7 @@ from agent.linux.pod_network import HostInterface, PodNetwork, PodNetworkReader
 from agent.logs import Event
 from agent.pods import modes
 from agent.pods.conditions import FALSE, TRUE
-from agent.pods.isolation import AUDITED, ENFORCED
+from agent.pods.isolation import AUDITED, ENFORCED, GATE_LOST
 from agent.pods.pod import Pod
 from agent.pods.pod_state import Admission, IsolationStatus, PodState
 from agent.pods.store import PodStore
@@ -199,7 +199,8 @@ class PodGates:
                 FALSE, "NoInterface", f"Waiting for a veth pair between {netns.path} and the host."
             )
         state.gated_netns = netns
-        return IsolationStatus(TRUE, _REASONS[pod.mode], _describe(state, network))
+        reason = GATE_LOST if state.is_gate_lost else _REASONS[pod.mode]
+        return IsolationStatus(TRUE, reason, _describe(state, network))
 
     async def _with_kept_mode(self, pod: Pod, network: PodNetwork) -> Pod:
         """The pod in the mode that its gates have, if that is stricter and may be kept."""
@@ -289,7 +290,7 @@ class PodGates:
                 interface, is_deleting=state.pod.is_deleting
             )
             state.chain_problem = problem or state.chain_problem
-        state.has_failed = False
+        state.has_failed = state.is_gate_lost = False
         if state.gate_problem and state.gate_problem != previous_problem:
             log.warning(Event.GATE_HAS_NO_ROOM, pod=state.pod.full_name, problem=state.gate_problem)
 

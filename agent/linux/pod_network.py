@@ -59,6 +59,8 @@ class PodNetwork:
     """Names of other interfaces that are up: others behind them may use the pod's address."""
     taps: tuple[str, ...] = ()
     """Names of tap devices, which connect a virtual machine in the pod."""
+    is_loopback_down: bool = False
+    """Then connections from inside the namespace to the pod's own addresses do not arrive."""
     by_interface: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     """Addresses by the interface's name in the pod, without loopback, IPv4 first."""
 
@@ -105,6 +107,7 @@ class PodNetworkReader:
                 if link.is_up and not link.is_loopback and link.index not in ours
             ),
             tuple(link.name for link in found if link.is_tap),
+            any(link.is_loopback and not link.is_up for link in found),
             _by_interface(found, assigned),
         )
 

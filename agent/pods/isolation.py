@@ -14,6 +14,12 @@ STRICT = "Strict"
 AUDITED = "Audit"
 """The reason for attached gates that only count."""
 
+GATE_LOST = "GateLost"
+"""The reason where a gate is gone and cannot be attached again yet: what it was True for stays, so
+that the pod stays Ready, but nothing is enforced."""
+
+_UNIDENTIFIED = "the kubelet is not identified, so its connections reach the pod as in enforce."
+
 _MODES = {AUDITED: Mode.AUDIT, ENFORCED: Mode.ENFORCE, STRICT: Mode.STRICT}
 
 
@@ -41,7 +47,10 @@ def isolation_status(
         return None
     status = state.status
     if status.reason == ENFORCED and state.pod.mode is Mode.STRICT:
-        status = _with_relay(status, relay_problem, has_fallback=has_fallback)
+        # The relay is the identified kubelet's alone.
+        problem = relay_problem or (_UNIDENTIFIED if kubelet_problem else None)
+        is_open = has_fallback or bool(kubelet_problem)
+        status = _with_relay(status, problem, has_fallback=is_open)
     elif status.reason == ENFORCED and relay_need:
         status = _with_message(status, _explain_need(relay_need, relay_problem))
     if status.reason in (ENFORCED, STRICT) and relay_note and relay_problem is None:

@@ -127,6 +127,8 @@ class PodState:
     """Whether an interface has lost its gate, by `gate_problem`."""
     has_failed: bool = False
     """Whether a gate that was attached before could not be brought into the desired state."""
+    is_gate_lost: bool = False
+    """Whether a gate is gone from its interface and cannot be attached again yet."""
     failed_at: float = 0.0
     """Since when, by the event loop's clock."""
     chain_problem: str = ""

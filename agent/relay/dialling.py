@@ -4,7 +4,7 @@ import errno
 import socket
 
 from agent.relay.targets import RelayTarget
-from probes.netns import BareSocket
+from probes.netns import BareSocket, ends_self_connection
 
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 """Errors of a process without descriptors or memory."""
@@ -24,4 +24,6 @@ def dial(target: RelayTarget, port: int) -> tuple[BareSocket, int]:
     result = sock.connect_ex(address)
     if result == errno.EINPROGRESS:
         result = sock.connect_ex(address)
-    return sock, 0 if result == errno.EISCONN else result
+    if result in (0, errno.EISCONN):
+        return sock, errno.ECONNREFUSED if ends_self_connection(sock) else 0
+    return sock, result

@@ -9,7 +9,7 @@ dropped if the pod did not respond.
 import errno
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from agent.relay.answers import NO_ANSWERS, PortAnswers
 from agent.relay.choosing import Choice, Choosing, reset
@@ -88,6 +88,7 @@ class HeldSyns:
         outcomes: OutcomeCounter,
         answered: AnswerCounter,
         *,
+        way: Container[bytes],
         maximum: int,
         on_full: Callable[[], None],
         on_exhausted: Callable[[], None],
@@ -95,11 +96,13 @@ class HeldSyns:
         now: Callable[[], float] = time.monotonic,
         now_ns: Callable[[], int] = boot_clock_ns,
     ) -> None:
-        """maximum: of held SYNs and connections together; on_full: the maximum is reached, and no
-        more should arrive; on_exhausted: the process has no descriptor or memory left;
-        on_warning: gets one sentence about a failure, at most once in 10 s.
+        """way: packed addresses at which the agent tries the way to this relay; maximum: of held
+        SYNs and connections together; on_full: the maximum is reached, and no more should arrive;
+        on_exhausted: the process has no descriptor or memory left; on_warning: gets one sentence
+        about a failure, at most once in 10 s.
         """
         self._on_warning = on_warning
+        self._way = way
         self._maximum = maximum
         self._on_full = on_full
         self.connections: set[Connection] = set()
@@ -155,7 +158,9 @@ class HeldSyns:
             # The kubelet uses the same local port for another connection.
             self._drop(held, "timeout")
         target = self._targets.find(syn.local)
-        if target is None:
+        if syn.local in self._way:
+            self._send_reset(syn)
+        elif target is None:
             self._reject(syn, "", "unknown_address")
         elif not target.admits(syn.port):
             self._reject(syn, target.key, "undeclared")

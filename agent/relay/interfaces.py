@@ -6,6 +6,8 @@ import socket
 PREFIX = "podgate-relay"
 SLOTS = 8
 """Relays that may run at once."""
+WAY_HOST = 3
+"""Host number, in a relay's share, of the address at which the agent tries the way to the relay."""
 
 
 def name_of(slot: int) -> str:

@@ -24,6 +24,7 @@ from agent.relay import messages
 from agent.relay.control import ControlChannel
 from agent.relay.epoll import EpollPoller
 from agent.relay.held_syns import HeldSyns
+from agent.relay.interfaces import WAY_HOST
 from agent.relay.outcomes import AnswerCounter, OutcomeCounter
 from agent.relay.raw_sockets import SynCapture
 from agent.relay.targets import AddressPoolExhaustedError, RelayTarget, Targets
@@ -171,6 +172,7 @@ class Relay:
             self._targets,
             self._outcomes,
             self._answered,
+            way={subnet[WAY_HOST].packed for subnet in subnets},
             maximum=self._max_connections,
             on_full=self._beat,
             on_exhausted=self._exhausted,

@@ -17,6 +17,11 @@ _CHECK_SLACK_SECONDS = 0.1
 _MAX_MISSED_REPORTS = 3
 
 
+def blocked(way_problem: str) -> str:
+    """Why a relay is not used whose way is not free, as a clause."""
+    return f"the node does not reach the relay: {way_problem}"
+
+
 @dataclasses.dataclass(slots=True)
 class ActiveRelay:
     """A relay that is engaged, or is about to be."""
@@ -37,12 +42,16 @@ class ActiveRelay:
     checked_at: float = 0.0
     unneeded_since: float | None = None
     routes_due_at: float = 0.0
+    way_problem: str = ""
+    """Why the node's connections do not reach it, as a clause."""
 
     @property
     def problem(self) -> str:
         """Why the relay no longer works; empty while it does."""
         problem = self.relay.channel.problem
-        return "" if problem is None else f"the relay failed: {problem}"
+        if problem is not None:
+            return f"the relay failed: {problem}"
+        return blocked(self.way_problem) if self.way_problem else ""
 
     async def set_targets(self, targets: tuple[messages.RelayTargetSpec, ...]) -> None:
         """Raises `RelayError`."""

@@ -13,12 +13,14 @@ from agent.relay import messages
 from agent.settings import RelayRanges
 from agent.strict import process as relay_process
 from agent.strict import ranges as strict_ranges
-from agent.strict import veth_pair
+from agent.strict import veth_pair, way
 from agent.strict.check import NO_COOKIE
 from agent.strict.process import RelayChannel, RelayError, RelayProcess
 from agent.strict.relay_gates import RelayGates
-from agent.strict.veth_pair import PairError
-from bpf.errors import AttachError
+from agent.strict.veth_pair import PairError, VethPair
+from bpf import pins
+from bpf.errors import AttachError, BpfError
+from bpf.redirect import seconds_since_beat
 from probes.netns import Netns, NetnsError, netns_cookie
 
 if TYPE_CHECKING:
@@ -26,11 +28,18 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+# bpf/src/abi.h: RELAY_BEAT_LIMIT_NS. Then the hooks redirect nothing.
+_HUNG_SECONDS = 0.3
+
 
 class RelayHandle(Protocol):
     """A running relay."""
 
     channel: RelayChannel
+
+    async def find_way_problem(self, *, is_engaged: bool) -> str:
+        """Why the node's connections do not reach it, as a clause; "" if they do, or if it is
+        engaged and redirects none at the moment."""
 
     async def kill(self) -> None:
         """Kill it, and remove its interface."""
@@ -80,7 +89,7 @@ class ProcessLauncher:
         except OSError as error:
             raise RelayError(f"its process cannot be started: {error}") from error
         channel = await RelayChannel.open(control, stats=stats, wake=wake)
-        relay = _RunningRelay(process, channel)
+        relay = _RunningRelay(process, channel, pins.Pins(self._bpffs))
         try:
             await self._start(relay, slot)
         except BaseException:
@@ -102,7 +111,8 @@ class ProcessLauncher:
         try:
             netns = Netns.open(f"/proc/{relay.process.pid}/ns/net")
             pair = await veth_pair.make(slot, self._ranges, netns, gate=gate)
-            relay.ifindex = pair.ifindex
+            relay.pair = pair
+            relay.is_way_tried = self._gates.agent_cgroup is not None
         except (PairError, NetnsError, AttachError) as error:
             raise RelayError(str(error)) from error
         await relay.channel.request(messages.PairReady(pair.ifindex), messages.RelayReady)
@@ -112,18 +122,41 @@ class ProcessLauncher:
 class _RunningRelay:
     """A relay's process, its channel and its interface."""
 
-    def __init__(self, process: RelayProcess, channel: RelayChannel) -> None:
+    def __init__(
+        self, process: RelayProcess, channel: RelayChannel, installation: pins.Pins
+    ) -> None:
+        self._pins = installation
         self.process = process
         self.channel = channel
-        self.ifindex: int | None = None
+        self.pair: VethPair | None = None
+        self.is_way_tried = False
+
+    async def find_way_problem(self, *, is_engaged: bool) -> str:
+        """Also repairs what of the way is podgate's own, and tries again."""
+        if self.pair is None or not self.is_way_tried:
+            return ""
+        addresses = [share.way for share in self.pair.shares]
+        if not await way.find_problem(addresses):
+            return ""
+        try:
+            if is_engaged and seconds_since_beat(self._pins) > _HUNG_SECONDS:
+                return ""  # it hangs, which its missing reports show
+            await veth_pair.repair(self.pair)
+        except (PairError, BpfError) as error:
+            return str(error).rstrip(".")
+        # The second failure in a row counts: on a busy node one response may be late.
+        if not (problem := await way.find_problem(addresses)):
+            log.warning(Event.RELAY_WAY_REPAIRED, interface=self.pair.name)
+            return ""
+        return problem + await way.suspects()
 
     async def kill(self) -> None:
         self.channel.close()
         await self.process.kill()
         # The kernel removes a namespace later, and the name is needed again.
-        if self.ifindex is not None:
+        if self.pair is not None:
             with contextlib.suppress(PairError):
-                await veth_pair.remove(self.ifindex)
+                await veth_pair.remove(self.pair.ifindex)
 
     def release(self) -> None:
         self.channel.close()

@@ -42,6 +42,11 @@ class RangeShare:
         return self.subnet[_NODE_HOST]
 
     @property
+    def way(self) -> IPAddress:
+        """Where no pod is: the relay rejects each SYN, which shows that it arrives."""
+        return self.subnet[interfaces.WAY_HOST]
+
+    @property
     def inside(self) -> IPAddress:
         """Address of the relay's end, the gateway to the rest of the share."""
         return self.subnet[_INSIDE_HOST]

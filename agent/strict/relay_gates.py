@@ -7,9 +7,11 @@ import structlog
 from agent.default_deny.controller import DefaultDenyController
 from agent.gates.injectable import InjectableInterfaces
 from agent.gates.worker import GateWorker
+from agent.linux.cgroups import own_cgroup
 from agent.logs import Event
 from agent.pods.store import PodStore
 from agent.relay import interfaces as relay_interfaces
+from agent.strict import way
 from bpf.errors import AttachError
 from bpf.gates import GateConfig
 from bpf.rules import Rule, SourceKind
@@ -18,9 +20,16 @@ from bpf.verdicts import Mode
 log = structlog.get_logger(__name__)
 
 # Only the kubelet sends to a relay; the relay itself checks the ports.
-_GATE = GateConfig(
-    Mode.ENFORCE, (), (Rule(SourceKind.KUBELET, socket.IPPROTO_TCP),), any_address=True
-)
+_KUBELET = Rule(SourceKind.KUBELET, socket.IPPROTO_TCP)
+
+
+def _gate(agent: int | None) -> GateConfig:
+    """agent: the id of its cgroup, from which it tries the way; None if that is not known."""
+    rules: tuple[Rule, ...] = (_KUBELET,)
+    if agent is not None:
+        own = Rule(SourceKind.CGROUP, socket.IPPROTO_TCP, way.PORT, way.PORT, cgroup=agent)
+        rules = (_KUBELET, own)
+    return GateConfig(Mode.ENFORCE, (), rules, any_address=True)
 
 
 class RelayGates:
@@ -39,6 +48,8 @@ class RelayGates:
         self._store = store
         self._default_deny = default_deny
         self._injectable = injectable
+        self.agent_cgroup = own_cgroup()
+        """None where the way to a relay cannot be tried, since its gate cannot admit the agent."""
         self._pairs: set[int] | None = None
         """Interfaces that drop what is forwarded to relays; None: as a previous agent left them."""
 
@@ -61,7 +72,7 @@ class RelayGates:
         """Gate a new relay's interface. Raises `AttachError`, `OSError` or `TimeoutError`."""
         # The relay has sent no packet yet, so none can be a reply.
         worker = self._gate_worker
-        await worker.run(worker.gates.install, ifindex, _GATE)
+        await worker.run(worker.gates.install, ifindex, _gate(self.agent_cgroup))
         await self._ensure_pairs({*relay_interfaces.present(), ifindex})
         # Packets from it were sent by the relay, or by the host before.
         await self._mark_injectable(ifindex, is_node_sent=True)

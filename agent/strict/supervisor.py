@@ -24,7 +24,7 @@ from agent.pods.store import PodStore
 from agent.probing.answered_probes import AnsweredProbes
 from agent.relay import messages
 from agent.strict import targets as relay_targets
-from agent.strict.active_relay import CHECK_SECONDS, ActiveRelay
+from agent.strict.active_relay import CHECK_SECONDS, ActiveRelay, blocked
 from agent.strict.launcher import RelayHandle
 from agent.strict.process import RelayError
 from agent.strict.relayed_pods import RelayedPods, sentence
@@ -48,6 +48,9 @@ _OVERDUE_SECONDS = 10.0
 _ROUTES_SECONDS = 30.0
 # Targets are planned at each change; so often also without one, which costs 5 ms for 100 pods.
 _PLAN_SECONDS = 10.0
+
+# Twice this and twice the time for a response, within one period of the shortest probe.
+_WAY_SECONDS = 0.25
 
 _STARTING = "the relay is starting"
 _NOT_NEEDED = "no relay runs, since no pod is in strict"
@@ -174,6 +177,7 @@ class RelaySupervisor:
     async def run(self) -> None:
         """Until cancelled: then the relay is released, and drains its connections."""
         is_woken = True
+        way_watch = asyncio.create_task(self._watch_way(), name="the relay's way")
         try:
             while True:
                 is_due = is_woken or self._now() >= self._planned_at + _PLAN_SECONDS
@@ -186,7 +190,17 @@ class RelaySupervisor:
                     self.pods.publish()
                 is_woken = await self._wait()
         finally:
+            way_watch.cancel()
             self._release_all()
+
+    async def _watch_way(self) -> None:
+        """Try the way to the relay that serves, again and again."""
+        while True:
+            if (serving := self._active) and not serving.problem:
+                serving.way_problem = await serving.relay.find_way_problem(is_engaged=True)
+                if serving.way_problem:
+                    self._wake.set()
+            await asyncio.sleep(_WAY_SECONDS)
 
     def _make_plan(self) -> None:
         self._planned_at = self._now()
@@ -290,6 +304,8 @@ class RelaySupervisor:
             serving = ActiveRelay(relay, self._now())
             await serving.set_targets(self.pods.plan.targets)
             self.verdicts.send_all(serving)
+            if problem := await relay.find_way_problem(is_engaged=False):
+                raise RelayError(blocked(problem))
             await relay.channel.request(messages.Engage(), messages.Engaged)
         except BaseException:
             await relay.kill()
@@ -317,9 +333,14 @@ class RelaySupervisor:
                 await self._kill(relay)
 
     async def _abandon(self, serving: ActiveRelay, problem: str) -> None:
+        is_blocked = bool(serving.way_problem) and serving.relay.channel.problem is None
+        if is_blocked:
+            # It works, and open connections may be among those that a firewall admits.
+            self._release(serving.relay)
         self._back_off(problem)
         self.pods.publish()
-        await self._kill(serving.relay)
+        if not is_blocked:
+            await self._kill(serving.relay)
 
     async def _kill(self, relay: RelayHandle) -> None:
         """Also unpin what was attached to its interface: no other pass may follow for hours."""

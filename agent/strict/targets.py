@@ -319,6 +319,11 @@ def excluded_reason(state: PodState) -> str | None:
             f"The pod runs in a virtual machine behind {', '.join(network.taps)}; the relay cannot "
             "dial it from the network namespace."
         )
+    if network is not None and network.is_loopback_down:
+        return (
+            "The loopback interface of the pod is down, so no connection from inside the pod "
+            "arrives; run 'ip link set lo up' in it."
+        )
     if network is not None and not state.own_addresses and kubelet_rules(state.pod.spec):
         if network.probe_addresses:
             return "No address in the pod's network namespace is confirmed as its own."

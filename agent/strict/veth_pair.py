@@ -61,6 +61,10 @@ class VethPair:
     slot: int
     ifindex: int
     name: str
+    shares: tuple[RangeShare, ...]
+    """Of the families that the kernel has."""
+    inside_address: str
+    """The link address of the relay's end."""
 
 
 def reserve_slot() -> int:
@@ -134,8 +138,8 @@ async def make(
             await netlink.link("add", ifname=name, kind="veth", peer=peer)
         try:
             link = (await netlink.link("get", ifname=name))[0]
-            pair = VethPair(slot, int(link["index"]), name)
-            await gate(pair.ifindex)
+            ifindex = int(link["index"])
+            await gate(ifindex)
             async with _netlink_in(netns) as inside:
                 inner_link = (await inside.link("get", ifname=INSIDE))[0]
                 shares = [
@@ -144,12 +148,20 @@ async def make(
                     if network_setup.has_ip_version(s.subnet.version)
                 ]
                 await _set_up_inside(inside, netns, inner_link, link, shares)
-                await _set_up_host(netlink, link, inner_link, shares)
+                pair = VethPair(slot, ifindex, name, tuple(shares), inner_link.get("address"))
+                await _set_up_host(netlink, pair)
         except BaseException:
             with contextlib.suppress(pyroute2.NetlinkError):
                 await netlink.link("del", ifname=name)
             raise
     return pair
+
+
+async def repair(pair: VethPair) -> None:
+    """Restore what other programs may have taken from the host's end: link, addresses, neighbours,
+    routes. Raises `PairError`."""
+    async with _pair_errors(f"cannot repair {pair.name}"), pyroute2.AsyncIPRoute() as netlink:
+        await _set_up_host(netlink, pair)
 
 
 def _netlink_in(netns: Netns) -> pyroute2.AsyncIPRoute:
@@ -214,20 +226,19 @@ async def _set_up_inside(
         )
 
 
-async def _set_up_host(
-    netlink: pyroute2.AsyncIPRoute, own: Any, inner_link: Any, shares: list[RangeShare]
-) -> None:
-    _write_settings(_HOST_SETTINGS, own.get("ifname"), network_setup.write_sysctl)
-    await netlink.link("set", index=own["index"], state="up")
-    for share in shares:
-        await _add_address(netlink, own["index"], share.node)
-        await _add_neighbour(netlink, own["index"], share.inside, inner_link.get("address"))
+async def _set_up_host(netlink: pyroute2.AsyncIPRoute, pair: VethPair) -> None:
+    """Idempotent."""
+    _write_settings(_HOST_SETTINGS, pair.name, network_setup.write_sysctl)
+    await netlink.link("set", index=pair.ifindex, state="up")
+    for share in pair.shares:
+        await _add_address(netlink, pair.ifindex, share.node)
+        await _add_neighbour(netlink, pair.ifindex, share.inside, pair.inside_address)
         await netlink.route(
-            "add",
+            "replace",
             family=family_of(share.subnet.version),
             dst=str(share.subnet),
             gateway=str(share.inside),
-            oif=own["index"],
+            oif=pair.ifindex,
             flags=_ONLINK,
             prefsrc=str(share.node),
             proto=_PROTOCOL,
@@ -236,7 +247,7 @@ async def _set_up_host(
 
 async def _add_address(netlink: pyroute2.AsyncIPRoute, ifindex: int, address: IPAddress) -> None:
     request = network_setup.address_request(ifindex, address, has_prefix_route=False)
-    await netlink.addr("add", **request)
+    await netlink.addr("replace", **request)
     while not await _is_local(netlink, address):  # noqa: ASYNC110
         await asyncio.sleep(network_setup.LOCAL_POLL_SECONDS)
 

@@ -8,14 +8,18 @@
 #define ICMPV6_NEIGHBOUR_SOLICITATION  135
 #define ICMPV6_NEIGHBOUR_ADVERTISEMENT 136
 
-/* While the kubelet is not identified, all processes that may be it are proxied. */
+/*
+ * The kubelet's own cgroup only. The relay connects from inside the pod, past what the pod itself
+ * rejects from outside (a mesh's mTLS, rules of its own). So while the kubelet is not identified,
+ * the processes that may be it connect to the gate, as in enforce, and the pod decides.
+ */
 ALWAYS_INLINE bool is_kubelet_connecting(struct bpf_sock_addr *context)
 {
 	struct config *node = host_config(context);
 
 	if (!node || !is_tcp(context))
 		return false;
-	return may_be_kubelet(0, true, node, bpf_get_current_cgroup_id(), bpf_ktime_get_ns());
+	return is_kubelet_cgroup(node, bpf_get_current_cgroup_id());
 }
 
 /*

@@ -12,7 +12,7 @@ import select
 import socket
 from collections.abc import Callable
 
-from probes.netns import BareSocket, Netns, NetnsGoneError
+from probes.netns import BareSocket, Netns, NetnsGoneError, ends_self_connection
 from probes.protocols import tls
 from probes.protocols.exchanges import ConnectionFailure, DialHop, Exchange, Phase, join_host_port
 from probes.results import ExchangeResult, ProbeResult
@@ -184,6 +184,9 @@ class DialAttempt:
         if code == errno.EINPROGRESS:
             code = self._sock.connect_ex(where)
         if code in (0, errno.EISCONN):
+            if ends_self_connection(self._sock):
+                self._break(f": connect: {_strerror(errno.ECONNREFUSED)}")
+                return
             self._connected()
         elif code in (errno.EALREADY, errno.EINPROGRESS):
             self._watch(select.EPOLLOUT)

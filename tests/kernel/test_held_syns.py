@@ -108,6 +108,7 @@ def relay(pod: LabPod, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
             targets,
             counter,
             answered,
+            way=set(),
             maximum=3,
             on_full=lambda: full.append(None),
             on_exhausted=lambda: None,

@@ -2,8 +2,10 @@
 pods, which is reported everywhere, until it is found.
 """
 
+import contextlib
 import json
 import signal
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ from agent.admin.report import AgentReport
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess, condition_of
 from agent.logs import Event
+from agent.pods.conditions import TRUE
 from tests import polling
 from tests.kernel import cgroups, offers, traffic
 from tests.kernel.cgroups import Cgroup
@@ -231,31 +234,56 @@ def test_process_that_is_not_found_by_its_name_is_no_outage(
 
 
 @pytest.mark.parametrize("extra", [(), ("--strict-without-fallback",)], ids=["", "no-fallback"])
-def test_relay_proxies_host_processes_while_the_kubelet_is_unknown(
+def test_relay_serves_no_process_while_the_kubelet_is_unknown(
     operator: AgentProcess,
     pod: labs.LabPod,
     stranger: Cgroup,
     unit: Cgroup,
     extra: tuple[str, ...],
 ) -> None:
-    """So strict holds, with the CNIs that block the node, too: nothing enters the pod from the
-    host."""
+    """It would carry them past what the pod itself rejects from outside, such as a mesh's mTLS."""
     offers.need_netns_cookie()
     operator.kubelet = ("--kubelet", f"cgroup:{unit.path}")
     operator.write_manifest(pod, mode="strict", container=PROBE)
     operator.start(*RANGES, *extra)
-    operator.wait_for("strict and open", is_strict_and(is_open))
+    unidentified = "Strict unavailable: the kubelet is not identified"
+    report = operator.wait_for("a relay", lambda r: r.relay.is_up and unidentified in message(r))
+    condition = condition_of(report, "web", labels.ISOLATION_READY)
+    assert condition is not None
+    assert (condition.status, condition.reason) == (TRUE, "Enforced")
     for address in (pod.ipv4, pod.ipv6):
         assert dial(stranger, address) == address
-    report = operator.wait_for("proxied connections", lambda r: r.relay.connections >= 2)
-    (gate,) = next(each for each in report.pods if each.name == "web").gates
-    assert "unidentified" not in gate.packets.get("pass", {})
-    assert reaches_declared(stranger, pod)
+    with rejecting(pod):
+        for address in (pod.ipv4, pod.ipv6):
+            assert "refused" in dial(stranger, address)
+    report = operator.wait_for("counts", lambda r: "unidentified" in passed(r))
+    assert report.relay.connections == 0
 
     unit.directory.mkdir()
     operator.wait_for("the kubelet", is_strict_and(is_closed))
     assert reaches_nothing(stranger, pod)
-    assert dial(unit, pod.ipv4) == pod.ipv4
+    with rejecting(pod):
+        assert dial(unit, pod.ipv4) == pod.ipv4
+
+
+@contextlib.contextmanager
+def rejecting(pod: labs.LabPod) -> Iterator[None]:
+    """The pod's own rule against connections from outside, as a mesh in STRICT has one."""
+    script = (
+        "table inet own { chain i { type filter hook input priority 0;\n"
+        f'iifname "eth0" tcp dport {PORT} reject with tcp reset\n}}\n}}\n'
+    )
+    command = ["nsenter", f"--net={pod.netns.path}", "nft"]
+    subprocess.run([*command, "-f", "-"], input=script, text=True, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*command, "delete", "table", "inet", "own"], check=True)
+
+
+def passed(report: AgentReport) -> dict[str, int]:
+    (gate,) = next(each for each in report.pods if each.name == "web").gates
+    return gate.packets.get("pass", {})
 
 
 def is_strict_and(holds: Callable[[AgentReport], bool]) -> Callable[[AgentReport], bool]:

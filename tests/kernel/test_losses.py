@@ -93,7 +93,7 @@ def test_lost_gate_is_attached_again_and_its_pod_stays_ready(
             report = operator.wait_for("the loss counted", lambda r: losses(r) > 0)
             condition = isolation(report)
             assert condition is not None
-            assert (condition.status, condition.reason) == (TRUE, "Enforced")
+            assert (condition.status, condition.reason) == (TRUE, "GateLost")
     operator.wait_for("the gate", lambda _: syscalls.query_programs(pod.ifindex, EGRESS) == [ours])
     changes = [
         line["status"]

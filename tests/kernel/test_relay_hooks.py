@@ -120,15 +120,15 @@ def test_only_the_kubelet_is_redirected(scene: Scene, config: NodeConfig, versio
 
 
 @BOTH
-def test_while_the_kubelet_is_unknown_processes_outside_pods_are_redirected(
+def test_while_the_kubelet_is_unknown_no_process_is_redirected(
     scene: Scene, config: NodeConfig, version: int
 ) -> None:
-    """Since each of them may be the kubelet, whose probes must not fail."""
+    """Each of them may be the kubelet, and connects to the pod itself, where the gate decides."""
     address = traffic.address(scene.pod, version)
     with cgroups.cgroup() as pods, cgroups.cgroup("container", below=pods) as container:
         config.set_kubelet(None)
         config.set_pods(pods.id, pods.level)
-        assert scene.reached_from_node(version) == "relay"
+        assert scene.reached_from_node(version) == "pod"
         assert connected(container, address) == 0
         assert scene.who_has_it() == "pod"
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +21,7 @@ from bpf import pins
 from bpf.services import links as service_links
 from tests import unprivileged
 from tests.kernel import cgroups, offers, traffic
+from tests.polling import PATIENCE
 from tests.proxy import scene
 from tests.proxy.feeding import Process, ServedEndpoints, wait_until
 from tests.proxy.scene import cluster_ip, request
@@ -354,3 +356,16 @@ def test_connections_to_the_health_port_delay_no_change_of_services(
         # Root's, as the kubelet's is.
         assert get("/healthz", 10256)[0] == 200
     assert "Traceback" not in process.log.read_text()
+
+
+def test_rules_that_another_program_flushes_are_back_within_a_second(
+    request: pytest.FixtureRequest, process: Process
+) -> None:
+    """As a firewall's reload does."""
+    wait_until(lambda: reaches(0))
+    subprocess.run(["nft", "flush", "ruleset"], check=True)
+    flushed_at = time.monotonic()
+    wait_until(lambda: reaches(0))
+    assert time.monotonic() - flushed_at < 1.0 * PATIENCE**2
+    if "ebpf" not in request.node.name:
+        wait_until(lambda: "services_restored" in process.log.read_text())

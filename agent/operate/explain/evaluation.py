@@ -104,7 +104,7 @@ class _Evaluator:
         is_strict = self._gate is not None and self._gate.mode is Mode.STRICT
         if flow.protocol != TCP or self._is_answer or not (is_strict or address):
             return None
-        if not self._may_be_kubelet:
+        if not self._is_kubelet:
             self._add("relay", "the source is not the kubelet: not redirected", source)
         elif not relay.is_hooked or not relay.is_alive(self._now_ns):
             what = "no relay serves" if not relay.is_hooked else "the relay hangs"
@@ -323,7 +323,7 @@ class _Evaluator:
     def _is_rejected_kubelet(self) -> bool:
         """`is_rejected_kubelet`. A TCP socket that no relay's hook has seen bypasses none."""
         gate = self._own_gate
-        return self._may_be_kubelet and gate.mode is Mode.STRICT and not gate.has_fallback
+        return self._is_kubelet and gate.mode is Mode.STRICT and not gate.has_fallback
 
     def _no_rule(self, gate: GateFacts) -> str:
         return f"{len(gate.rules)} rules, none matches" if gate.rules else "the gate has no rules"

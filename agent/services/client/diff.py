@@ -38,6 +38,11 @@ class Differ(Generic[KeyT, ValueT]):
         self._applied = dict(applied or {})
         self._compared = self._applied
 
+    @property
+    def applied(self) -> Mapping[KeyT, ValueT]:
+        """The state that was accepted last."""
+        return self._applied
+
     def compare(self, state: Mapping[KeyT, ValueT]) -> Change[KeyT, ValueT]:
         """The change from the state that was accepted last. Values are compared by `==`, and must
         not be modified afterwards."""

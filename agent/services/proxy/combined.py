@@ -15,6 +15,7 @@ import asyncio
 import structlog
 
 from agent.linux import nft
+from agent.linux.nft_monitor import Deleted
 from agent.logs import Event
 from agent.services.proxy import conntrack, ebpf
 from agent.services.proxy.ebpf import EbpfBackend
@@ -27,6 +28,8 @@ log = structlog.get_logger(__name__)
 
 class CombinedBackend:
     """Installs each frontend in one of two backends, or in both."""
+
+    is_polled = False
 
     def __init__(self, sockets: EbpfBackend, packets: NftBackend | None) -> None:
         """Use `open` instead. packets: None without nftables on this node."""
@@ -50,6 +53,13 @@ class CombinedBackend:
         await self._sockets.apply(change)
         if self._packets is not None:
             await self._packets.apply(change.of(_is_for_packets))
+
+    def is_concerned(self, deleted: Deleted) -> bool:
+        return self._packets is not None and self._packets.is_concerned(deleted)
+
+    async def repair(self) -> bool:
+        """Raises `BackendError`."""
+        return self._packets is not None and await self._packets.repair()
 
     async def close(self) -> None:
         await self._sockets.close()

@@ -5,6 +5,7 @@ import os
 import pathlib
 import socket
 
+from agent.linux.nft_monitor import Deleted
 from agent.services.proxy.backend import BackendError
 from agent.services.proxy.frontends import Frontend, FrontendChange
 from bpf import errors, pins
@@ -26,6 +27,8 @@ def is_translated(address: ServiceAddress, frontend: Frontend) -> bool:
 
 class EbpfBackend:
     """Translates for every socket below one cgroup, in any network namespace."""
+
+    is_polled = False
 
     def __init__(
         self, opened: services.ServiceMaps, links: ServiceLinks, cgroup: pathlib.Path
@@ -50,6 +53,13 @@ class EbpfBackend:
     async def apply(self, change: FrontendChange) -> None:
         """Attaches with the first one: a previous process' programs serve until then."""
         await asyncio.to_thread(self._change, change)
+
+    def is_concerned(self, deleted: Deleted) -> bool:
+        return False
+
+    async def repair(self) -> bool:
+        """Its links are pinned, and no firewall's reload knows them."""
+        return False
 
     async def close(self) -> None:
         self._services.close()

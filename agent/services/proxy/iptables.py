@@ -6,10 +6,12 @@ service that does not change is never written again.
 """
 
 import asyncio
+import collections
 import hashlib
 import socket
 from collections.abc import Mapping, Sequence
 
+from agent.linux.nft_monitor import Deleted
 from agent.services.client.diff import Change, Differ
 from agent.services.linux import iptables
 from agent.services.linux.iptables import IptablesVariant
@@ -58,6 +60,8 @@ _PROTOCOLS = {socket.IPPROTO_TCP: "tcp", socket.IPPROTO_UDP: "udp", socket.IPPRO
 class IptablesBackend:
     """Maintains the chains of both families."""
 
+    is_polled = True  # the legacy variant sends none
+
     def __init__(self, pod_networks: Sequence[IPNetwork], variant: IptablesVariant) -> None:
         """Use `open` instead."""
         self._pod_networks = tuple(pod_networks)
@@ -95,6 +99,37 @@ class IptablesBackend:
         except iptables.IptablesError as error:
             raise BackendError(f"iptables cannot apply the services: {error}") from error
         await conntrack.follow(change)
+
+    def is_concerned(self, deleted: Deleted) -> bool:
+        """Of the nft variant; chains of single services are deleted by `apply` all the time."""
+        own = {"", *(jump.split()[0] for jumps in _JUMPS.values() for jump in jumps)}
+        return any(table in _JUMPS and chain in own for table, chain in deleted)
+
+    async def repair(self) -> bool:
+        is_repaired = False
+        try:
+            for version in (4, 6):
+                if version in self._differs and not await self._is_intact(version):
+                    del self._differs[version]
+                    await self._restore(version)
+                    is_repaired = True
+        except iptables.IptablesError as error:
+            raise BackendError(f"iptables cannot restore the services: {error}") from error
+        return is_repaired
+
+    async def _is_intact(self, version: int) -> bool:
+        """Whether all chains are there, with as many rules, and what leads to them."""
+        saved = await iptables.save(version, self._variant)
+        _, jumps = installed(saved)
+        if any(len(jumps.get(table, ())) < len(needed) for table, needed in _JUMPS.items()):
+            return False
+        found = collections.Counter(
+            line.split(maxsplit=2)[1]
+            for line in saved.splitlines()
+            if line.startswith(f"-A {_PREFIX}")
+        )
+        expected = self._differs[version].applied
+        return all(found[chain] == len(rules or ()) for (_, chain), rules in expected.items())
 
     async def close(self) -> None:
         """The backend has nothing open."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from agent.linux import nft
 from agent.linux.local_routes import LocalRoutes
+from agent.linux.nft_monitor import Deleted
 from agent.services.client.diff import Differ
 from agent.services.linux import ipvs
 from agent.services.linux.ipvs import Destination, DestinationState, IpvsError, IpvsTable
@@ -33,6 +34,8 @@ _Entries = dict[_Entry, int]
 
 class IpvsBackend:
     """Maintains virtual services, routes and the table."""
+
+    is_polled = True
 
     def __init__(self, pod_networks: Sequence[IPNetwork]) -> None:
         """Use `open` instead."""
@@ -72,6 +75,15 @@ class IpvsBackend:
             raise BackendError(f"IPVS cannot apply the services: {reason}") from error
         self._ruleset, self._differ = ruleset, differ
         await conntrack.follow(change)
+
+    def is_concerned(self, deleted: Deleted) -> bool:
+        return (ipvs_rules.TABLE, "") in deleted
+
+    async def repair(self) -> bool:
+        if self._differ is None or await _has_table():
+            return False
+        await self.apply(FrontendChange({}, set()))
+        return True
 
     async def close(self) -> None:
         """The backend has nothing open."""

@@ -72,6 +72,11 @@ SYNC_FAILURES = MetricFamily(
     "counter",
     "Service proxy: failed writes to the kernel, which are retried.",
 )
+REPAIRS = MetricFamily(
+    "podgate_proxy_repairs_total",
+    "counter",
+    "Service proxy: times that rules which another program removed were installed again.",
+)
 SERVICES = MetricFamily(
     "podgate_proxy_services", "gauge", "Service proxy: services in the newest state."
 )
@@ -87,6 +92,7 @@ class ProxyMetrics:
         self.service_changes = counter(SERVICE_CHANGES)
         self.frontend_changes = counter(FRONTEND_CHANGES)
         self.sync_failures = counter(SYNC_FAILURES)
+        self.repairs = counter(REPAIRS)
         self.healthz_responses = counter(HEALTHZ_RESPONSES)
         self.livez_responses = counter(LIVEZ_RESPONSES)
         self.services: Iterable[endpoints_pb2.ServiceEndpoints] = ()
@@ -106,6 +112,7 @@ class ProxyMetrics:
             self.service_changes,
             self.frontend_changes,
             self.sync_failures,
+            self.repairs,
             self.healthz_responses,
             self.livez_responses,
         ):

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import re
 from collections.abc import Collection, Iterable
 
 import msgspec
@@ -37,10 +38,16 @@ class InstalledTable:
     maps: set[str]
     affinity_sets: set[str]
     other_sets: set[str]
+    rules: collections.Counter[str]
+    """Number of rules by chain."""
 
 
 class _Named(msgspec.Struct):
     name: str
+
+
+class _Rule(msgspec.Struct):
+    chain: str
 
 
 class _NamedChain(_Named):
@@ -51,6 +58,7 @@ class _Listed(msgspec.Struct):
     chain: _NamedChain | None = None
     map: _Named | None = None
     set: _Named | None = None
+    rule: _Rule | None = None
 
 
 class _Listing(msgspec.Struct):
@@ -68,6 +76,7 @@ def table_of(listing: str) -> InstalledTable:
         maps={part.map.name for part in parts if part.map},
         affinity_sets=affine,
         other_sets=sets - affine,
+        rules=collections.Counter(part.rule.chain for part in parts if part.rule),
     )
 
 
@@ -284,3 +293,7 @@ def _containers(ip: str, version: int, pod_networks: Collection[IPNetwork]) -> s
             + "}\n",
         )
     )
+
+
+BASE_CHAINS = frozenset(re.findall(r"chain (\w+) \{\s+type \w+ hook", _frame(())))
+"""Chains of every table that the kernel calls."""

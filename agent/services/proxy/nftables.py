@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from agent.linux import nft
+from agent.linux.nft_monitor import Deleted
 from agent.logs import Event
 from agent.services.proxy import conntrack, nft_scripts
 from agent.services.proxy.backend import BackendError
@@ -28,6 +29,8 @@ log = structlog.get_logger(__name__)
 class NftBackend:
     """Maintains the table. pod_networks: of this node's pods or all pods; traffic from other
     sources is external."""
+
+    is_polled = False
 
     def __init__(self, pod_networks: Sequence[IPNetwork] = ()) -> None:
         self._pod_networks = tuple(pod_networks)
@@ -66,6 +69,33 @@ class NftBackend:
             self._installed.pop(address, None)
         await self._delete_stale_chains()
         await conntrack.follow(change)
+
+    def is_concerned(self, deleted: Deleted) -> bool:
+        """Chains of single services are deleted by `apply` all the time."""
+        frame = {"", *nft_scripts.FRAME_CHAINS, *nft_scripts.BASE_CHAINS}
+        return any(table == TABLE and chain in frame for table, chain in deleted)
+
+    async def repair(self) -> bool:
+        if not self._is_complete:
+            return False
+        try:
+            if self._is_intact(await installed()):
+                return False
+            self._is_complete = False
+            await self._write({})
+        except (nft.NftError, TimeoutError, msgspec.MsgspecError) as error:
+            reason = str(error) or "nft timed out"
+            raise BackendError(f"nft cannot restore the services: {reason}") from error
+        return True
+
+    def _is_intact(self, table: InstalledTable | None) -> bool:
+        """Whether it has all chains, with as many rules."""
+        if table is None or not table.base_chains >= nft_scripts.BASE_CHAINS:
+            return False
+        if not all(table.rules[chain] for chain in nft_scripts.BASE_CHAINS):
+            return False
+        own = [entry for entry in self._users if isinstance(entry, NftChain)]
+        return all(table.rules[chain.name] == len(chain.rules) for chain in own)
 
     async def close(self) -> None:
         """The backend has nothing open."""

@@ -16,6 +16,7 @@ import structlog
 
 from agent import tasks
 from agent.linux.link_monitor import LinkMonitor
+from agent.linux.nft_monitor import Deleted, NftMonitor
 from agent.logs import Event
 from agent.services.client.services import ServicesClient, ServicesState
 from agent.services.client.v1alpha1 import endpoints_pb2
@@ -37,6 +38,8 @@ _RETRY_SECONDS = 1.0
 # Another process may close the port of a health check. kube-proxy tries again with each sync,
 # which is at least every 30 s.
 _PORT_RETRY_SECONDS = 30.0
+# iptables' legacy variant sends no messages; kube-proxy compares as often.
+_REPAIR_SECONDS = 30.0
 # No message is read for routes, by which the primary addresses are found.
 _ROUTES_SECONDS = 30.0
 
@@ -49,7 +52,13 @@ class _ProxyState:
     services_at: float = 0.0
     """On the event loop's clock."""
     addresses: tuple[IPAddress, ...] | None = None
+    is_suspect: bool = False
+    """Whether another program may have deleted what is installed."""
     changed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+
+    def suspect(self) -> None:
+        self.is_suspect = True
+        self.changed.set()
 
 
 async def run(backend: Backend, settings: ProxySettings) -> None:
@@ -67,6 +76,7 @@ async def run(backend: Backend, settings: ProxySettings) -> None:
     runs: dict[str, Callable[[], Awaitable[None]]] = {
         "updates": updates.run,
         "addresses": functools.partial(_follow_addresses, state, settings.node_addresses),
+        "nftables": functools.partial(_follow_rule_sets, state, backend),
     }
     if place := settings.metrics_address:
         runs["metrics"] = functools.partial(http_server.serve_metrics, place, metrics)
@@ -129,6 +139,20 @@ async def _follow_addresses(state: _ProxyState, selection: NodeAddressSelection)
                     await changed.wait()
 
 
+async def _follow_rule_sets(state: _ProxyState, backend: Backend) -> None:
+    """Have what is installed compared with the kernel when some of it may have been deleted."""
+
+    def on_deleted(deleted: Deleted | None) -> None:
+        if deleted is None or backend.is_concerned(deleted):
+            state.suspect()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(NftMonitor(on_deleted).run(), name="messages")
+        while backend.is_polled:
+            await asyncio.sleep(_REPAIR_SECONDS)
+            state.suspect()
+
+
 class _Updates:
     """Writes the newest input to the kernel, and then to the health check ports."""
 
@@ -164,6 +188,9 @@ class _Updates:
                 if not await self._apply(services, addresses):
                     loop.call_later(_RETRY_SECONDS, self._state.changed.set)
                     continue
+                if self._state.is_suspect and not await self._repair():
+                    loop.call_later(_RETRY_SECONDS, self._state.changed.set)
+                    continue
                 self._health.updated()
                 if self._metrics.revision != services.rev:
                     self._metrics.revision = services.rev
@@ -174,6 +201,24 @@ class _Updates:
                     loop.call_later(_PORT_RETRY_SECONDS, self._state.changed.set)
         finally:
             await checks.close()
+
+    async def _repair(self) -> bool:
+        """Whether what is installed is in the kernel. Until then the proxy is late, as with a
+        state that cannot be applied."""
+        self._state.is_suspect = False
+        try:
+            if await self._backend.repair():
+                self._metrics.repairs.inc()
+                log.warning(Event.SERVICES_RESTORED)
+        except BackendError as error:
+            self._state.is_suspect = True
+            self._metrics.sync_failures.inc()
+            if not self._is_failing:
+                log.error(Event.SERVICES_NOT_APPLIED, error=str(error))
+            self._is_failing = True
+            return False
+        self._is_failing = False
+        return True
 
     async def _apply(self, services: ServicesState, addresses: tuple[IPAddress, ...]) -> bool:
         """Whether the kernel has this state."""

@@ -215,7 +215,7 @@ class Node:
         metrics = GateMetrics(self.store)
         self.crowds = Crowds(gate_worker, self.store)
         self.grace_periods = GracePeriods(gate_worker, self.store, self.crowds)
-        self.chain_order = ChainOrder(gate_worker, self.store, metrics)
+        self.chain_order = ChainOrder(gate_worker, metrics)
         self.reconciler = Reconciler(
             store=self.store,
             source=self.source,

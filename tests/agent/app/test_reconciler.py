@@ -44,7 +44,7 @@ async def test_each_gate_is_tested_and_gets_its_reply_table_while_others_are_att
         node.add(f"pod{number}", number)
     async with node.running():
         await asyncio.sleep(3)
-    calls = node.gates.calls
+    calls = [call for call in node.gates.calls if not call.startswith("settle")]
     for number in range(1, 20):
         own, following = f"pod{number}", f"install pod{number + 1}"
         assert calls.index(f"install {own}") < calls.index(f"path test {own}")

@@ -8,7 +8,7 @@ import pytest
 import structlog.testing
 
 from agent.logs import Event
-from agent.pods.conditions import FALSE
+from agent.pods.conditions import FALSE, TRUE
 from agent.pods.pod_state import Admission
 from bpf.errors import BpfError
 from bpf.rules import Rule, SourceKind
@@ -46,7 +46,7 @@ async def test_a_lost_gate_is_reported_and_the_pod_stays_ready(
         node.store.mark("a")
         await asyncio.sleep(0.5)
         assert is_gate_lost(node)
-        assert node.status("a") == ENFORCED
+        assert node.status("a") == (TRUE, "GateLost")
         assert "veth1 lost its gate" in node.message("a")
         del node.gates.failing["install"]
         await asyncio.sleep(2)

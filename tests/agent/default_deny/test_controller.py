@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import pathlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 import pytest
 
@@ -34,7 +34,14 @@ class Node:
         self.now = 0.0
         self.store = PodStore(Conditions())
         self.modes = PodModes(mode, is_complete=has_labels)
-        self.controller = DefaultDenyController(self.store, self.modes, now=lambda: self.now)
+        self.lost: set[int] = set()
+        """Interfaces without the gate that the reconciler has attached."""
+        self.controller = DefaultDenyController(
+            self.store, self.modes, self.find_lost, now=lambda: self.now
+        )
+
+    async def find_lost(self, ifindexes: Collection[int]) -> set[int]:
+        return self.lost & set(ifindexes)
 
     def gate(self, name: str, *ifindexes: int) -> None:
         """The reconciler's pass over a pod."""
@@ -320,3 +327,31 @@ async def test_kubelet_that_ended_stays_admitted_until_another_is_found(
         assert "kubelet.slice" in nftables.kubelet
         node.controller.set_kubelet(None, has_cgroup=False)
         await polling.until("none", lambda: "kubelet.slice" not in nftables.kubelet)
+
+
+async def test_interface_whose_gate_is_not_in_force_stays_blocked(
+    node: Node, nftables: Nftables
+) -> None:
+    await node.controller.open(())
+    node.lost = {12}
+    async with node.following():
+        node.gate("a", 12)
+        node.gate("b", 13)
+        await polling.until("b's gate in the table", lambda: 13 in nftables.sets["gated"])
+        assert 12 not in nftables.sets["gated"]
+        node.lost = set()
+        node.gate("a", 12)
+        await polling.until("a's gate in the table", lambda: 12 in nftables.sets["gated"])
+
+
+async def test_interface_whose_gate_is_lost_is_blocked_again_until_it_is_back(
+    node: Node, nftables: Nftables
+) -> None:
+    await node.controller.open(())
+    async with node.following():
+        node.gate("a", 12)
+        await polling.until("the gate in the table", lambda: 12 in nftables.sets["gated"])
+        node.controller.set_lost(frozenset({12}))
+        await polling.until("the interface blocked", lambda: 12 not in nftables.sets["gated"])
+        node.controller.set_lost(frozenset())
+        await polling.until("the gate in the table", lambda: 12 in nftables.sets["gated"])

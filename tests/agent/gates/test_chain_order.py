@@ -65,7 +65,7 @@ def chain() -> Chain:
 @pytest.fixture
 def chain_order(chain: Chain) -> ChainOrder:
     gate_worker, store = cast(GateWorker, chain), PodStore(Conditions())
-    return ChainOrder(gate_worker, store, GateMetrics(store), now=lambda: chain.now)
+    return ChainOrder(gate_worker, GateMetrics(store), now=lambda: chain.now)
 
 
 async def test_gate_in_front_stays_where_it_is(chain: Chain, chain_order: ChainOrder) -> None:

@@ -67,14 +67,17 @@ async def test_pods_of_a_crowd_that_come_with_gaps_are_quick_up_to_the_last(node
         assert 30 in node.gates.unsettled
 
 
-async def test_gates_are_settled_slowly_also_while_a_crowd_has_no_end(node: Node) -> None:
+async def test_gates_are_settled_in_a_small_part_of_the_time_also_while_a_crowd_has_no_end(
+    node: Node,
+) -> None:
     async with node.running():
         add(node, 20)
         for number in range(21, 121):
             await asyncio.sleep(1)
             add(node, 1, first=number)
         settled = sum(call.startswith("settle") for call in node.gates.calls)
-        assert 30 <= settled <= 60
+        # Each takes 10 ms of the kernel's lock.
+        assert 100 <= settled <= 121
 
 
 async def test_gate_that_cannot_be_settled_is_attached_by_the_pods_next_pass(node: Node) -> None:

@@ -466,3 +466,33 @@ async def _is_idle(node: Node) -> None:
     async with node.running():
         await node.tested(node.add("other", addresses=V6))
     assert node.host.sent == [V6]
+
+
+async def test_pod_is_tested_again_at_once_when_its_gate_was_put_back(node: Node) -> None:
+    state = node.add()
+    node.host.paths[V4] = Path(counted_from=1)
+    await node.tested(state)
+    node.host.paths[V4] = Path(arrives=True)
+    node.tester.enqueue(state)
+    node.tester.repeat({IFINDEX + 1})
+    await node.idle()
+    assert state.path_test is not None
+    assert state.path_test.results == {V4: CONFIRMED}
+    node.tester.repeat({IFINDEX})
+    assert await node.changes.next() == ["web"]
+    assert state.path_test.results == {V4: BYPASSED}
+
+
+async def test_bypass_is_tested_again_until_it_has_ended(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(path_test, "_REPEAT_BASE_SECONDS", 0.02)
+    state = node.add()
+    node.host.paths[V4] = Path(arrives=True)
+    assert await node.tested(state) == {V4: BYPASSED}
+    node.host.paths[V4] = Path(counted_from=1)
+
+    def is_confirmed() -> bool:
+        return state.path_test is not None and state.path_test.results == {V4: CONFIRMED}
+
+    await polling.until("the path confirmed", is_confirmed)

@@ -19,6 +19,7 @@ class ScriptedRelay:
         self.rejects: dict[str, str] = {}
         self.is_hung = False
         """Neither responds nor reports."""
+        self.way_problem = ""
         self.is_killed = False
         self.is_released = False
         self._ours, self._its = socket.socketpair()
@@ -52,6 +53,9 @@ class ScriptedRelay:
         """Send nothing more, and read on."""
         self.is_hung = True
         self._writer.write_eof()
+
+    async def find_way_problem(self, *, is_engaged: bool) -> str:
+        return self.way_problem
 
     async def kill(self) -> None:
         self.is_killed = True

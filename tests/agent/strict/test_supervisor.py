@@ -275,6 +275,40 @@ async def test_failed_relay_reports_why(node: Node, web: PodState) -> None:
 
 
 @with_a_relay
+async def test_relay_that_the_node_does_not_reach_is_released_within_a_second(
+    node: Node, web: PodState
+) -> None:
+    relay = node.launcher.newest
+    relay.way_problem = "packets are not answered"
+    async with asyncio.timeout(1):
+        await node.has_changed.wait()
+    why = "the node does not reach the relay: packets are not answered."
+    assert node.supervisor.pods.problem_for(web) == why
+    await asyncio.sleep(0.1)
+    # It still has open connections.
+    assert relay.has_received(messages.Release)
+    assert not relay.is_killed
+
+
+@with_a_relay
+async def test_relay_is_not_engaged_until_the_node_reaches_it(node: Node, web: PodState) -> None:
+    class Blocked(ScriptedRelay):
+        async def find_way_problem(self, *, is_engaged: bool) -> str:
+            return "blocked"
+
+    node.launcher.next = Blocked
+    node.launcher.newest.way_problem = "blocked"
+    await asyncio.sleep(10)
+    started = node.launcher.relays[1:]
+    assert len(started) >= 2
+    assert all(relay.is_killed for relay in started)
+    assert not any(relay.has_received(messages.Engage) for relay in started)
+    node.launcher.next = ScriptedRelay
+    await asyncio.sleep(30)
+    assert node.supervisor.pods.problem_for(web) is None
+
+
+@with_a_relay
 async def test_silent_relay_is_killed_and_replaced(node: Node, web: PodState) -> None:
     node.launcher.newest.is_hung = True
     async with asyncio.timeout(5):

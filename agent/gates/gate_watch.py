@@ -1,0 +1,170 @@
+"""Puts gates back that another program removed, and notices those that no longer come first.
+
+Whether a gate is in force is read from the kernel, never from what was attached once. The kernel
+reports changes of qdiscs and filters (`agent.linux.traffic_control`), so a filter is back some
+milliseconds after it was deleted. It sends no message about tcx programs: links are polled, 2 us
+for each program.
+"""
+
+import asyncio
+import dataclasses
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping, Set
+
+import structlog
+
+from agent.gates.metrics import GateMetrics
+from agent.gates.worker import GateWorker
+from agent.logs import Event
+from agent.pods.store import PodStore
+from bpf.attachment import Attachment
+from bpf.errors import AttachError
+from bpf.gates import GateCheck, Gates
+
+log = structlog.get_logger(__name__)
+
+# A link is back within 100 ms.
+_POLL_SECONDS = 0.08
+# A check reads chains under RTNL: while others hold it, checks take at most a fiftieth of the time.
+_PAUSE_PER_SECOND = 50.0
+# What cannot be repaired is tried again, and its pods are marked, at this pace.
+_REPEAT_SECONDS = 5.0
+# podgate-cni removes a gate, then the network plugin the interface, within milliseconds: that is no
+# loss.
+_DELETION_SECONDS = 1.0
+# Two programs that remove each other's work do so without end: not each time is logged.
+_LOG_SECONDS = 60.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Found:
+    """The result of one check. failed: why a lost gate cannot be put back; seconds: without the
+    wait for the worker's thread."""
+
+    put_back: frozenset[int]
+    failed: Mapping[int, str]
+    displaced: frozenset[int]
+    seconds: float
+
+
+class GateWatch:
+    """Compares attached gates with the kernel."""
+
+    def __init__(
+        self,
+        gate_worker: GateWorker,
+        store: PodStore,
+        metrics: GateMetrics,
+        *,
+        on_put_back: Callable[[Collection[int]], None],
+        on_lost: Callable[[frozenset[int]], None],
+    ) -> None:
+        """store: pods whose gates changed are marked there. on_put_back gets the interfaces whose
+        gates were put back just now; on_lost all those whose gates cannot be put back, whenever
+        that changes."""
+        self._run = gate_worker.run
+        self._gates = gate_worker.gates
+        self._store = store
+        self._metrics = metrics
+        self._on_put_back = on_put_back
+        self._on_lost = on_lost
+        self._woken = asyncio.Event()
+        self._changed: set[int] | None = None
+        """Interfaces whose filters may have changed; None: any."""
+        self._displaced: frozenset[int] = frozenset()
+        self._repeat_at = 0.0
+        self._logged: dict[int, float] = {}
+        self.lost: frozenset[int] = frozenset()
+        """Interfaces whose gate was removed and cannot be put back."""
+
+    def hint(self, changed: set[int] | None) -> None:
+        """Qdiscs or filters of these interfaces changed; None: of any."""
+        self._changed = (
+            None if changed is None or self._changed is None else self._changed | changed
+        )
+        self._woken.set()
+
+    async def run(self) -> None:
+        """GateCheck after each change of filters, and for links every 80 ms, until cancelled."""
+        async with asyncio.TaskGroup() as reports:
+            while True:
+                self._woken.clear()
+                pause_seconds = _REPEAT_SECONDS
+                if not self._store.gated_interfaces():
+                    await self._wait(_POLL_SECONDS)
+                    continue
+                changed, self._changed = self._changed, set()
+                try:
+                    found = await self._run(_check, self._gates, changed, set(self.lost))
+                except (OSError, TimeoutError) as error:
+                    log.error(Event.CHAIN_ORDER_UNKNOWN, error=str(error))
+                    self.hint(None)
+                else:
+                    if self._gates.attachment is Attachment.TCX:
+                        pause_seconds = max(_POLL_SECONDS, found.seconds * _PAUSE_PER_SECOND)
+                    self._handle(found)
+                    if found.put_back:
+                        reports.create_task(self._report(found.put_back))
+                await self._wait(pause_seconds)
+
+    async def _wait(self, seconds: float) -> None:
+        """Until filters changed, or a time that others need the kernel's lock."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+
+    def _handle(self, found: _Found) -> None:
+        now = asyncio.get_running_loop().time()
+        is_repeat = now >= self._repeat_at
+        if is_repeat:
+            self._repeat_at = now + _REPEAT_SECONDS
+        lost = frozenset(found.failed)
+        marked = set(found.put_back | (self.lost ^ lost) | (found.displaced - self._displaced))
+        if is_repeat:
+            marked |= found.displaced | lost
+        if lost != self.lost:
+            self._on_lost(lost)
+        self.lost, self._displaced = lost, found.displaced
+        if found.put_back:
+            self._on_put_back(found.put_back)
+        if marked:
+            self._store.mark_interfaces(marked)
+
+    async def _report(self, ifindexes: Collection[int]) -> None:
+        """Count and log gates that were put back, unless their interfaces were being deleted."""
+        await asyncio.sleep(_DELETION_SECONDS)
+        now = asyncio.get_running_loop().time()
+        for ifindex in ifindexes:
+            pod = self._store.pod_of_interface(ifindex)
+            if pod is None or not _exists(ifindex):
+                self._logged.pop(ifindex, None)
+                continue
+            self._metrics.gates_put_back.inc()
+            if now >= self._logged.get(ifindex, now):
+                self._logged[ifindex] = now + _LOG_SECONDS
+                log.warning(Event.GATE_PUT_BACK, pod=pod.full_name, ifindex=ifindex)
+
+
+def _check(gates: Gates, changed: Set[int] | None, before: Collection[int]) -> _Found:
+    """In one call, since the event loop may be busy between two. before: those that were lost."""
+    started = time.monotonic()
+    found: GateCheck = gates.check(None if changed is None else {*before, *changed})
+    put_back, failed = set(), {}
+    for ifindex, result in gates.put_back(found.lost).items():
+        if result is True:
+            put_back.add(ifindex)
+        elif isinstance(result, AttachError) and _exists(ifindex):
+            failed[ifindex] = str(result)
+    seconds = time.monotonic() - started
+    return _Found(frozenset(put_back), failed, found.displaced, seconds)
+
+
+def _exists(ifindex: int) -> bool:
+    try:
+        socket.if_indextoname(ifindex)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,74 @@
+"""The way from the host to a relay: tried by connecting, not concluded from what was set up.
+
+The kubelet's connections to pods in strict leave the node by the relay's interface. A firewall in
+the node's OUTPUT, a lost route, address or link would let every probe of the node time out. So the
+agent connects to an address of the relay at which no pod is: the relay rejects the SYN, and its RST
+shows that packets pass both ways and that the relay responds. The relay's gate admits the agent's
+cgroup to that port.
+"""
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import socket
+from collections.abc import Sequence
+
+from agent.linux import nft
+from agent.relay.interfaces import PREFIX
+from bpf.abi import IPAddress
+
+PORT = 9650
+"""Any port would do; the relay's gate admits the agent to this one only."""
+
+# The relay responds within a millisecond. On a busy node it waits for a CPU, at a higher priority
+# than others have.
+_ANSWER_SECONDS = 0.25
+_NAMED_CHAINS = 3
+
+
+async def find_problem(addresses: Sequence[IPAddress]) -> str:
+    """Why a connection to the relay does not arrive or is not answered, as a clause; "" if all are.
+
+    addresses: `RangeShare.way` of each family, tried at the same time.
+    """
+    results = await asyncio.gather(*map(_try, addresses))
+    return next(filter(None, results), "")
+
+
+async def _try(address: IPAddress) -> str:
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    except OSError:
+        return ""  # this process has no descriptor or memory left, which shows nothing
+    with sock:
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await asyncio.get_running_loop().sock_connect(sock, (str(address), PORT))
+        except TimeoutError:
+            return f"packets from the node to {address} are not answered"
+        except OSError as error:
+            if error.errno == errno.ECONNREFUSED:
+                return ""
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            return f"the node cannot send to {address} ({reason})"
+    return f"another process accepts connections to {address}"
+
+
+async def suspects() -> str:
+    """A clause that names what may drop such packets, with a space before it; "" if unknown."""
+    chains = []
+    with contextlib.suppress(nft.NftError, TimeoutError, ValueError, KeyError):
+        listed = json.loads(await nft.query("--json", "list", "chains"))
+        for entry in listed["nftables"]:
+            chain = entry.get("chain", {})
+            if chain.get("hook") == "output" and chain.get("type") == "filter":
+                policy = ", policy drop" if chain.get("policy") == "drop" else ""
+                chains.append(f"{chain['family']} {chain['table']} {chain['name']}{policy}")
+    if not chains:
+        return f"; rules of the node must admit packets to {PREFIX}*"
+    chains.sort(key=lambda text: not text.endswith("drop"))
+    named = ", ".join(f"'{chain}'" for chain in chains[:_NAMED_CHAINS])
+    return f"; check the nftables chains {named}: they must admit packets to {PREFIX}*"

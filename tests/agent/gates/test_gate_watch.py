@@ -1,0 +1,163 @@
+"""Lost gates are put back at once; what cannot be repaired is repeated at a pace, in fake time."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Set
+from typing import Any, cast
+
+import pytest
+import structlog.testing
+
+from agent.gates import gate_watch
+from agent.gates.gate_watch import GateWatch
+from agent.gates.metrics import GateMetrics
+from agent.gates.worker import GateWorker
+from agent.linux.pod_network import HostInterface
+from agent.logs import Event
+from agent.pods.conditions import Conditions
+from agent.pods.pod import Pod
+from agent.pods.store import PodStore
+from bpf.attachment import Attachment
+from bpf.errors import AttachError
+from bpf.gates import GateCheck
+
+pytestmark = pytest.mark.looptime
+
+IFINDEX = 7
+
+
+@dataclasses.dataclass
+class Node:
+    """Gates, the kernel, the worker and what the watch calls."""
+
+    attachment: Attachment = Attachment.TCX
+    lost: set[int] = dataclasses.field(default_factory=set)
+    displaced: set[int] = dataclasses.field(default_factory=set)
+    is_full: bool = False
+    checks: list[Set[int] | None] = dataclasses.field(default_factory=list)
+    put_back_at: list[float] = dataclasses.field(default_factory=list)
+    reported_lost: list[frozenset[int]] = dataclasses.field(default_factory=list)
+    interfaces: set[int] = dataclasses.field(default_factory=lambda: {IFINDEX})
+
+    def __post_init__(self) -> None:
+        self.store = PodStore(Conditions())
+        self.store.set_pod(Pod(uid="web", namespace="demo", name="web"))
+        self.store.pods["web"].gates = {IFINDEX: HostInterface(IFINDEX, "veth7")}
+        self.store.to_reconcile.take()
+        self.metrics = GateMetrics(self.store)
+        self.watch = GateWatch(
+            cast(GateWorker, self),
+            self.store,
+            self.metrics,
+            on_put_back=lambda _: self.put_back_at.append(asyncio.get_running_loop().time()),
+            on_lost=self.reported_lost.append,
+        )
+
+    @property
+    def gates(self) -> "Node":
+        return self
+
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+    def check(self, changed: Set[int] | None) -> GateCheck:
+        self.checks.append(changed)
+        return GateCheck(frozenset(self.lost), frozenset(self.displaced))
+
+    def put_back(self, ifindexes: Set[int]) -> dict[int, bool | AttachError]:
+        if self.is_full:
+            return dict.fromkeys(ifindexes, AttachError("No space left on device"))
+        self.lost -= ifindexes
+        return dict.fromkeys(ifindexes, True)
+
+    def is_marked(self) -> bool:
+        """Whether the pod was marked since the last question."""
+        return "web" in self.store.to_reconcile.take()
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Node:
+    made = Node()
+    monkeypatch.setattr(gate_watch, "_exists", lambda ifindex: ifindex in made.interfaces)
+    return made
+
+
+@contextlib.asynccontextmanager
+async def running(node: Node) -> AsyncIterator[None]:
+    task = asyncio.create_task(node.watch.run())
+    try:
+        await asyncio.sleep(0.001)
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_gate_that_is_lost_is_back_within_a_tenth_of_a_second(node: Node) -> None:
+    async with running(node):
+        node.lost.add(IFINDEX)
+        lost_at = asyncio.get_running_loop().time()
+        await asyncio.sleep(0.2)
+        assert node.put_back_at[0] - lost_at < 0.1
+        assert node.is_marked()
+        assert node.reported_lost == []
+
+
+async def test_change_of_filters_is_checked_at_once(node: Node) -> None:
+    node.attachment = Attachment.CLSACT
+    async with running(node):
+        node.checks.clear()
+        await asyncio.sleep(2)
+        assert node.checks == []  # the kernel reports them
+        node.watch.hint({IFINDEX})
+        await asyncio.sleep(0.001)
+        assert node.checks == [{IFINDEX}]
+
+
+async def test_loss_is_logged_once_a_minute_and_counted_each_time(node: Node) -> None:
+    with structlog.testing.capture_logs() as lines:
+        async with running(node):
+            for _ in range(5):
+                node.lost.add(IFINDEX)
+                await asyncio.sleep(2)
+    assert [line["event"] for line in lines] == [Event.GATE_PUT_BACK]
+    assert next(iter(node.metrics.gates_put_back.collect())).samples[0].value == 5
+
+
+async def test_gate_whose_interface_is_deleted_next_is_no_loss(node: Node) -> None:
+    with structlog.testing.capture_logs() as lines:
+        async with running(node):
+            node.lost.add(IFINDEX)
+            await asyncio.sleep(0.5)
+            node.interfaces.clear()
+            await asyncio.sleep(2)
+    assert lines == []
+
+
+async def test_gate_that_cannot_be_put_back_is_reported_until_it_can(node: Node) -> None:
+    node.is_full = True
+    async with running(node):
+        node.lost.add(IFINDEX)
+        await asyncio.sleep(0.2)
+        assert node.reported_lost == [{IFINDEX}]
+        assert node.is_marked()
+        await asyncio.sleep(3)
+        assert not node.is_marked()
+        await asyncio.sleep(3)
+        assert node.is_marked()
+        node.is_full = False
+        await asyncio.sleep(0.2)
+        assert node.reported_lost == [{IFINDEX}, frozenset()]
+        assert node.is_marked()
+
+
+async def test_pod_of_a_displaced_gate_is_marked_at_a_pace(node: Node) -> None:
+    async with running(node):
+        node.displaced.add(IFINDEX)
+        await asyncio.sleep(0.2)
+        assert node.is_marked()
+        await asyncio.sleep(2)
+        assert not node.is_marked()
+        await asyncio.sleep(5)
+        assert node.is_marked()

@@ -1,0 +1,228 @@
+"""Gates that another program removes: back at once, and the conditions follow the facts."""
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent import labels
+from agent.admin.report import AgentReport
+from agent.lab.agent_process import AgentProcess, condition_of, log_time
+from agent.lab.lab import Lab, LabPod
+from agent.logs import Event
+from agent.pods.conditions import FALSE, TRUE, Condition
+from bpf import clsact, pins, syscalls
+from bpf.gates import Attachment, GateCheck
+from tests import polling
+from tests.kernel import default_deny, foreign, offers, traffic
+from tests.kernel.conftest import MakeGates
+from tests.kernel.test_attach import enforcing
+from tests.nodes import node
+
+pytestmark = pytest.mark.kernel
+
+CROWD = 10
+EGRESS = syscalls.BPF_TCX_EGRESS
+
+BACK_SECONDS = 0.1 * polling.PATIENCE**2
+"""In which a gate that another program removed is back."""
+LINK = 0.03 * polling.PATIENCE**2
+"""Seconds that the kernel needs for a link, one after the other."""
+RIGHT_SECONDS = 1.0 * polling.PATIENCE**2
+"""In which the condition is right again."""
+
+
+@pytest.fixture
+def pod(lab: Lab) -> LabPod:
+    return lab.add_pod("web", 1)
+
+
+def start(operator: AgentProcess, *pods: LabPod, attach: str) -> None:
+    for pod in pods:
+        operator.write_manifest(pod, mode="enforce", container={})
+    operator.start("--attach", attach)
+    for pod in pods:
+        operator.event(Event.PATH_TESTED, pod=f"demo/{pod.name}", result="confirmed")
+        # Now both of its programs are attached.
+        operator.event(Event.REPLY_TABLE_READY, pod=f"demo/{pod.name}")
+
+
+def has_filter(pod: LabPod) -> bool:
+    filters = clsact.ClsactFilters(pins.Pins(node.SHARED), "", 0, clsact.EGRESS)
+    with contextlib.closing(filters):
+        return any(is_ours for _, is_ours in filters.order(pod.ifindex))
+
+
+def has_gate(pod: LabPod) -> bool:
+    return bool(syscalls.query_programs(pod.ifindex, EGRESS)) or has_filter(pod)
+
+
+def delete_qdisc(pod: LabPod) -> bool:
+    """As felix does before it attaches by tcx. False if there was none."""
+    command = ["tc", "qdisc", "del", "dev", pod.interface, "clsact"]
+    return subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
+
+
+def detach_link(operator: AgentProcess, pod: LabPod, program: str = "gate_egress") -> None:
+    """As `bpftool link detach` does; the pin stays."""
+    (link,) = operator.bpffs.glob(f"podgate/v*/links/{program}-{pod.ifindex}")
+    with os.fdopen(syscalls.open_pin(str(link)), "rb") as opened:
+        syscalls.link_detach(opened.fileno())
+
+
+def seconds_until(holds: Callable[[], bool]) -> float:
+    began = time.monotonic()
+    polling.wait_until("the gate is back", holds)
+    return time.monotonic() - began
+
+
+def isolation(report: AgentReport) -> Condition | None:
+    return condition_of(report, "web", labels.ISOLATION_READY)
+
+
+def is_isolated(status: str, reason: str) -> Callable[[AgentReport], bool]:
+    def holds(report: AgentReport) -> bool:
+        condition = isolation(report)
+        return condition is not None and (condition.status, condition.reason) == (status, reason)
+
+    return holds
+
+
+@pytest.mark.parametrize("attachment", [Attachment.TCX, Attachment.CLSACT])
+def test_check_finds_a_filter_whose_qdisc_is_gone(
+    make_gates: MakeGates, pod: LabPod, attachment: Attachment
+) -> None:
+    gates = make_gates(attachment)
+    gates.install(pod.ifindex, enforcing(pod), quickly=True)
+    gates.start_reply_tables([pod.ifindex], quickly=True)
+    assert gates.check(None) == GateCheck(frozenset(), frozenset())
+    assert delete_qdisc(pod)
+    assert not gates.is_first(pod.ifindex)
+    assert gates.check(set()).lost == set()
+    assert gates.check({pod.ifindex}).lost == gates.lost([pod.ifindex]) == {pod.ifindex}
+    assert gates.put_back([pod.ifindex]) == {pod.ifindex: True}
+    assert gates.check(None) == GateCheck(frozenset(), frozenset())
+    assert traffic.node_is_dropped(pod, 4)
+
+
+def test_gate_that_is_removed_before_a_list_of_all_gates_keeps_its_configuration(
+    make_gates: MakeGates, pod: LabPod
+) -> None:
+    gates = make_gates(Attachment.CLSACT)
+    gates.install(pod.ifindex, enforcing(pod))
+    assert delete_qdisc(pod)
+    assert gates.installed() == {}
+    assert gates.check(None).lost == {pod.ifindex}
+    assert gates.put_back([pod.ifindex]) == {pod.ifindex: True}
+    assert gates.installed() == {pod.ifindex: enforcing(pod)}
+
+
+def test_gate_whose_entries_podgate_cni_has_deleted_is_not_put_back(
+    make_gates: MakeGates, pod: LabPod
+) -> None:
+    gates = make_gates(Attachment.CLSACT)
+    gates.install(pod.ifindex, enforcing(pod))
+    assert delete_qdisc(pod)
+    make_gates(Attachment.CLSACT).remove(pod.ifindex)
+    assert gates.put_back([pod.ifindex]) == {pod.ifindex: False}
+    assert not has_gate(pod)
+
+
+def test_filter_whose_qdisc_is_deleted_is_back_at_once(operator: AgentProcess, pod: LabPod) -> None:
+    start(operator, pod, attach="clsact")
+    assert delete_qdisc(pod)
+    assert seconds_until(lambda: has_filter(pod)) < BACK_SECONDS
+
+
+def test_filter_that_is_deleted_alone_is_back_at_once(operator: AgentProcess, pod: LabPod) -> None:
+    start(operator, pod, attach="clsact")
+    command = ["tc", "filter", "del", "dev", pod.interface, "egress"]
+    subprocess.run(command, check=True)
+    assert seconds_until(lambda: has_filter(pod)) < BACK_SECONDS
+
+
+@pytest.mark.parametrize("program", ["gate_egress", "gate_ingress"])
+def test_link_that_is_detached_is_back_at_once(
+    operator: AgentProcess, pod: LabPod, program: str
+) -> None:
+    offers.need_tcx()
+    start(operator, pod, attach="tcx")
+    side = EGRESS if program == "gate_egress" else syscalls.BPF_TCX_INGRESS
+    (ours,) = syscalls.query_programs(pod.ifindex, side)
+    detach_link(operator, pod, program)
+    polling.wait_until("a link", lambda: syscalls.query_programs(pod.ifindex, side) == [ours])
+
+
+def test_gates_of_a_crowd_are_back_at_once_when_another_program_deletes_their_qdiscs(
+    operator: AgentProcess, lab: Lab
+) -> None:
+    """felix, while it attaches its own programs to all new pods of a burst."""
+    offers.need_tcx()
+    pods = [lab.add_pod(f"web{number}", number) for number in range(1, CROWD + 1)]
+    start(operator, *pods, attach="tcx")
+    for pod in pods[: CROWD // 2]:
+        delete_qdisc(pod)
+        assert seconds_until(lambda pod=pod: has_gate(pod)) < BACK_SECONDS  # type: ignore[misc]
+    deleted = [pod for pod in pods if delete_qdisc(pod)]
+    assert seconds_until(lambda: all(map(has_gate, deleted))) < BACK_SECONDS + len(deleted) * LINK
+
+
+def test_gate_of_a_crowd_is_first_again_after_a_program_attached_before_it_by_tcx(
+    operator: AgentProcess, lab: Lab
+) -> None:
+    offers.need_tcx()
+    pods = [lab.add_pod(f"web{number}", number) for number in range(1, CROWD + 1)]
+    start(operator, *pods, attach="tcx")
+    with foreign.attached_by_tcx(pods[-1].ifindex, foreign.TC_ACT_OK) as other:
+        delete_qdisc(pods[-1])
+
+        def is_first() -> bool:
+            return syscalls.query_programs(pods[-1].ifindex, EGRESS)[0] != other
+
+        assert seconds_until(is_first) < BACK_SECONDS
+
+
+def test_bypass_that_ends_with_the_gates_return_leaves_the_condition_within_a_second(
+    operator: AgentProcess, pod: LabPod
+) -> None:
+    """A program that accepts runs before the gate's filter while the first path test runs."""
+    offers.need_tcx()
+    with bypassed(pod):
+        operator.write_manifest(pod, mode="enforce", container={})
+        operator.start("--attach", "clsact")
+        operator.wait_for("the bypass", is_isolated(FALSE, "GateBypassed"))
+    ended = time.monotonic()
+    operator.wait_for("the gate", is_isolated(TRUE, "Enforced"))
+    assert time.monotonic() - ended < RIGHT_SECONDS
+
+
+@contextlib.contextmanager
+def bypassed(pod: LabPod) -> Iterator[None]:
+    with foreign.attached_by_tcx(pod.ifindex, foreign.TC_ACT_OK):
+        yield
+
+
+def test_path_is_tested_at_once_when_a_gate_was_put_back(
+    operator: AgentProcess, pod: LabPod
+) -> None:
+    start(operator, pod, attach="clsact")
+    assert delete_qdisc(pod)
+    line = operator.event(Event.GATE_PUT_BACK, pod="demo/web")
+    assert line["ifindex"] == pod.ifindex
+    assert log_time(line)
+
+
+def test_default_deny_table_that_a_firewall_flushes_is_back_within_a_second(
+    operator: AgentProcess, pod: LabPod
+) -> None:
+    operator.write_manifest(pod, mode="enforce", container={})
+    operator.start("--mode", "enforce")
+    operator.event(Event.DEFAULT_DENY_READY)
+    operator.event(Event.REPLY_TABLE_READY, pod="demo/web")
+    operator.event(Event.AGENT_STARTED)
+    for _ in range(3):
+        subprocess.run(["nft", "flush", "ruleset"], check=True)
+        assert seconds_until(lambda: default_deny.tables() == default_deny.OURS) < RIGHT_SECONDS
