@@ -47,53 +47,60 @@ class Servers:
         self._pod_info = pod_info
         self._api = api
         self._attachment = attachment
+        self._admin_tried = asyncio.Event()
 
     def tasks(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
         """What runs as long as the agent does, by name."""
-        yield "http", self._serve
+        yield "admin", self._serve_admin
+        yield "http", self._serve_http
         if self._ports.metrics:
             yield "metrics", self._serve_metrics
         yield "podinfo", self._pod_info.run
 
-    async def _serve(self) -> None:
+    async def _serve_admin(self) -> None:
+        http_server = await asyncio.to_thread(_import_http_server)
+        async with self._admin_socket() as admin, http_server.serve_admin(self._reports, admin):
+            await asyncio.Event().wait()
+
+    async def _serve_http(self) -> None:
         """Its server's modules take 0.1 s, which probes and relays do without."""
         http_server = await asyncio.to_thread(_import_http_server)
         # What is allocated by now stays; a full collection of it would block the loop for 20 ms.
         gc.collect()
         gc.freeze()
-        async with self._admin_socket() as admin, http_server.serve_admin(self._reports, admin):
-            with contextlib.closing(self._ports.http):
-                with contextlib.suppress(ListenError):
-                    await self._ports.http.open()
-                log.info(
-                    Event.AGENT_STARTED,
-                    version=VERSION,
-                    pid=os.getpid(),
-                    http=self._ports.http.address,
-                    attachment=self._attachment.value,
-                )
-                if self._ports.http.problem:
-                    await self._ports.http.open_always(Event.HTTP_NOT_SERVED)
-                async with http_server.serve(self._reports, self._ports.http.sockets):
-                    await asyncio.Event().wait()
+        await self._admin_tried.wait()
+        with contextlib.closing(self._ports.http):
+            with contextlib.suppress(ListenError):
+                await self._ports.http.open()
+            log.info(
+                Event.AGENT_STARTED,
+                version=VERSION,
+                pid=os.getpid(),
+                http=self._ports.http.address,
+                attachment=self._attachment.value,
+            )
+            if self._ports.http.problem:
+                await self._ports.http.open_always(Event.HTTP_NOT_SERVED)
+            async with http_server.serve(self._reports, self._ports.http.sockets):
+                await asyncio.Event().wait()
 
     @contextlib.asynccontextmanager
     async def _admin_socket(self) -> AsyncIterator[socket.socket]:
         """Listening, in a directory that only root enters; tried until it can be made."""
-        is_logged = False
-        while True:
+        bound = None
+        while bound is None:
             try:
                 bound = listen.unix_socket(
                     self._settings.admin_socket, directory_mode=0o700, mode=0o600
                 )
-                break
             except ListenError as error:
-                if not is_logged:
+                if not self._admin_tried.is_set():
                     log.error(Event.ADMIN_API_NOT_SERVED, error=str(error))
-                is_logged = True
+                self._admin_tried.set()
                 await asyncio.sleep(_RETRY_SECONDS)
         with bound:
             bound.listen()
+            self._admin_tried.set()
             yield bound
 
     async def _serve_metrics(self) -> None:

@@ -260,7 +260,6 @@ class PodGates:
         config = self._config(state, network, state.admission)
         previous_problem = "" if state.has_failed else state.gate_problem
         state.gate_problem = state.chain_problem = ""
-        state.is_gate_lost = False
         for interface in network.interfaces:
             is_first_gate = state.gated_netns != state.netns
             if is_first_gate:

@@ -123,8 +123,6 @@ class PodState:
     """The rules of its gates."""
     gate_problem: str = ""
     """One sentence on what a gate has no room for, and so drops, or why it is not as desired."""
-    is_gate_lost: bool = False
-    """Whether an interface has lost its gate, by `gate_problem`."""
     has_failed: bool = False
     """Whether a gate that was attached before could not be brought into the desired state."""
     is_gate_lost: bool = False
