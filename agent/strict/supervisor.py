@@ -301,11 +301,12 @@ class RelaySupervisor:
         self._launches += 1
         relay = await self._launcher.launch(self._stats, self._wake)
         try:
+            # The relay before redirects connections to this one from `set_targets` on.
+            if problem := await relay.find_way_problem(is_engaged=False):
+                raise RelayError(blocked(problem))
             serving = ActiveRelay(relay, self._now())
             await serving.set_targets(self.pods.plan.targets)
             self.verdicts.send_all(serving)
-            if problem := await relay.find_way_problem(is_engaged=False):
-                raise RelayError(blocked(problem))
             await relay.channel.request(messages.Engage(), messages.Engaged)
         except BaseException:
             await relay.kill()

@@ -291,7 +291,11 @@ async def test_relay_that_the_node_does_not_reach_is_released_within_a_second(
 
 
 @with_a_relay
-async def test_relay_is_not_engaged_until_the_node_reaches_it(node: Node, web: PodState) -> None:
+async def test_relay_gets_no_connection_until_the_node_reaches_it(
+    node: Node, web: PodState
+) -> None:
+    """The relay before redirects to the next one as soon as that has targets."""
+
     class Blocked(ScriptedRelay):
         async def find_way_problem(self, *, is_engaged: bool) -> str:
             return "blocked"
@@ -302,6 +306,7 @@ async def test_relay_is_not_engaged_until_the_node_reaches_it(node: Node, web: P
     started = node.launcher.relays[1:]
     assert len(started) >= 2
     assert all(relay.is_killed for relay in started)
+    assert not any(relay.has_received(messages.SetTargets) for relay in started)
     assert not any(relay.has_received(messages.Engage) for relay in started)
     node.launcher.next = ScriptedRelay
     await asyncio.sleep(30)
