@@ -312,6 +312,9 @@ async def test_table_that_podgate_off_removes_is_not_put_back(
     """Its mark is there before the modes follow it."""
     await node.controller.open(gated=[])
     async with kept(node, monkeypatch, tmp_path):
+        node.controller.set_kubelet(KUBELET, has_cgroup=True)
+        await polling.until("the kubelet", lambda: "kubelet.slice" in nftables.kubelet)
+        await asyncio.sleep(0.1)
         node.is_off = True
         nftables.flush()
         node.controller.hint_deleted(None)
