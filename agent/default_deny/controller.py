@@ -58,7 +58,7 @@ class DefaultDenyController:
         now: Callable[[], float] | None = None,
     ) -> None:
         """abandoned_seconds: as `DefaultDenyTable.open`; is_off: whether the node was just switched
-        off, so that the tables are gone on purpose; it may block."""
+        off, so that the tables are missing on purpose; it may block."""
         self._table: DefaultDenyTable | None = None
         self._is_desired = False
         """Whether the tables are, or would be if this machine could have them."""

@@ -62,7 +62,7 @@ class GateWatch:
         is_off: Callable[[], bool],
     ) -> None:
         """store: pods whose gates changed are marked there. is_off: whether the node was just
-        switched off, so that gates are gone on purpose; it may block. on_put_back gets the
+        switched off, so that gates are missing on purpose; it may block. on_put_back gets the
         interfaces whose gates were put back just now; on_lost all those whose gates cannot be put
         back, whenever that changes."""
         self._run = gate_worker.run

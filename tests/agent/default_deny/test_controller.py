@@ -37,7 +37,7 @@ class Node:
         self.lost: set[int] = set()
         """Interfaces without the gate that the reconciler has attached."""
         self.is_off = False
-        """Whether a mark on the node says so, before the modes do."""
+        """Whether the node has the mark, which the modes follow later."""
         self.controller = DefaultDenyController(
             self.store,
             self.modes,
