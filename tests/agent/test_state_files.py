@@ -21,6 +21,12 @@ from agent.state_files import StateSaver
 from tests.polling import until
 
 
+@pytest.fixture(autouse=True)
+def nothing_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that starts: other tests of this one may have left files unwritten."""
+    monkeypatch.setattr(state_files, "_unwritten", state_files._Unwritten())
+
+
 class Numbers(msgspec.Struct):
     numbers: list[int]
 
