@@ -1,8 +1,6 @@
 """Probes in pods whose own rules redirect connections, as those of meshes do."""
 
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -11,49 +9,14 @@ from probes import redirection
 from probes.redirection import InnerWay, Redirection
 from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.specs import HttpGet, TcpSocket
+from tests import redirected
 from tests.probes.conftest import V4, V6, Sandbox
 from tests.probes.single_probe import run_probe
 
 pytestmark = pytest.mark.kernel
 
-PROXY = 15001
 APP = 8080
-USER = 5995
 
-NFT = f"""
-table inet mesh {{
-  chain out {{
-    type nat hook output priority -100
-    meta skuid {USER} return
-    ip daddr 127.0.0.1 return
-    meta l4proto tcp redirect to :{PROXY}
-  }}
-}}
-"""
-IPTABLES = [
-    f"-A OUTPUT -p tcp -m owner --uid-owner {USER} -j RETURN",
-    "-A OUTPUT -p tcp -d 127.0.0.1/32 -j RETURN",
-    f"-A OUTPUT -p tcp -j REDIRECT --to-port {PROXY}",
-]
-"""Consul's, of control-plane/connect-inject."""
-EXEMPTS_NOBODY = f"""
-table inet mesh {{
-  chain out {{
-    type nat hook output priority -100
-    meta l4proto tcp redirect to :{PROXY}
-  }}
-}}
-"""
-ISTIO = f"""
-table inet mesh {{
-  chain out {{
-    type nat hook output priority -100
-    meta l4proto tcp oifname lo meta skuid != {USER} return
-    meta skuid {USER} return
-    meta l4proto tcp redirect to :{PROXY}
-  }}
-}}
-"""
 OWN_PORT = """
 table inet own {
   chain out {
@@ -62,61 +25,24 @@ table inet own {
   }
 }
 """
-_SERVER = """
-import socket, sys
-user, port = int(sys.argv[1]), int(sys.argv[2])
-import os
-os.setuid(user)
-made = socket.socket(socket.AF_INET6)
-made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-made.bind(("::", port))
-made.listen()
-print("ready", flush=True)
-while True:
-    accepted, _ = made.accept()
-    accepted.settimeout(0.1)
-    try:
-        accepted.recv(4096)
-        accepted.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 5\\r\\n\\r\\nproxy")
-    except OSError:
-        pass
-    accepted.close()
-"""
-
-
-def inside(sandbox: Sandbox, *command: str, script: str | None = None) -> None:
-    subprocess.run(
-        ["nsenter", f"--net={sandbox.path}", *command], input=script, text=True, check=True
-    )
-
-
-def nft(sandbox: Sandbox, script: str) -> None:
-    inside(sandbox, "nft", "-f", "-", script=script)
 
 
 @pytest.fixture
 def proxy(sandbox: Sandbox) -> Iterator[Sandbox]:
-    """A sandbox in which a proxy of the user listens."""
-    command = [sys.executable, "-c", _SERVER, str(USER), str(PROXY)]
-    with subprocess.Popen(
-        ["nsenter", f"--net={sandbox.path}", *command], stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
+    with redirected.proxy(sandbox.netns):
         yield sandbox
-        process.kill()
 
 
 @pytest.fixture(params=["nft", "iptables"])
 def consul(request: pytest.FixtureRequest, proxy: Sandbox) -> Sandbox:
     """A pod with Consul's rules, which exempt the proxy's user, and not the loopback."""
     if request.param == "nft":
-        nft(proxy, NFT)
+        redirected.nft(proxy.netns, redirected.CONSUL)
     else:
         for program in ("iptables", "ip6tables"):
-            for rule in IPTABLES:
+            for rule in redirected.CONSUL_IPTABLES:
                 rule = rule if program == "iptables" else rule.replace("127.0.0.1/32", "::1/128")
-                inside(proxy, program, "-t", "nat", *rule.split())
+                redirected.run(proxy.netns, program, "-t", "nat", *rule.split())
     return proxy
 
 
@@ -143,7 +69,7 @@ async def test_living_application_behind_a_proxy_is_healthy(consul: Sandbox, add
 async def test_redirected_probe_is_no_verdict_where_no_user_is_exempt(
     proxy: Sandbox, address: str
 ) -> None:
-    nft(proxy, EXEMPTS_NOBODY)
+    redirected.nft(proxy.netns, redirected.EXEMPTS_NOBODY)
     for handler in (TcpSocket(APP), HttpGet(APP)):
         outcome = await run_probe(proxy, handler, address)
         assert outcome.result is ProbeResult.UNKNOWN
@@ -157,9 +83,9 @@ async def test_redirected_probe_is_no_verdict_where_no_user_is_exempt(
 
 async def test_application_may_be_at_the_address_that_is_redirected(proxy: Sandbox) -> None:
     """The other family rejects; yet that is no failure of the pod."""
-    nft(
-        proxy,
-        EXEMPTS_NOBODY.replace(
+    redirected.nft(
+        proxy.netns,
+        redirected.EXEMPTS_NOBODY.replace(
             "meta l4proto tcp redirect", "ip daddr 198.18.0.1 tcp dport 1-65535 redirect"
         ),
     )
@@ -168,38 +94,40 @@ async def test_application_may_be_at_the_address_that_is_redirected(proxy: Sandb
 
 
 async def test_rules_that_exempt_the_loopback_redirect_nothing(proxy: Sandbox) -> None:
-    nft(proxy, ISTIO)
+    redirected.nft(proxy.netns, redirected.ISTIO)
     outcome = await probe(proxy, V4)
     assert outcome.message == "dial tcp 198.18.0.1:8080: connect: connection refused"
 
 
 async def test_port_that_the_pod_itself_redirects_is_the_application(sandbox: Sandbox) -> None:
     """Containers without rights serve port 80 like this."""
-    nft(sandbox, OWN_PORT)
+    redirected.nft(sandbox.netns, OWN_PORT)
     with sandbox.listen("0.0.0.0", APP):
         assert (await probe(sandbox, V4, port=80)).result is ProbeResult.SUCCESS
 
 
 def test_inner_way_names_the_user_that_is_exempt(consul: Sandbox) -> None:
     found = redirection.find_inner_ways(consul.netns, (V4, V6), {})
-    mesh = Redirection(PROXY, USER, "a mesh with Envoy")
-    assert found == {V4: InnerWay(mesh, USER), V6: InnerWay(mesh, USER)}
+    mesh = Redirection(redirected.PROXY, redirected.USER, "a mesh with Envoy")
+    assert found == {V4: InnerWay(mesh, redirected.USER), V6: InnerWay(mesh, redirected.USER)}
 
 
 def test_inner_way_of_rules_without_exemption_has_no_user(proxy: Sandbox) -> None:
-    nft(proxy, EXEMPTS_NOBODY)
+    redirected.nft(proxy.netns, redirected.EXEMPTS_NOBODY)
     found = redirection.find_inner_ways(proxy.netns, (V4,), {})
-    assert found == {V4: InnerWay(Redirection(PROXY, USER, "a mesh with Envoy"), None)}
+    assert found == {
+        V4: InnerWay(Redirection(redirected.PROXY, redirected.USER, "a mesh with Envoy"), None)
+    }
 
 
 def test_inner_way_is_free_without_rules_or_with_an_exemption(proxy: Sandbox) -> None:
     assert redirection.find_inner_ways(proxy.netns, (V4, V6), {}) == {}
-    nft(proxy, ISTIO)
+    redirected.nft(proxy.netns, redirected.ISTIO)
     assert redirection.find_inner_ways(proxy.netns, (V4, V6), {}) == {}
 
 
 def test_socket_of_another_user_leaves_the_thread_as_it_was(sandbox: Sandbox) -> None:
-    made = sandbox.netns.bare_socket(socket.AF_INET, socket.SOCK_STREAM, USER)
+    made = sandbox.netns.bare_socket(socket.AF_INET, socket.SOCK_STREAM, redirected.USER)
     made.close()
     with open("/proc/thread-self/status", encoding="ascii") as stream:
         (users,) = (line for line in stream if line.startswith("Uid:"))
