@@ -57,7 +57,7 @@ def is_left_at_enforce(report: AgentReport) -> bool:
 def test_relay_reaches_the_application_behind_rules_that_exempt_the_proxys_user(
     operator: AgentProcess, pod: LabPod, kubelet: Cgroup, no_relays: None
 ) -> None:
-    """Else the kubelet's tcp probe of a dead application succeeds for ever."""
+    """Else the kubelet's tcp probe of a dead application always succeeds."""
     redirected.nft(pod.netns, redirected.CONSUL)
     start(operator, pod, kubelet)
     operator.wait_for("strict", is_strict)
