@@ -59,8 +59,8 @@ while True:
     accepted, _ = made.accept()
     accepted.settimeout(0.1)
     try:
-        accepted.recv(4096)
-        accepted.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 5\\r\\n\\r\\nproxy")
+        status = b"500" if b"/fail" in accepted.recv(4096) else b"200"
+        accepted.sendall(b"HTTP/1.1 " + status + b" -\\r\\nContent-Length: 5\\r\\n\\r\\nproxy")
     except OSError:
         pass
     accepted.close()
@@ -80,7 +80,7 @@ def nft(netns: Netns, script: str) -> None:
 
 @contextlib.contextmanager
 def proxy(netns: Netns) -> Iterator[None]:
-    """A proxy of the user listens in the pod, and answers each http request with 200."""
+    """A proxy of the user listens in the pod, and answers http requests; to /fail with 500."""
     command = [sys.executable, "-c", _SERVER, str(USER), str(PROXY)]
     with subprocess.Popen(
         ["nsenter", f"--net={netns.path}", *command], stdout=subprocess.PIPE

@@ -108,6 +108,8 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     existing_flows: int
     """Open flows that the host opened before the gate enforced."""
     probes: list[ProbeStatus]
+    strict_problem: str = ""
+    """Why it stays at enforce, or would, in mode strict; one sentence, or empty."""
     relayed: list[RelayedPortStatus] = []
 
 

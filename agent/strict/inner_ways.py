@@ -3,7 +3,8 @@
 Rules of a mesh in the pod may redirect such connections to its proxy (`probes/redirection.py`). The
 relay then connects as the proxy's user, if the rules exempt it; where they do not, the pod stays at
 enforce. A pod's rules change without a message: an init container adds them after the pod has its
-gate. So each pod that has the relay, or is to get it, is tried every few seconds.
+gate. So each pod that has the relay, or is to get it, is tried every few seconds. The others that
+are gated are tried less often: `kubectl podgate strict` shows what strict would make of them.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ log = structlog.get_logger(__name__)
 
 # 25 us for each address; the kubelet needs three failures, by default in 30 s, to restart a pod.
 _PERIOD_SECONDS = 5.0
+_OTHERS_SECONDS = 30.0
 
 Find = Callable[[Netns, Iterable[str], InnerWays], dict[str, InnerWay]]
 
@@ -44,13 +46,21 @@ class InnerWayWatch:
         self._find = find
         self._wake = asyncio.Event()
         self._changes = store.in_force.subscribe(Subscription(self._wake))
-        self._tried: dict[str, tuple[Netns, tuple[str, ...]]] = {}
+        self._tried: dict[str, tuple[Netns, tuple[str, ...], bool]] = {}
+        """By uid: of which sandbox and addresses, and whether it had the relay."""
 
     async def run(self) -> None:
         """Until cancelled."""
         loop = asyncio.get_running_loop()
+        others_at = 0.0
         while True:
-            await self._try_all(self._store.pods)
+            is_for_all = loop.time() >= others_at
+            if is_for_all:
+                others_at = loop.time() + _OTHERS_SECONDS
+            states = self._store.pods.items()
+            await self._try_all(
+                uid for uid, state in states if is_for_all or self._is_relayed(state)
+            )
             due_at = loop.time() + _PERIOD_SECONDS
             while loop.time() < due_at:
                 try:
@@ -63,7 +73,10 @@ class InnerWayWatch:
 
     def _is_new(self, uid: str) -> bool:
         state = self._store.get(uid)
-        return state is None or self._tried.get(uid) != (state.netns, state.own_addresses)
+        if state is None:
+            return True
+        before = self._tried.get(uid)
+        return before != (state.netns, state.own_addresses, self._is_relayed(state))
 
     async def _try_all(self, uids: Iterable[str]) -> None:
         for uid in list(uids):
@@ -73,11 +86,11 @@ class InnerWayWatch:
 
     def _try(self, uid: str) -> None:
         state = self._store.get(uid)
-        if state is None or state.netns is None or not self._is_relayed(state):
+        if state is None or state.netns is None or state.pod.mode is Mode.OFF:
             self._tried.pop(uid, None)
             found: dict[str, InnerWay] = {}
         else:
-            self._tried[uid] = (state.netns, state.own_addresses)
+            self._tried[uid] = (state.netns, state.own_addresses, self._is_relayed(state))
             try:
                 found = self._find(state.netns, state.own_addresses, state.inner_ways)
             except (NetnsError, OSError):
@@ -86,8 +99,8 @@ class InnerWayWatch:
             return
         state.inner_ways = found
         for address, way in found.items():
-            level = log.info if way.user is not None else log.warning
-            level(
+            is_problem = way.user is None and self._is_relayed(state)
+            (log.warning if is_problem else log.info)(
                 Event.POD_REDIRECTED,
                 pod=state.pod.full_name,
                 address=address,

@@ -317,9 +317,15 @@ def is_gated(state: PodState) -> bool:
 
 def excluded_reason(state: PodState) -> str | None:
     """One sentence about a pod that never gets a relay, or None."""
-    network = state.network
     if state.pod.host_network or state.pod.mode < Mode.ENFORCE:
         return NOT_STRICT
+    return strict_problem(state)
+
+
+def strict_problem(state: PodState) -> str | None:
+    """Why a pod would stay at enforce in mode strict, one sentence, or None. Only a pod that is
+    gated has been tried from inside."""
+    network = state.network
     if not state.pod.is_relayed:
         return 'Annotation podgate.io/relay is "off".'
     if network is not None and network.taps:

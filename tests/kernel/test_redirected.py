@@ -54,6 +54,11 @@ def is_left_at_enforce(report: AgentReport) -> bool:
     return reason == "Enforced" and why in message
 
 
+def strict_problem(report: AgentReport) -> str:
+    found = pod_of(report, "web")
+    return found.strict_problem if found else ""
+
+
 def test_relay_reaches_the_application_behind_rules_that_exempt_the_proxys_user(
     operator: AgentProcess, pod: LabPod, kubelet: Cgroup, no_relays: None
 ) -> None:
@@ -114,6 +119,9 @@ def test_probe_that_is_redirected_is_reported_and_decides_nothing(
         "No result of app Readiness: redirected to port 15001 (a mesh with Envoy, user 5995), "
         "which shows nothing of the application."
     ]
+    # Before a step to strict it shows that this pod will stay at enforce.
+    report = operator.wait_for("what strict would be", lambda r: bool(strict_problem(r)))
+    assert "are redirected to port 15001" in strict_problem(report)
     redirected.nft(pod.netns, "delete table inet mesh")
     with pod.listen(PORT):
 

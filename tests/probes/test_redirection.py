@@ -1,17 +1,20 @@
 """Probes in pods whose own rules redirect connections, as those of meshes do."""
 
+import asyncio
 import socket
 from collections.abc import Iterator
 
 import pytest
 
 from probes import redirection
+from probes.engine import prober
 from probes.redirection import InnerWay, Redirection
 from probes.results import ProbeOutcome, ProbeResult
-from probes.spec.specs import HttpGet, TcpSocket
+from probes.spec.specs import HttpGet, Probe, TcpSocket
 from tests import redirected
+from tests.probes import servers
 from tests.probes.conftest import V4, V6, Sandbox
-from tests.probes.single_probe import run_probe
+from tests.probes.single_probe import OK, run_probe
 
 pytestmark = pytest.mark.kernel
 
@@ -79,6 +82,44 @@ async def test_redirected_probe_is_no_verdict_where_no_user_is_exempt(
             "Redirected to port 15001 (a mesh with Envoy, user 5995), which shows nothing of the "
             "application."
         )
+
+
+async def test_proxy_of_root_is_noticed_too(sandbox: Sandbox) -> None:
+    """No other user is known that could be exempt."""
+    redirected.nft(sandbox.netns, redirected.CONSUL)
+    with sandbox.listen("127.0.0.1", redirected.PROXY):
+        outcome = await probe(sandbox, V4)
+    assert outcome.message.startswith("Redirected to port 15001 (a mesh with Envoy, user 0)")
+
+
+async def test_destination_that_rules_replace_is_noticed(proxy: Sandbox) -> None:
+    """DNAT, to an address of the pod instead of 127.0.0.1."""
+    to_proxy = f"ip daddr {V4} tcp dport != {redirected.PROXY} dnat ip to {V4}:{redirected.PROXY}"
+    rules = redirected.EXEMPTS_NOBODY.replace(
+        f"meta l4proto tcp redirect to :{redirected.PROXY}", to_proxy
+    )
+    redirected.nft(proxy.netns, rules)
+    assert (await probe(proxy, V4)).is_redirected
+
+
+async def test_rules_that_come_later_are_noticed_at_the_first_failure(proxy: Sandbox) -> None:
+    """The last connection was the application's, so this one is not looked up before it fails."""
+    running = prober.Prober(asyncio.get_running_loop())
+    plan = prober.plan(Probe(HttpGet(APP, path="/x")), [V4])
+    try:
+        async with servers.serving(proxy.listen(V4, APP), servers.saying(OK)):
+            assert (await once(running, plan, proxy)).result is ProbeResult.SUCCESS
+        redirected.nft(proxy.netns, redirected.EXEMPTS_NOBODY)
+        failing = prober.plan(Probe(HttpGet(APP, path="/fail")), [V4])
+        assert (await once(running, failing, proxy)).is_redirected
+    finally:
+        running.close()
+
+
+async def once(running: prober.Prober, plan: prober.ProbePlan, pod: Sandbox) -> ProbeOutcome:
+    outcome: asyncio.Future[ProbeOutcome] = running.loop.create_future()
+    running.start(plan, pod.netns, outcome.set_result)
+    return await outcome
 
 
 async def test_application_may_be_at_the_address_that_is_redirected(proxy: Sandbox) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
 
+import msgspec
 import pytest
 
 from agent.pods.conditions import Conditions
@@ -97,19 +98,37 @@ async def test_unchanged_pod_marks_nothing() -> None:
         assert node.changes.take() == []
 
 
-async def test_pods_without_a_relay_are_not_tried() -> None:
+async def test_pods_without_the_relay_are_tried_less_often() -> None:
+    """Their proxy gets a connection each time."""
     async with watched() as node:
-        node.rules = {ONE: CONSUL, OTHER: CONSUL}
-        open_ = node.add(strict_pod("open", ONE, mode=Mode.ENFORCE))
-        node.add(strict_pod("direct", OTHER, is_relayed=False))
-        await asyncio.sleep(11)
+        node.rules = {ONE: CONSUL}
+        web = node.add(strict_pod("web", ONE, mode=Mode.ENFORCE))
+        await asyncio.sleep(29)
+        assert node.tried == [ONE]
+        assert web.inner_ways == {ONE: CONSUL}
+        await asyncio.sleep(30)
+        assert node.tried == [ONE, ONE]
+        node.needs.add("web")
+        await asyncio.sleep(10)
+        assert node.tried == [ONE] * 4
+
+
+async def test_pod_that_gets_strict_is_tried_at_once() -> None:
+    async with watched() as node:
+        web = node.add(strict_pod("web", ONE, mode=Mode.ENFORCE))
+        await asyncio.sleep(1)
+        node.rules[ONE] = CONSUL
+        web.pod = msgspec.structs.replace(web.pod, mode=Mode.STRICT)
+        node.store.in_force.mark("uid-web")
+        await asyncio.sleep(0.01)
+        assert web.inner_ways == {ONE: CONSUL}
+
+
+async def test_pods_in_mode_off_are_not_tried() -> None:
+    async with watched() as node:
+        node.add(strict_pod("off", ONE, mode=Mode.OFF))
+        await asyncio.sleep(100)
         assert node.tried == []
-        node.needs.add("open")
-        await asyncio.sleep(5)
-        assert open_.inner_ways == {ONE: CONSUL}
-        node.needs.clear()
-        await asyncio.sleep(5)
-        assert open_.inner_ways == {}
 
 
 async def test_pod_that_ends_keeps_what_it_had_and_stops_no_other() -> None:
