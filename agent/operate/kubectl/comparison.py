@@ -89,7 +89,9 @@ class Comparison:
         self._verdicts = sampled
 
     def effects(self) -> Effects:
-        restarts, unready, unknown = [], [], []
+        restarts: list[str] = []
+        unready: list[str] = []
+        unknown: list[str] = []
         compared = 0
         for probe, verdict in sorted(self._verdicts.items(), key=lambda item: _order(item[0])):
             if probe.pod in self._problems or verdict.kubelet is None:
