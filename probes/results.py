@@ -33,6 +33,8 @@ class ExchangeResult(msgspec.Struct, frozen=True):
     """The kubelet's text; for a success the response body (at most 10 KiB)."""
     error: bool = False
     """The prober failed, not the pod: retried at once, then discarded."""
+    is_redirected: bool = False
+    """Another process than the pod's server accepted: discarded, without a retry. An error, too."""
 
 
 class ProbeOutcome(msgspec.Struct, frozen=True):
@@ -47,6 +49,8 @@ class ProbeOutcome(msgspec.Struct, frozen=True):
     """The pod address that gave this result; None if none was reached or dialled."""
     other_address: str | None = None
     """With a dual-stack policy, where both families passed: the second one's."""
+    is_redirected: bool = False
+    """As in ExchangeResult."""
 
     @property
     def passed(self) -> bool:

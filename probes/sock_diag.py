@@ -37,9 +37,7 @@ _REQUEST = struct.Struct("=BBBBI")
 _ID_BYTES = 48
 # struct inet_diag_msg: family, state, 2 bytes, the id (ports, addresses, interface, cookie), three
 # numbers, uid, inode.
-_MESSAGE = struct.Struct(f"=BBxx{_ID_BYTES}s4xII4xI")
-_USER = struct.Struct(f"=BBxx{_ID_BYTES}s4x4x4xII")
-_PORT = struct.Struct("!H")
+_MESSAGE = struct.Struct(f"=BBxx{_ID_BYTES}s4x4x4xII")
 _PORTS = struct.Struct("!HH")
 _ATTRIBUTE = struct.Struct("=HH")
 _CGROUP = struct.Struct("=Q")
@@ -70,6 +68,8 @@ class InetSocket:
     id: bytes
     """struct inet_diag_sockid: identifies this socket, and never a later one."""
     is_v6_only: bool = False
+    user: int = 0
+    """User id of its creator; 0 also once its process has closed it."""
 
     @property
     def cookie(self) -> int:
@@ -112,15 +112,18 @@ class SockDiag:
         *,
         families: Iterable[int] = FAMILIES,
         port: int = 0,
+        remote_port: int = 0,
     ) -> Iterator[InetSocket]:
         """All sockets of a protocol (IP protocol number) in these states.
 
         remotes: only those connected to one of these addresses; port: only those of this local
-        port. Raises `OSError` (ENOENT: the kernel cannot list this protocol or family).
+        port; remote_port: only those connected to this one. States other than LISTEN take a walk
+        through the connections of all namespaces: at least 0.5 ms. Raises `OSError` (ENOENT: the
+        kernel cannot list this protocol or family).
         """
         for family in families:
-            body = _REQUEST.pack(family, protocol, 0, 0, states) + _PORT.pack(port)
-            self._send(_SOCK_DIAG_BY_FAMILY, _REQUEST_AND_DUMP, body + bytes(_ID_BYTES - 2))
+            body = _REQUEST.pack(family, protocol, 0, 0, states) + _PORTS.pack(port, remote_port)
+            self._send(_SOCK_DIAG_BY_FAMILY, _REQUEST_AND_DUMP, body + bytes(_ID_BYTES - 4))
             is_more = True
             while is_more:
                 data = self._netlink.recv(_RECEIVE_BYTES)
@@ -141,6 +144,23 @@ class SockDiag:
         Other states count as none: a socket that a process has closed is reported as root's, and
         for an unknown connection the kernel reports a listener on the local port. Raises `OSError`.
         """
+        data = self._find(protocol, local, remote)
+        if data is None:
+            return None
+        _, state, _, user, inode = _MESSAGE.unpack_from(data, _HEADER.size)
+        return int(user) if 1 << state == ESTABLISHED and inode else None
+
+    def connection(self, protocol: int, local: Endpoint, remote: Endpoint) -> InetSocket | None:
+        """The socket with these ends, in any state but LISTEN; None if there is none. Takes 12 us.
+
+        Raises `OSError`.
+        """
+        data = self._find(protocol, local, remote)
+        found = data and _read(data, _HEADER.size, len(data), protocol, None)
+        # For an unknown connection the kernel reports a listener on the local port.
+        return found if found and found.remote_port else None
+
+    def _find(self, protocol: int, local: Endpoint, remote: Endpoint) -> bytes | None:
         address, port = local
         family = socket.AF_INET if address.version == 4 else socket.AF_INET6
         ends = [address.packed.ljust(16, b"\0"), remote[0].packed.ljust(16, b"\0")]
@@ -154,8 +174,7 @@ class SockDiag:
             if -code == errno.ENOENT:
                 return None
             raise _error(code)
-        _, state, _, user, inode = _USER.unpack_from(data, _HEADER.size)
-        return int(user) if 1 << state == ESTABLISHED and inode else None
+        return data
 
     def destroy(self, destroyed: InetSocket) -> bool:
         """Close a socket: its owner reads ECONNABORTED, a TCP peer receives RST. False if it did
@@ -194,7 +213,7 @@ def _error(code: int) -> OSError:
 def _read(
     data: bytes, start: int, end: int, protocol: int, remotes: Container[bytes] | None
 ) -> InetSocket | None:
-    family, _, own_id, _, _, inode = _MESSAGE.unpack_from(data, start)
+    family, _, own_id, user, inode = _MESSAGE.unpack_from(data, start)
     remote = _address(family, own_id[20:36])
     if remotes is not None and remote not in remotes:
         return None
@@ -221,6 +240,7 @@ def _read(
         cgroup,
         own_id,
         is_v6_only,
+        user,
     )
 
 

@@ -331,6 +331,14 @@ PROBE_FAILING = _kind(
     "Repair what the probe checks; 'podgate probe' shows each step of it.",
     "podgate probe --pod {name}",
 )
+PROBE_REDIRECTED = _kind(
+    "probe-redirected",
+    _DEGRADED,
+    "Rules in the pod redirect podgate's probes to another process, such as a mesh's proxy.",
+    "Have the rules exempt the loopback interface, or a user other than root; else leave these "
+    "probes to the kubelet.",
+    _POD,
+)
 PROBE_NOT_ANSWERED = _kind(
     "probe-not-answered",
     _DEGRADED,

@@ -4,13 +4,13 @@ Nothing else in podgate judges a report. A sentence that is also in a pod's cond
 condition or from `agent.pods.isolation`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from agent import labels
 from agent.admin import finding_kinds as kinds
 from agent.admin.finding import NODE, Finding, found, ordered
 from agent.admin.finding_kinds import Kind
-from agent.admin.report import AgentReport, HookStatus, PodStatus, RelayStatus
+from agent.admin.report import AgentReport, HookStatus, PodStatus, ProbeStatus, RelayStatus
 from agent.pods import isolation, modes
 from agent.pods.conditions import TRUE, Condition
 from agent.pods.pod import Problem
@@ -75,6 +75,7 @@ _ISOLATION: Mapping[str, Kind] = {
 _PROBES: Mapping[str, Kind] = {
     "ProbeFailing": kinds.PROBE_FAILING,
     "ProbePending": kinds.POD_STARTING,
+    "ProbeRedirected": kinds.PROBE_REDIRECTED,
     "ContainerNotRunning": kinds.POD_STARTING,
     "NotScheduled": kinds.POD_STARTING,
     "PodSpecUnknown": kinds.POD_STARTING,
@@ -237,18 +238,30 @@ def _of_pod(pod: PodStatus, report: AgentReport) -> Iterator[Finding]:
     for probe in pod.probes:
         if probe.answer is not None and probe.answer.obstacle not in _PASSING_OBSTACLES:
             yield found(kinds.PROBE_NOT_ANSWERED, probe.answer.problem, subject)
+    redirected = [probe for probe in pod.probes if probe.is_redirected]
+    if redirected:
+        yield found(kinds.PROBE_REDIRECTED, redirected_sentence(redirected), subject)
+    named = {kinds.GATE_BYPASSED: bool(bypassed), kinds.PROBE_REDIRECTED: bool(redirected)}
     for condition in pod.conditions:
-        yield from _of_condition(condition, pod, subject, is_bypassed=bool(bypassed))
+        yield from _of_condition(condition, pod, subject, named)
     if not any(one.type == labels.ISOLATION_READY for one in pod.conditions):
         text = "The agent has not published the pod's condition yet"
         yield found(kinds.POD_STARTING, text, subject)
 
 
+def redirected_sentence(probes: Sequence[ProbeStatus]) -> str:
+    """Of probes that another process accepts."""
+    named = [f"{probe.container} {probe.type}" for probe in probes]
+    text = probes[0].last_message
+    return f"No result of {', '.join(named)}: {text[:1].lower()}{text[1:]}"
+
+
 def _of_condition(
-    condition: Condition, pod: PodStatus, subject: str, *, is_bypassed: bool
+    condition: Condition, pod: PodStatus, subject: str, named: Mapping[Kind, bool]
 ) -> Iterator[Finding]:
+    """named: kinds that this pod's status has shown already."""
     kind = kind_of(condition, pod.mode)
-    if kind is not None and not (kind is kinds.GATE_BYPASSED and is_bypassed):
+    if kind is not None and not named.get(kind, False):
         yield found(kind, condition.message, subject, since=condition.last_transition_time)
 
 

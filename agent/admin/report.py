@@ -39,6 +39,8 @@ class ProbeStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Durations of the newest probes in milliseconds, oldest first; None for one that failed."""
     answer: AnswerStatus | None = None
     """None unless the pod requests that it is answered."""
+    is_redirected: bool = False
+    """Whether another process of the pod accepts its connections, so that it has no result."""
 
 
 class RelayedPortStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -106,6 +108,8 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     existing_flows: int
     """Open flows that the host opened before the gate enforced."""
     probes: list[ProbeStatus]
+    strict_problem: str = ""
+    """Why it stays at enforce, or would, in mode strict; one sentence, or empty."""
     relayed: list[RelayedPortStatus] = []
 
 

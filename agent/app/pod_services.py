@@ -39,6 +39,7 @@ from agent.probing.answered_probes import AnsweredProbes
 from agent.probing.manager import ProbeManager
 from agent.services.api.metrics import ServiceCollector
 from agent.settings import Settings
+from agent.strict.inner_ways import InnerWayWatch
 from agent.strict.launcher import ProcessLauncher
 from agent.strict.metrics import RelayCollector
 from agent.strict.stats import ConnectionStats
@@ -85,6 +86,7 @@ class PodServices:
             stats=connections,
             answered=answered,
         )
+        self._inner_ways = InnerWayWatch(store, has_need=self._relays.pods.need_for)
         self._isolation = IsolationConditions(store, self._relays, gating.kubelet.open_ports)
         self._probing = ProbeManager(
             store,
@@ -211,6 +213,7 @@ class PodServices:
         yield from self._drops.tasks()
         yield "loop-lag", self._loop_lag.run
         yield "findings", self._findings.run
+        yield "inner-ways", self._inner_ways.run
         yield "relays", self._relays.run
         yield "verdicts", self._relays.verdicts.run
         yield from self._servers.tasks()

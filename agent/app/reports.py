@@ -40,6 +40,7 @@ from agent.pods.conditions import TRUE
 from agent.pods.pod_state import PodState
 from agent.probing.manager import ProbeManager
 from agent.services.api.source import ServiceEndpoints
+from agent.strict import targets as strict_targets
 from agent.strict.process import RelayError
 from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import RelaySupervisor
@@ -242,6 +243,7 @@ class Reports:
             ],
             existing_flows=self._gating.existing_flows.count(pod.uid),
             probes=self._probing.status(pod.uid, self._answers.of(state)),
+            strict_problem="" if pod.host_network else strict_targets.strict_problem(state) or "",
             relayed=self._connections.status(pod.uid),
         )
 

@@ -13,6 +13,7 @@ from bpf.abi import IPAddress
 from bpf.rules import Rule
 from bpf.verdicts import Mode
 from probes.netns import Netns
+from probes.redirection import InnerWays
 
 _MAX_NAMED = 4
 
@@ -118,6 +119,9 @@ class PodState:
     network: PodNetwork | None = None
     claims: AddressClaims = dataclasses.field(default_factory=AddressClaims)
     """Which of the network's addresses are the pod's own."""
+    inner_ways: InnerWays = dataclasses.field(default_factory=dict)
+    """Those of its own addresses to which connections from inside are redirected; of pods in
+    strict."""
     gates: dict[int, HostInterface] = dataclasses.field(default_factory=dict)
     admission: Admission | None = None
     """The rules of its gates."""

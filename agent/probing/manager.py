@@ -27,7 +27,13 @@ from agent.probing.recent import RecentProbes
 from agent.probing.result_store import Results, ResultStore, SavedProbes, sandbox_of
 from bpf import pins
 from probes.engine.families import PodInterfaces
-from probes.engine.scheduler import ProbedContainer, ProbedPod, ProbeKey, Scheduler
+from probes.engine.scheduler import (
+    ProbedContainer,
+    ProbedPod,
+    ProbeKey,
+    ProbeState,
+    Scheduler,
+)
 from probes.netns import Netns
 from probes.results import ProbeOutcome, ProbeResult
 from probes.spec import probespec
@@ -170,12 +176,13 @@ class ProbeManager:
                 container=found.key.container,
                 type=found.key.type.value,
                 handler=handlers.get((found.key.container, found.key.type.value), ""),
-                result=(found.result or ProbeResult.UNKNOWN).value,
+                result=_shown(found).value,
                 last_message=found.outcome.message if found.outcome else "",
                 families=list(found.outcome.families) if found.outcome else [],
                 successes=found.passed,
                 failures=found.failed,
                 recent_ms=self._recent.of(found.key),
+                is_redirected=found.outcome is not None and found.outcome.is_redirected,
                 answer=answers.get(ProbeName(found.key.container, found.key.type)),
             )
             for found in self._scheduler.snapshot(uid)
@@ -283,7 +290,11 @@ class ProbeManager:
 
     def _on_probe(self, key: ProbeKey, outcome: ProbeOutcome) -> None:
         pod = self._pods.get(key.uid)
-        if pod is None or outcome.error:
+        if pod is None:
+            return
+        if outcome.is_redirected:
+            self._update_condition(pod)
+        if outcome.error:
             return
         self._metrics.count_probe(
             pod,
@@ -333,3 +344,9 @@ class ProbeManager:
             return FALSE, "NoNetns", "The pod has no network namespace yet."
         passes, reason, message = self._scheduler.passing(pod.uid)
         return (TRUE if passes else FALSE), reason, message
+
+
+def _shown(probe: ProbeState) -> ProbeResult:
+    """The result that counts; unknown while another process accepts the probe's connections."""
+    is_redirected = probe.outcome is not None and probe.outcome.is_redirected
+    return ProbeResult.UNKNOWN if is_redirected else probe.result or ProbeResult.UNKNOWN

@@ -15,7 +15,7 @@ def dial(target: RelayTarget, port: int) -> tuple[BareSocket, int]:
 
     Raises `NetnsGoneError`, or `OSError` if there is no socket.
     """
-    sock = target.netns.bare_socket(target.family, socket.SOCK_STREAM)
+    sock = target.netns.bare_socket(target.family, socket.SOCK_STREAM, target.user)
     # The kubelet's socket has already decided which data to send together.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     address = (target.dialled, port)

@@ -227,6 +227,7 @@ class Relay:
         else:
             previous_claims = target.claims
         target.ports = spec.ports
+        target.user = spec.user
         target.claims = frozenset(spec.claims)
         target.answers.set_answers(spec.answers)
         target.set_sharing(spec.sharing)

@@ -117,6 +117,8 @@ class RelayTargetSpec(msgspec.Struct, frozen=True):
     answers: tuple[Answer, ...] = ()
     """Probes to answer. An answer that differs from the previous one of its id has no verdict."""
     sharing: Sharing | None = None
+    user: int = 0
+    """Id of the user whose sockets connect to the pod: rules of a mesh may exempt the proxy's."""
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):

@@ -42,6 +42,7 @@ class RelayTarget:
         "ports",
         "relay",
         "sharing",
+        "user",
     )
 
     def __init__(self, spec: RelayTargetSpec, relay: IPAddress) -> None:
@@ -52,6 +53,7 @@ class RelayTarget:
         self.family = socket.AF_INET if self.address.version == 4 else socket.AF_INET6
         self.relay = relay
         self.ports = spec.ports
+        self.user = spec.user
         self.answers = TargetAnswers()
         self.answers.set_answers(spec.answers)
         self.claims = frozenset(spec.claims)

@@ -156,6 +156,7 @@ def _facts(
         tested and tested.results.get(address),
         address in unreached.get(uid, ()),
         answers(uid, address),
+        tuple(state.inner_ways.items()),
     )
 
 
@@ -291,10 +292,17 @@ def desired_targets(state: PodState, addresses: Collection[str]) -> tuple[RelayT
             # A probe may name a host that leads to the pod, such as a service's address, and a
             # healthy pod must not be restarted for that.
             admits_translated=bool(state.pod.spec.errors),
+            user=_user(state, address),
         )
         for address in state.own_addresses
         if address in addresses
     )
+
+
+def _user(state: PodState, address: str) -> int:
+    """Whose sockets are to connect: root's, or those of a user that the pod's rules exempt."""
+    way = state.inner_ways.get(address)
+    return way.user or 0 if way else 0
 
 
 def uid_of(key: str) -> str:
@@ -309,9 +317,15 @@ def is_gated(state: PodState) -> bool:
 
 def excluded_reason(state: PodState) -> str | None:
     """One sentence about a pod that never gets a relay, or None."""
-    network = state.network
     if state.pod.host_network or state.pod.mode < Mode.ENFORCE:
         return NOT_STRICT
+    return strict_problem(state)
+
+
+def strict_problem(state: PodState) -> str | None:
+    """Why a pod would stay at enforce in mode strict, one sentence, or None. Only a pod that is
+    gated has been tried from inside."""
+    network = state.network
     if not state.pod.is_relayed:
         return 'Annotation podgate.io/relay is "off".'
     if network is not None and network.taps:
@@ -324,6 +338,13 @@ def excluded_reason(state: PodState) -> str | None:
             "The loopback interface of the pod is down, so no connection from inside the pod "
             "arrives; run 'ip link set lo up' in it."
         )
+    for address, way in state.inner_ways.items():
+        if way.user is None:
+            return (
+                f"Connections from inside the pod to {address} are {way.redirection.text}, so the "
+                "relay cannot reach the application; have the pod's rules exempt the loopback "
+                "interface."
+            )
     if network is not None and not state.own_addresses and kubelet_rules(state.pod.spec):
         if network.probe_addresses:
             return "No address in the pod's network namespace is confirmed as its own."

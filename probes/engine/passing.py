@@ -10,12 +10,13 @@ def passing(pod: PodSlots | None) -> tuple[bool, str, str]:
     """Whether startup and readiness of all containers pass, with a reason and a sentence.
 
     Reasons: ProbesPassing, NoProbes (passing, too: nothing can fail), ProbeFailing, ProbePending
-    (no result yet), ContainerNotRunning, NotScheduled (no such pod). The kubelet alone acts on
-    liveness.
+    (no result yet), ProbeRedirected (none, since another process accepts), ContainerNotRunning,
+    NotScheduled (no such pod). The kubelet alone acts on liveness.
     """
     if pod is None:
         return False, "NotScheduled", "No probes scheduled for this pod."
     count = 0
+    notes = ""
     for container in pod.target.containers:
         name = container.probes.name
         for type in (ProbeType.STARTUP, ProbeType.READINESS):
@@ -25,11 +26,14 @@ def passing(pod: PodSlots | None) -> tuple[bool, str, str]:
             count += 1
             if problem := _problem(slot, container):
                 return False, *problem
+            if slot.outcome is not None and slot.outcome.is_redirected:
+                probe = f'{type.lower()} probe of container "{name}"'
+                notes += f" Not newer than that: {probe}. {slot.outcome.message}"
     if not count:
         return True, "NoProbes", "No container has a startup or readiness probe that podgate runs."
     if count == 1:
-        return True, "ProbesPassing", "The only startup or readiness probe passes."
-    return True, "ProbesPassing", f"All {count} startup and readiness probes pass."
+        return True, "ProbesPassing", f"The only startup or readiness probe passes.{notes}"
+    return True, "ProbesPassing", f"All {count} startup and readiness probes pass.{notes}"
 
 
 def _problem(slot: Slot, container: ProbedContainer) -> tuple[str, str] | None:
@@ -50,5 +54,8 @@ def _problem(slot: Slot, container: ProbedContainer) -> tuple[str, str] | None:
             "ProbePending",
             f'Container "{name}": {type} probe succeeded {seen} of {needed} times.',
         )
+    if outcome.is_redirected:
+        text = f'Container "{name}": {type} probe has no result. {outcome.message}'
+        return "ProbeRedirected", text
     failure = outcome.message.removesuffix(".")
     return "ProbeFailing", f'Container "{name}": {type} probe failed: {failure}.'

@@ -17,6 +17,7 @@ from probes.engine.alarms import Alarms
 from probes.netns import Netns
 from probes.protocols.dialing import DialAttempt, LoopPoller
 from probes.protocols.exchanges import ExchangeTarget
+from probes.redirection import Acceptors
 from probes.results import ExchangeResult, ProbeOutcome, ProbeResult
 from probes.spec import handlers
 from probes.spec.definitions import Probe
@@ -98,6 +99,7 @@ class Prober:
         self.loop = loop
         self.poller = LoopPoller(loop)
         self.alarms = Alarms(loop)
+        self.acceptors = Acceptors(loop.time)
 
     def start(
         self, plan: ProbePlan, netns: Netns, done: Callable[[ProbeOutcome], None]
@@ -189,6 +191,7 @@ class ProbeRun:
                 family=candidate.family,
                 address=candidate.address,
                 poller=self._prober.poller,
+                acceptors=self._prober.acceptors,
                 done=self._ended,
             )
             self._active.append(attempt)
@@ -226,15 +229,24 @@ class ProbeRun:
         order = [candidate.address for candidate in self._plan.groups[0]]
         failed = sorted(self._failed, key=lambda attempt: order.index(attempt.address))
         verdicts = [attempt.verdict for attempt in failed if attempt.verdict is not None]
-        # A failure of the pod takes precedence over a prober error with another address.
-        real = [verdict for verdict in verdicts if not verdict.error] or verdicts
+        # The application may be at the address whose connection did not get to it. Else a failure
+        # of the pod takes precedence over a prober error with another address.
+        real = [verdict for verdict in verdicts if verdict.is_redirected]
+        real = real or [verdict for verdict in verdicts if not verdict.error] or verdicts
         text = "; ".join(dict.fromkeys(verdict.message for verdict in real))
-        verdict = ExchangeResult(real[0].result, text, real[0].error)
+        verdict = msgspec.structs.replace(real[0], message=text)
         return self._outcome(verdict, failed[verdicts.index(real[0])].address)
 
     def _outcome(self, verdict: ExchangeResult, address: str | None) -> ProbeOutcome:
         duration = self._prober.loop.time() - self._started
-        return ProbeOutcome(verdict.result, verdict.message, verdict.error, duration, address)
+        return ProbeOutcome(
+            verdict.result,
+            verdict.message,
+            verdict.error,
+            duration,
+            address,
+            is_redirected=verdict.is_redirected,
+        )
 
     def _finish(self, outcome: ProbeOutcome) -> None:
         self._stop()

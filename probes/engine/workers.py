@@ -178,10 +178,11 @@ class Worker:
         """Record the outcome. True if the same probe must be started again at once.
 
         An outcome with `error` is tried three times in all and then discarded: the prober failed,
-        and the container's state is unknown.
+        and the container's state is unknown. One that was redirected is discarded at once.
         """
         self.in_flight = False
-        if outcome.error and self._tries < TRIES_MAX and self.due is not None:
+        is_retried = outcome.error and not outcome.is_redirected
+        if is_retried and self._tries < TRIES_MAX and self.due is not None:
             self._retrying = True
             return True
         self._tries = 0

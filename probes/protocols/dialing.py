@@ -15,6 +15,7 @@ from collections.abc import Callable
 from probes.netns import BareSocket, Netns, NetnsGoneError, ends_self_connection
 from probes.protocols import tls
 from probes.protocols.exchanges import ConnectionFailure, DialHop, Exchange, Phase, join_host_port
+from probes.redirection import Acceptor, Acceptors, Redirection
 from probes.results import ExchangeResult, ProbeResult
 
 RECEIVED_MAX_BYTES = 512 * 1024
@@ -81,8 +82,12 @@ class DialAttempt:
     """One exchange with one address of the pod, over as many connections as it needs."""
 
     __slots__ = (
+        "_acceptor",
+        "_acceptors",
         "_done",
         "_events",
+        "_has_changed_user",
+        "_is_looked_up",
         "_netns",
         "_outbox",
         "_phase",
@@ -90,6 +95,7 @@ class DialAttempt:
         "_received_bytes",
         "_sock",
         "_tunnel",
+        "_user",
         "address",
         "exchange",
         "family",
@@ -105,6 +111,7 @@ class DialAttempt:
         family: int,
         address: str,
         poller: LoopPoller,
+        acceptors: Acceptors,
         done: "Callable[[DialAttempt], None]",
     ) -> None:
         self.exchange = exchange
@@ -114,6 +121,10 @@ class DialAttempt:
         self.hop: DialHop = exchange.hop
         self._netns = netns
         self._poller = poller
+        self._acceptors = acceptors
+        self._acceptor: Acceptor | None = None
+        self._user = 0
+        self._has_changed_user = self._is_looked_up = False
         self._done = done
         self._sock: BareSocket | None = None
         self._tunnel: tls.TlsTunnel | None = None
@@ -149,9 +160,25 @@ class DialAttempt:
 
     def _end(self, verdict: ExchangeResult) -> None:
         if self.verdict is None:
+            if not verdict.result.passed and not verdict.error:
+                verdict = self._doubted(verdict)
             self.verdict = verdict
             self._close()
             self._done(self)
+
+    def _doubted(self, failure: ExchangeResult) -> ExchangeResult:
+        """A failure of the pod; or none, if another process accepted the connection."""
+        if self._acceptor is not None:
+            self._acceptor.doubt()
+        if self._sock is None or self._phase is Phase.DIAL or self._is_looked_up:
+            return failure
+        redirection = self._look_up(self._sock)
+        return _redirected(redirection) if redirection else failure
+
+    def _look_up(self, sock: BareSocket) -> Redirection | None:
+        assert self._acceptor is not None
+        self._is_looked_up = True
+        return self._acceptor.look_up(self._user, sock)
 
     def _dial(self) -> None:
         if self.exchange.verdict is not None:
@@ -159,7 +186,9 @@ class DialAttempt:
         self.hop = self.exchange.hop
         self._phase = Phase.DIAL
         try:
-            sock = self._netns.bare_socket(self.family, socket.SOCK_STREAM)
+            self._acceptor = self._acceptors.of(self._netns, self.address, self.hop.port)
+            self._user = self._acceptor.user
+            sock = self._netns.bare_socket(self.family, socket.SOCK_STREAM, self._user)
         except NetnsGoneError as error:
             self._end(ExchangeResult(ProbeResult.FAILURE, str(error)))
             return
@@ -187,11 +216,34 @@ class DialAttempt:
             if ends_self_connection(self._sock):
                 self._break(f": connect: {_strerror(errno.ECONNREFUSED)}")
                 return
+            if self._is_redirected(self._sock):
+                return
             self._connected()
         elif code in (errno.EALREADY, errno.EINPROGRESS):
             self._watch(select.EPOLLOUT)
         else:
             self._break(f": connect: {_strerror(code)}")
+
+    def _is_redirected(self, sock: BareSocket) -> bool:
+        """Whether another process accepted. Then the same is dialled as another user, or it ends.
+
+        At this point the other end exists, which it may not after the exchange.
+        """
+        assert self._acceptor is not None
+        self._is_looked_up = False
+        if not self._acceptor.is_due(self._user):
+            return False
+        redirection = self._look_up(sock)
+        if redirection is None:
+            return False
+        self._phase = Phase.EXCHANGE
+        if self._acceptor.user != self._user and not self._has_changed_user:
+            self._has_changed_user = True
+            self._close()
+            self._dial()
+        else:
+            self._end(_redirected(redirection))
+        return True
 
     def _connected(self) -> None:
         if self.hop.tls:
@@ -323,6 +375,11 @@ class DialAttempt:
             _finish(sock, self.family, final_bytes)
         else:
             sock.close()
+
+
+def _redirected(redirection: Redirection) -> ExchangeResult:
+    """No verdict about the pod."""
+    return ExchangeResult(ProbeResult.UNKNOWN, redirection.sentence, error=True, is_redirected=True)
 
 
 def _finish(sock: BareSocket, family: int, final_bytes: bytes) -> None:

@@ -10,10 +10,12 @@ from agent.admin.finding import NODE, Finding, of_pod
 from agent.admin.finding_kinds import Kind
 from agent.admin.findings import gate_detached
 from agent.admin.report import AgentReport, PodStatus
+from agent.operate import meshes
 from agent.operate.explain import pod_readiness, reading
 from agent.operate.explain.facts import GateFacts, RelayFacts
 from agent.operate.explain.model import Check, PodExplanation
 from agent.operate.explain.pods import NamedPod, NamedPods, read_saved
+from agent.operate.meshes import PodMesh
 from agent.operate.pinned import installation as pinned_installation
 from agent.operate.pinned import status as pinned_status
 from agent.operate.pinned.names import Names
@@ -44,7 +46,10 @@ _RELAY = (
     *(kinds.RELAY_FULL, kinds.STRICT_UNAVAILABLE),
 )
 _KUBELET = (kinds.DECLARED_PORTS_OPEN, kinds.PORTS_OPEN_SOON, kinds.KUBELET_UNKNOWN)
-_PROBES = (kinds.PROBE_FAILING, kinds.PROBE_HOST, kinds.PROBE_NOT_ANSWERED)
+_PROBES = (
+    *(kinds.PROBE_FAILING, kinds.PROBE_HOST, kinds.PROBE_NOT_ANSWERED),
+    kinds.PROBE_REDIRECTED,
+)
 _NETNS = (kinds.NETNS_UNUSABLE, kinds.ADDRESS_UNCONFIRMED)
 _PATHS = (kinds.GATE_BYPASSED, kinds.PATH_TEST_FAILED)
 _SHOWN = {
@@ -68,6 +73,7 @@ class PodFacts:
     namespace_labels: dict[str, str] | None = None
     node_labels: dict[str, str] | None = None
     has_pins: bool = True
+    mesh: PodMesh | None = None
 
     @property
     def status(self) -> PodStatus | None:
@@ -114,6 +120,7 @@ def explain(
             pods.namespace_labels.get(pod.namespace),
             nodes[0].metadata.labels if nodes else None,
             has_pins,
+            meshes.read(pod.status) if pod.status else None,
         )
     )
 
@@ -153,6 +160,9 @@ def _checks(facts: PodFacts) -> Iterator[Check]:
             yield from _part(facts, "relay", _RELAY, _relay(facts))
         if facts.mode in (Mode.ENFORCE, Mode.STRICT):
             yield from _part(facts, "kubelet", _KUBELET, _kubelet(facts))
+    if facts.mesh is not None and facts.status is not None:
+        text = meshes.describe(facts.status, facts.mesh)
+        yield Check(name="mesh", state=OK, text=text)
     yield from _part(facts, "probes", _PROBES, None)
     yield from _probes(facts)
     for finding in of_pod(facts.findings, facts.pod.full_name):

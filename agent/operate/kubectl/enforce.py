@@ -36,7 +36,7 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     parser.add_argument("--mode", choices=("enforce", "strict"), default="enforce")
     parser.add_argument(
         "--watch",
-        type=_duration,
+        type=duration,
         default=300.0,
         metavar="TIME",
         help="How long to watch drops: 90s, 5m (default) or 1h.",
@@ -214,7 +214,8 @@ def _signals_as_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _duration(text: str) -> float:
+def duration(text: str) -> float:
+    """Seconds, of an option such as 90s, 5m or 1h."""
     found = re.fullmatch(r"(\d{1,6})([smh]?)", text)
     if not found:
         raise argparse.ArgumentTypeError("a time such as 90s, 5m or 1h")

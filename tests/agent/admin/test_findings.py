@@ -197,6 +197,12 @@ OF_POD: tuple[tuple[dict[str, Any], Kind, str], ...] = (
         kinds.PROBE_NOT_ANSWERED,
         "It is so.",
     ),
+    (
+        {"probes": [probe(last_message="Redirected to port 15001.", is_redirected=True)]},
+        kinds.PROBE_REDIRECTED,
+        "No result of app Readiness: redirected to port 15001.",
+    ),
+    (unlike(PROBES_PASSING, "ProbeRedirected"), kinds.PROBE_REDIRECTED, "Busy."),
     (label(modes.INVALID), kinds.LABEL_INVALID, "It is so."),
     ({**label(modes.INVALID), "mode": "audit"}, kinds.LABEL_IGNORED, "It is so."),
     (label(modes.INVALID_CEILING), kinds.LABEL_INVALID, "It is so."),

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from agent import state_files
 from agent.probing.result_store import ResultStore, sandbox_of
 from probes.engine.workers import ProbeType
 from probes.netns import Netns
@@ -106,6 +107,10 @@ def test_a_directory_that_cannot_be_written_stops_nothing(tmp_path: pathlib.Path
     (tmp_path / "state").write_text("a file")
     store = save(tmp_path / "state" / "probes.json")
     assert store.claim("u", "4:1:1").results == RESULTS
+    # What could not be written is kept, also for the tests that follow in this process.
+    (tmp_path / "state").unlink()
+    state_files._unwritten.retry()
+    assert state_files.unwritten() == []
 
 
 async def test_changes_are_written_while_running(tmp_path: pathlib.Path) -> None:

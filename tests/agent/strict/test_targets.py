@@ -5,6 +5,7 @@ import msgspec
 from agent.pods.pod_state import PathTestResult, PodState
 from agent.strict.targets import PlanMemory, excluded_reason, plan_of, uid_of
 from bpf.verdicts import Mode
+from probes.redirection import InnerWay, Redirection
 from probes.spec.specs import parse_pod
 from tests.agent.strict.strict_pods import HTTP_8080, record_path, strict_pod, tcp
 
@@ -73,6 +74,36 @@ def test_only_gated_pods_in_strict_are_targets() -> None:
         strict_pod("web", ONE),
     ]
     assert claims(*pods) == {"web": (8080, 0)}
+
+
+def redirected(user: int | None) -> PodState:
+    web = strict_pod("web", ONE, "fd00:18::1")
+    web.inner_ways = {ONE: InnerWay(Redirection(15001, 5995, "Consul"), user)}
+    return web
+
+
+def test_relay_connects_as_the_user_whom_the_pods_rules_exempt() -> None:
+    web = redirected(5995)
+    assert excluded_reason(web) is None
+    users = {target.address: target.user for target in plan_of([web]).targets}
+    assert users == {ONE: 5995, "fd00:18::1": 0}
+
+
+def test_pod_whose_rules_redirect_every_user_has_no_target() -> None:
+    web = redirected(None)
+    assert plan_of([web]).targets == ()
+    assert excluded_reason(web) == (
+        "Connections from inside the pod to 198.18.1.1 are redirected to port 15001 (Consul, user "
+        "5995), so the relay cannot reach the application; have the pod's rules exempt the "
+        "loopback interface."
+    )
+
+
+def test_plan_follows_the_inner_ways() -> None:
+    memory, web = PlanMemory(), redirected(5995)
+    assert plan_of([web], memory=memory).targets[0].user == 5995
+    web.inner_ways = {}
+    assert plan_of([web], memory=memory).targets[0].user == 0
 
 
 def test_excluded_pods_have_a_reason() -> None:

@@ -12,6 +12,10 @@ from tests.probes.engine.schedules import BAD, GOOD, LIVENESS, Bench, pod, probe
 
 pytestmark = pytest.mark.looptime
 
+REDIRECTED = ProbeOutcome(
+    ProbeResult.UNKNOWN, "Redirected to port 15001.", error=True, is_redirected=True
+)
+
 
 async def test_snapshot_shows_what_status_needs(bench: Bench) -> None:
     bench.pods.takes[2] = 5.0
@@ -54,6 +58,29 @@ async def test_passing_names_the_first_probe_that_does_not(bench: Bench) -> None
         True,
         "ProbesPassing",
         "All 2 startup and readiness probes pass.",
+    )
+
+
+async def test_redirected_probe_is_no_result_and_is_not_retried(bench: Bench) -> None:
+    bench.pods.answers[1] = REDIRECTED
+    bench.scheduler.set_pod(pod(readiness=probe(1, period=5)))
+    await asyncio.sleep(1)
+    assert len(bench.pods.started) == 1
+    assert bench.scheduler.passing("a") == (
+        False,
+        "ProbeRedirected",
+        'Container "app": readiness probe has no result. Redirected to port 15001.',
+    )
+    bench.pods.answers[1] = GOOD
+    await asyncio.sleep(5)
+    assert bench.scheduler.passing("a")[1] == "ProbesPassing"
+    bench.pods.answers[1] = REDIRECTED
+    await asyncio.sleep(5)
+    passes, reason, message = bench.scheduler.passing("a")
+    assert (passes, reason) == (True, "ProbesPassing")
+    assert message == (
+        "The only startup or readiness probe passes. Not newer than that: readiness probe of "
+        'container "app". Redirected to port 15001.'
     )
 
 

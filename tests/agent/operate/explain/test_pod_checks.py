@@ -25,6 +25,7 @@ from agent.operate.explain.facts import GateFacts
 from agent.operate.explain.model import Check
 from agent.operate.explain.pod_checks import PodFacts
 from agent.operate.explain.pods import NamedPods
+from agent.operate.meshes import PodMesh
 from bpf.verdicts import Mode
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -131,6 +132,12 @@ def test_readiness_that_others_lack_is_named() -> None:
     ]
     assert not found.is_well
     assert checks(facts(report()))["API server"].next == "kubectl describe pod -n shop web"
+
+
+def test_mesh_of_a_pod_is_named() -> None:
+    assert "mesh" not in checks(facts(report()))
+    found = dataclasses.replace(facts(report()), mesh=PodMesh("Istio", {}))
+    assert checks(found)["mesh"].text.startswith("Istio: the kubelet's probes come from outside")
 
 
 def test_gate_in_another_mode_is_a_problem() -> None:

@@ -1,0 +1,116 @@
+"""The way from inside a pod to its application, by which the relay connects: tried by connecting.
+
+Rules of a mesh in the pod may redirect such connections to its proxy (`probes/redirection.py`). The
+relay then connects as the proxy's user, if the rules exempt it; where they do not, the pod stays at
+enforce. A pod's rules change without a message: an init container adds them after the pod has its
+gate. So each pod that has the relay, or is to get it, is tried every few seconds. The others that
+are gated are tried less often: `kubectl podgate strict` shows what strict would make of them.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from agent.logs import Event
+from agent.pods.changes import Subscription
+from agent.pods.pod_state import PodState
+from agent.pods.store import PodStore
+from bpf.verdicts import Mode
+from probes import redirection
+from probes.netns import Netns, NetnsError
+from probes.redirection import InnerWay, InnerWays
+
+log = structlog.get_logger(__name__)
+
+# 25 us for each address; the kubelet needs three failures, by default in 30 s, to restart a pod.
+_PERIOD_SECONDS = 5.0
+_OTHERS_SECONDS = 30.0
+
+Find = Callable[[Netns, Iterable[str], InnerWays], dict[str, InnerWay]]
+
+
+class InnerWayWatch:
+    """Writes `inner_ways` of pods' states, and marks what changes. To be created on the loop."""
+
+    def __init__(
+        self,
+        store: PodStore,
+        *,
+        has_need: Callable[[PodState], object],
+        find: Find = redirection.find_inner_ways,
+    ) -> None:
+        """has_need: whether a pod in enforce has the relay; find: of a pod's addresses."""
+        self._store = store
+        self._has_need = has_need
+        self._find = find
+        self._wake = asyncio.Event()
+        self._changes = store.in_force.subscribe(Subscription(self._wake))
+        self._tried: dict[str, tuple[Netns, tuple[str, ...], bool]] = {}
+        """By uid: of which sandbox and addresses, and whether it had the relay."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        others_at = 0.0
+        while True:
+            is_for_all = loop.time() >= others_at
+            if is_for_all:
+                others_at = loop.time() + _OTHERS_SECONDS
+            states = self._store.pods.items()
+            await self._try_all(
+                uid for uid, state in states if is_for_all or self._is_relayed(state)
+            )
+            due_at = loop.time() + _PERIOD_SECONDS
+            while loop.time() < due_at:
+                try:
+                    async with asyncio.timeout_at(due_at):
+                        await self._wake.wait()
+                except TimeoutError:
+                    break
+                self._wake.clear()
+                await self._try_all(uid for uid in self._changes.take() if self._is_new(uid))
+
+    def _is_new(self, uid: str) -> bool:
+        state = self._store.get(uid)
+        if state is None:
+            return True
+        before = self._tried.get(uid)
+        return before != (state.netns, state.own_addresses, self._is_relayed(state))
+
+    async def _try_all(self, uids: Iterable[str]) -> None:
+        for uid in list(uids):
+            self._try(uid)
+            # Others of the loop come between two pods.
+            await asyncio.sleep(0)
+
+    def _try(self, uid: str) -> None:
+        state = self._store.get(uid)
+        if state is None or state.netns is None or state.pod.mode is Mode.OFF:
+            self._tried.pop(uid, None)
+            found: dict[str, InnerWay] = {}
+        else:
+            self._tried[uid] = (state.netns, state.own_addresses, self._is_relayed(state))
+            try:
+                found = self._find(state.netns, state.own_addresses, state.inner_ways)
+            except (NetnsError, OSError):
+                return  # it ends, or this process lacks descriptors, which shows nothing
+        if state is None or found == state.inner_ways:
+            return
+        state.inner_ways = found
+        for address, way in found.items():
+            is_problem = way.user is None and self._is_relayed(state)
+            (log.warning if is_problem else log.info)(
+                Event.POD_REDIRECTED,
+                pod=state.pod.full_name,
+                address=address,
+                port=way.redirection.port,
+                mesh=way.redirection.mesh,
+                exempt_user=way.user,
+            )
+        self._store.in_force.mark(uid)
+
+    def _is_relayed(self, state: PodState) -> bool:
+        if state.pod.host_network or not state.pod.is_relayed:
+            return False
+        return state.pod.mode is Mode.STRICT or bool(self._has_need(state))

@@ -1,0 +1,238 @@
+"""Who accepts a connection from inside a pod: the server at the dialled port, or a mesh's proxy.
+
+Rules inside the pod (iptables or nft, OUTPUT) may redirect the pod's own connections to a proxy,
+and those of podgate with them, where they do not exempt the loopback (Consul). The proxy accepts
+whether the application runs or not, and may reject what the application would answer.
+
+Tried on Linux 6.18 with REDIRECT and DNAT of both: the dialling socket shows the dialled address,
+and so does its SO_ORIGINAL_DST. The accepted socket shows the other port: it is at 127.0.0.1 or ::1
+and the proxy's port (DNAT: the rule's address), connected to the dialling socket's own end. An
+exact lookup by sock_diag takes 33 us with its netlink socket, and finds no such pair; the list of
+connections does, in 0.5 ms or more.
+"""
+
+import dataclasses
+import errno
+import ipaddress
+import socket
+import struct
+from collections.abc import Callable, Iterable, Mapping
+
+from probes import meshes, sock_diag
+from probes.netns import BareSocket, Netns, NetnsGoneError, ends_self_connection
+from probes.sock_diag import InetSocket, SockDiag
+
+_UNUSED_PORTS = range(9650, 9653)
+"""Any would do; the next one is for a pod with a server at the first."""
+
+# Rules of a pod may change at any time; a lookup in 10 s is no cost.
+_TRUSTED_SECONDS = 10.0
+_ACCEPTORS_MAX = 10_000  # of ended pods, too; all is looked up again then
+_RESET_ON_CLOSE = struct.pack("=ii", 1, 0)  # struct linger
+_TCP = socket.IPPROTO_TCP
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Redirection:
+    """A process that accepts instead of the dialled one.
+
+    port: where it listens; user: its user id, 0 also if that is not found; mesh: its name, or
+    empty.
+    """
+
+    port: int
+    user: int
+    mesh: str = ""
+
+    @property
+    def text(self) -> str:
+        """A clause."""
+        who = f"{self.mesh}, user {self.user}" if self.mesh else f"user {self.user}"
+        return f"redirected to port {self.port} ({who})"
+
+    @property
+    def sentence(self) -> str:
+        """The message of a probe that was redirected."""
+        text = self.text
+        return f"{text[:1].upper()}{text[1:]}, which shows nothing of the application."
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InnerWay:
+    """All connections from inside a pod to one of its addresses are redirected. user: whose are
+    not; None if podgate knows none."""
+
+    redirection: Redirection
+    user: int | None
+
+
+InnerWays = Mapping[str, InnerWay]
+"""By address; those that are not redirected are left out."""
+
+
+def find_acceptor(netns: Netns, sock: BareSocket) -> Redirection | None:
+    """Who has accepted this connection of the pod to itself, if not a server of the dialled port.
+
+    None also if that cannot be found out: the other end has closed, or is in no socket of the pod.
+    Raises `NetnsGoneError`, and `OSError` where the kernel has no inet_diag.
+    """
+    dialled, own = _endpoint(sock.getpeername()), _endpoint(sock.getsockname())
+    with SockDiag.open_in(netns) as diag:
+        if diag.connection(_TCP, dialled, own) is not None:
+            return None
+        port = _other_port(diag, own)
+        if port in (None, dialled[1]):
+            return None
+        users = {found.local_port: found.user for found in _listed(diag, sock_diag.LISTEN)}
+    return Redirection(port, users.get(port, 0), meshes.name(users.keys()))
+
+
+def find_catch_all(netns: Netns, address: str, user: int = 0) -> Redirection | None:
+    """Who accepts connections of this user to a port of the address at which nothing listens.
+
+    None if it is rejected, as it should be: takes 25 us. Raises as `find_acceptor`.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in _UNUSED_PORTS:
+        sock = netns.bare_socket(family, socket.SOCK_STREAM, user)
+        try:
+            code = sock.connect_ex((address, port))
+            if code == errno.EINPROGRESS:
+                code = sock.connect_ex((address, port))
+            if code not in (0, errno.EISCONN) or ends_self_connection(sock):
+                return None
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            if found := find_acceptor(netns, sock):
+                return found
+        finally:
+            sock.close()
+    return None
+
+
+def find_inner_ways(
+    netns: Netns, addresses: Iterable[str], before: InnerWays
+) -> dict[str, InnerWay]:
+    """Which of the pod's addresses are redirected. before: the last result; where its user still is
+    exempt, the proxy is not dialled again. Raises as `find_acceptor`."""
+    found = {}
+    for address in addresses:
+        previous = before.get(address)
+        if previous and previous.user and find_catch_all(netns, address, previous.user) is None:
+            found[address] = previous
+            continue
+        redirection = find_catch_all(netns, address)
+        if redirection is not None:
+            user = redirection.user or None
+            if user and find_catch_all(netns, address, user) is not None:
+                user = None
+            found[address] = InnerWay(redirection, user)
+    return found
+
+
+class Acceptor:
+    """Who accepts at one port of one address of a pod, as far as that was looked up.
+
+    A lookup is due for the first connection, after each failure, and every 10 s.
+    """
+
+    __slots__ = ("_address", "_looked_up_for", "_netns", "_now", "_retry_at", "_until", "user")
+
+    def __init__(self, netns: Netns, address: str, now: Callable[[], float]) -> None:
+        self.user = 0
+        """Whose sockets are to connect."""
+        self._netns = netns
+        self._address = address
+        self._now = now
+        self._looked_up_for = 0
+        """The user whose connections are not redirected until then."""
+        self._until = 0.0
+        self._retry_at = 0.0
+        """From when the proxy's user is tried again, which was redirected, too."""
+
+    def is_due(self, user: int) -> bool:
+        """Whether a connection that this user has opened is to be looked up."""
+        return user != self._looked_up_for or self._now() >= self._until
+
+    def look_up(self, user: int, sock: BareSocket) -> Redirection | None:
+        """Who has accepted instead of the dialled port. Then `user` may be another one, whose next
+        connection may not be redirected."""
+        try:
+            redirection = _find_proxy(self._netns, self._address, user, sock)
+        except (NetnsGoneError, OSError):
+            return None
+        now = self._now()
+        self._until = 0.0
+        if redirection is None:
+            self.user = self._looked_up_for = user
+            self._until = now + _TRUSTED_SECONDS
+        elif user:
+            self.user, self._retry_at = 0, now + _TRUSTED_SECONDS
+        elif now >= self._retry_at:
+            self.user = redirection.user
+        return redirection
+
+    def doubt(self) -> None:
+        """A probe has failed: the next connection is looked up."""
+        self._until = 0.0
+
+
+class Acceptors:
+    """Those of all probes, by namespace, address and port."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._found: dict[tuple[Netns, str, int], Acceptor] = {}
+
+    def of(self, netns: Netns, address: str, port: int) -> Acceptor:
+        found = self._found.get((netns, address, port))
+        if found is None:
+            if len(self._found) >= _ACCEPTORS_MAX:
+                self._found.clear()
+            found = self._found[netns, address, port] = Acceptor(netns, address, self._now)
+        return found
+
+
+def _find_proxy(netns: Netns, address: str, user: int, sock: BareSocket) -> Redirection | None:
+    """As `find_acceptor`. A pod may redirect a port of its own to another, such as 80 to 8080: then
+    the server is the application. A proxy gets all ports, or listens where meshes' proxies do."""
+    found = find_acceptor(netns, sock)
+    if found is None or found.port in meshes.PROXY_PORTS:
+        return found
+    return found if find_catch_all(netns, address, user) is not None else None
+
+
+def _other_port(diag: SockDiag, own: sock_diag.Endpoint) -> int | None:
+    """The port of the socket that is connected to this one, and to which this one is not."""
+    states = sock_diag.ANY_STATE & ~sock_diag.LISTEN
+    for found in _listed(diag, states, {_as_ipv6(own[0])}, remote_port=own[1]):
+        local = ipaddress.IPv6Address(found.local)
+        end = (local.ipv4_mapped or local, found.local_port)
+        # Two connections to different servers may have the same port at the client.
+        if diag.connection(_TCP, own, end) is None:
+            return found.local_port
+    return None
+
+
+def _listed(
+    diag: SockDiag, states: int, remotes: set[bytes] | None = None, *, remote_port: int = 0
+) -> list[InetSocket]:
+    found: list[InetSocket] = []
+    for family in sock_diag.FAMILIES:
+        try:
+            found += diag.sockets(
+                _TCP, states, remotes, families=(family,), remote_port=remote_port
+            )
+        except OSError as error:
+            if error.errno != errno.ENOENT:  # a kernel without IPv6
+                raise
+    return found
+
+
+def _endpoint(address: tuple[str, int]) -> sock_diag.Endpoint:
+    return ipaddress.ip_address(address[0]), address[1]
+
+
+def _as_ipv6(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bytes:
+    if address.version == 6:
+        return address.packed
+    return ipaddress.IPv6Address(f"::ffff:{address}").packed

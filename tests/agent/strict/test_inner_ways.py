@@ -1,0 +1,143 @@
+"""Pods in strict are tried from inside: at once, every few seconds, and no others."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+
+import msgspec
+import pytest
+
+from agent.pods.conditions import Conditions
+from agent.pods.pod_state import PodState
+from agent.pods.store import PodStore
+from agent.strict.inner_ways import InnerWayWatch
+from bpf.verdicts import Mode
+from probes.netns import Netns, NetnsGoneError
+from probes.redirection import InnerWay, InnerWays, Redirection
+from tests.agent.strict.strict_pods import strict_pod
+
+pytestmark = pytest.mark.looptime
+
+ONE, OTHER = "198.18.1.1", "198.18.1.2"
+CONSUL = InnerWay(Redirection(15001, 5995, "Consul"), 5995)
+
+
+class Node:
+    """Pods, their rules by address, and what was tried."""
+
+    def __init__(self) -> None:
+        self.store = PodStore(Conditions())
+        self.rules: dict[str, InnerWay] = {}
+        self.gone: set[str] = set()
+        self.needs: set[str] = set()
+        self.tried: list[str] = []
+        self.watch = InnerWayWatch(
+            self.store, has_need=lambda state: state.pod.name in self.needs, find=self.find
+        )
+        self.changes = self.store.in_force.subscribe()
+
+    def find(
+        self, netns: Netns, addresses: Iterable[str], before: InnerWays
+    ) -> dict[str, InnerWay]:
+        self.tried += addresses
+        if netns.path in self.gone:
+            raise NetnsGoneError("it is gone")
+        return {one: self.rules[one] for one in addresses if one in self.rules}
+
+    def add(self, pod: PodState) -> PodState:
+        self.store.pods[pod.pod.uid] = pod
+        self.store.in_force.mark(pod.pod.uid)
+        return pod
+
+
+@contextlib.asynccontextmanager
+async def watched() -> AsyncIterator[Node]:
+    """In the test: a fixture has another clock."""
+    node = Node()
+    running = asyncio.create_task(node.watch.run())
+    await asyncio.sleep(0)
+    try:
+        yield node
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+async def test_new_pod_is_tried_before_the_relay_gets_it() -> None:
+    async with watched() as node:
+        node.rules[ONE] = CONSUL
+        web = node.add(strict_pod("web", ONE))
+        node.changes.take()
+        await asyncio.sleep(0.01)  # the supervisor waits for 50 ms
+        assert web.inner_ways == {ONE: CONSUL}
+        assert node.changes.take() == ["uid-web"]
+        assert node.tried == [ONE]
+
+
+async def test_rules_of_an_init_container_are_found_within_seconds() -> None:
+    async with watched() as node:
+        web = node.add(strict_pod("web", ONE))
+        await asyncio.sleep(1)
+        assert web.inner_ways == {}
+        node.rules[ONE] = CONSUL
+        await asyncio.sleep(5)
+        assert web.inner_ways == {ONE: CONSUL}
+        del node.rules[ONE]
+        await asyncio.sleep(5)
+        assert web.inner_ways == {}
+
+
+async def test_unchanged_pod_marks_nothing() -> None:
+    async with watched() as node:
+        node.rules[ONE] = CONSUL
+        node.add(strict_pod("web", ONE))
+        await asyncio.sleep(1)
+        node.changes.take()
+        await asyncio.sleep(20)
+        assert node.changes.take() == []
+
+
+async def test_pods_without_the_relay_are_tried_less_often() -> None:
+    """Their proxy gets a connection each time."""
+    async with watched() as node:
+        node.rules = {ONE: CONSUL}
+        web = node.add(strict_pod("web", ONE, mode=Mode.ENFORCE))
+        await asyncio.sleep(29)
+        assert node.tried == [ONE]
+        assert web.inner_ways == {ONE: CONSUL}
+        await asyncio.sleep(30)
+        assert node.tried == [ONE, ONE]
+        node.needs.add("web")
+        await asyncio.sleep(10)
+        assert node.tried == [ONE] * 4
+
+
+async def test_pod_that_gets_strict_is_tried_at_once() -> None:
+    async with watched() as node:
+        web = node.add(strict_pod("web", ONE, mode=Mode.ENFORCE))
+        await asyncio.sleep(1)
+        node.rules[ONE] = CONSUL
+        web.pod = msgspec.structs.replace(web.pod, mode=Mode.STRICT)
+        node.store.in_force.mark("uid-web")
+        await asyncio.sleep(0.01)
+        assert web.inner_ways == {ONE: CONSUL}
+
+
+async def test_pods_in_mode_off_are_not_tried() -> None:
+    async with watched() as node:
+        node.add(strict_pod("off", ONE, mode=Mode.OFF))
+        await asyncio.sleep(100)
+        assert node.tried == []
+
+
+async def test_pod_that_ends_keeps_what_it_had_and_stops_no_other() -> None:
+    async with watched() as node:
+        node.rules = {ONE: CONSUL, OTHER: CONSUL}
+        web = node.add(strict_pod("web", ONE))
+        await asyncio.sleep(1)
+        node.gone.add("/run/netns/web")
+        late = node.add(strict_pod("late", OTHER))
+        await asyncio.sleep(5)
+        assert web.inner_ways == {ONE: CONSUL}
+        assert late.inner_ways == {OTHER: CONSUL}

@@ -1,0 +1,120 @@
+"""When a probe's connection is looked up, and as which user the next one dials."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from probes import redirection
+from probes.netns import Netns, NetnsGoneError
+from probes.redirection import Acceptors, Redirection
+
+POD = Netns("/run/netns/web", 4, 1)
+WHERE = (POD, "198.18.0.1", 8080)
+TO_PROXY = Redirection(15001, 5995, "Consul")
+
+
+class Rules:
+    """A pod's rules: users that they exempt. Answers only lookups of POD."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.exempt: set[int] = {0}
+        self.is_gone = False
+        self.looked_up = 0
+        self.acceptors = Acceptors(lambda: self.now)
+        self.acceptor = self.acceptors.of(*WHERE)
+
+    def find(self, netns: Netns, address: str, user: int, _: object) -> Redirection | None:
+        assert (netns, address) == WHERE[:2]
+        self.looked_up += 1
+        if self.is_gone:
+            raise NetnsGoneError("it is gone")
+        return None if user in self.exempt else TO_PROXY
+
+    def connect(self, sock: socket.socket) -> Redirection | None:
+        """One probe: as long as the user changes, at most twice."""
+        for _ in range(2):
+            user = self.acceptor.user
+            if not self.acceptor.is_due(user):
+                return None
+            found = self.acceptor.look_up(user, sock)
+            if found is None or self.acceptor.user == user:
+                return found
+        return found
+
+
+@pytest.fixture
+def rules(monkeypatch: pytest.MonkeyPatch) -> Rules:
+    made = Rules()
+    monkeypatch.setattr(redirection, "_find_proxy", made.find)
+    return made
+
+
+@pytest.fixture
+def sock() -> Iterator[socket.socket]:
+    with socket.socket() as made:
+        yield made
+
+
+def test_connection_is_looked_up_once_in_ten_seconds(rules: Rules, sock: socket.socket) -> None:
+    for rules.now in (0.0, 1.0, 9.9):
+        assert rules.connect(sock) is None
+    assert rules.looked_up == 1
+    rules.now = 10.0
+    rules.connect(sock)
+    assert rules.looked_up == 2
+
+
+def test_connection_after_a_failure_is_looked_up(rules: Rules, sock: socket.socket) -> None:
+    rules.connect(sock)
+    rules.acceptor.doubt()
+    rules.exempt = set()
+    assert rules.connect(sock) == TO_PROXY
+
+
+def test_other_ports_and_namespaces_are_looked_up_by_themselves(rules: Rules) -> None:
+    with socket.socket() as sock:
+        rules.connect(sock)
+    assert not rules.acceptors.of(*WHERE).is_due(0)
+    assert rules.acceptors.of(POD, "198.18.0.1", 8081).is_due(0)
+    assert rules.acceptors.of(Netns("/run/netns/web", 4, 2), "198.18.0.1", 8080).is_due(0)
+
+
+def test_user_of_the_proxy_dials_from_then_on(rules: Rules, sock: socket.socket) -> None:
+    rules.exempt = {5995}
+    assert rules.connect(sock) is None
+    assert rules.acceptor.user == 5995
+    assert rules.looked_up == 2
+    rules.now = 10.0
+    assert rules.connect(sock) is None
+    assert rules.looked_up == 3
+
+
+def test_root_dials_again_where_the_proxys_user_is_redirected(
+    rules: Rules, sock: socket.socket
+) -> None:
+    rules.exempt = {5995}
+    rules.connect(sock)
+    rules.exempt, rules.now = {0}, 10.0
+    assert rules.connect(sock) is None
+    assert rules.acceptor.user == 0
+
+
+def test_user_that_is_redirected_too_is_tried_every_ten_seconds(
+    rules: Rules, sock: socket.socket
+) -> None:
+    rules.exempt = set()
+    assert rules.connect(sock) == TO_PROXY
+    assert rules.looked_up == 2
+    for rules.now in (1.0, 2.0):
+        assert rules.connect(sock) == TO_PROXY
+    assert rules.looked_up == 4
+    rules.now = 10.0
+    rules.exempt = {5995}
+    assert rules.connect(sock) is None
+
+
+def test_pod_that_ends_meanwhile_shows_nothing(rules: Rules, sock: socket.socket) -> None:
+    rules.is_gone = True
+    assert rules.connect(sock) is None
