@@ -139,16 +139,23 @@ class _RunningRelay:
         if not await way.find_problem(addresses):
             return ""
         try:
-            if is_engaged and seconds_since_beat(self._pins) > _HUNG_SECONDS:
-                return ""  # it hangs, which its missing reports show
+            if is_engaged and self._hangs():
+                return ""  # which its missing reports show
             await veth_pair.repair(self.pair)
+            # The second failure in a row counts: on a busy node one response may be late.
+            if not (problem := await way.find_problem(addresses)):
+                log.warning(Event.RELAY_WAY_REPAIRED, interface=self.pair.name)
+                return ""
+            # It may have stopped a moment before the first one.
+            if is_engaged and self._hangs():
+                return ""
         except (PairError, BpfError) as error:
             return str(error).rstrip(".")
-        # The second failure in a row counts: on a busy node one response may be late.
-        if not (problem := await way.find_problem(addresses)):
-            log.warning(Event.RELAY_WAY_REPAIRED, interface=self.pair.name)
-            return ""
         return problem + await way.suspects()
+
+    def _hangs(self) -> bool:
+        """Raises `BpfError`."""
+        return seconds_since_beat(self._pins) > _HUNG_SECONDS
 
     async def kill(self) -> None:
         self.channel.close()
