@@ -29,7 +29,7 @@ def _gate(agent: int | None) -> GateConfig:
     if agent is not None:
         own = Rule(SourceKind.CGROUP, socket.IPPROTO_TCP, way.PORT, way.PORT, cgroup=agent)
         rules = (_KUBELET, own)
-    return GateConfig(Mode.ENFORCE, (), rules, any_address=True)
+    return GateConfig(Mode.ENFORCE, (), rules, any_address=True, identified_kubelet=True)
 
 
 class RelayGates:

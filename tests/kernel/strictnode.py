@@ -153,10 +153,10 @@ def _children(parent: int) -> list[int]:
     return sorted(found)
 
 
-def relay_addresses(node: Node) -> dict[str, str]:
+def relay_addresses(bpffs: pathlib.Path) -> dict[str, str]:
     """The relay's address for each address of a pod."""
     spec = abi.RELAY_PODS
-    table = maps.Map.open(pins.Pins(node.operator.bpffs).map(spec), spec)
+    table = maps.Map.open(pins.Pins(bpffs).map(spec), spec)
     try:
         found = {}
         for key, value in table.items():
