@@ -252,6 +252,10 @@ class Event(enum.Enum):
     POLICIES_NOT_SAVED = "Policies cannot be saved."
     POLICY_PROBLEM = "Policy not applied as written."
     POLICY_STATUS_NOT_WRITTEN = "Status of a policy cannot be written; retrying."
+    PREVIOUS_RELAY_FOUND = "The relay of a previous agent still runs."
+    PREVIOUS_RELAY_RELEASED = (
+        "The relay of a previous agent is released; it is replaced or unneeded."
+    )
     PROBE_NOT_ANSWERED = "Probe with answered: true cannot be answered; the relay proxies it."
     PROBE_SPEC_DEFERRED = "Changed probe spec takes effect with the pod's next sandbox."
     PROXY_HTTP_NOT_SERVED = "Metrics or health of the proxy cannot be served; retrying."

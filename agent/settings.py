@@ -224,6 +224,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     by hand (RFC 3927 reserves the first and the last 256), and unique local ones that spell
     podgate."""
 
+    orphan_relay_seconds: float = 600.0
+    """How long a relay continues without an agent: longer than a node takes to start another one,
+    also where the image has to be pulled. If none starts, strict becomes enforce as always."""
+
     strict_without_fallback: bool = False
     """Whether pods in strict never admit the kubelet at their gates, so that their probes fail
     while no relay serves. Off: healthy pods would restart whenever the relay does."""

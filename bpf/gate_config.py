@@ -14,8 +14,9 @@ class GateConfig:
     addresses: the pod's confirmed addresses, by which hooks and bridges find its gate; claimed:
     other addresses in its namespace, which count in this gate alone. rules: at most 32.
     any_address: all addresses behind the interface are the pod's (the relay's range).
-    without_fallback: in strict the kubelet is never admitted, with a relay or without. pod: whose
-    interface it is; a pod's interfaces share its addresses. Not stored in the kernel.
+    without_fallback: in strict the kubelet is never admitted, with a relay or without.
+    identified_kubelet: rules for the kubelet admit no process that only may be the kubelet. pod:
+    whose interface it is; a pod's interfaces share its addresses. Not stored in the kernel.
     """
 
     mode: Mode
@@ -24,4 +25,5 @@ class GateConfig:
     any_address: bool = False
     claimed: tuple[abi.IPAddress, ...] = ()
     without_fallback: bool = False
+    identified_kubelet: bool = False
     pod: str = dataclasses.field(default="", compare=False)

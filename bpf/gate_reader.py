@@ -87,6 +87,7 @@ class GateReader:
             tuple(address for address, is_claimed in addresses.items() if not is_claimed),
             tuple(map(Rule.unpack, rules)),
             any_address=bool(gate.flags & abi.GATE_ANY_ADDRESS),
+            identified_kubelet=bool(gate.flags & abi.GATE_IDENTIFIED_KUBELET),
             claimed=tuple(address for address, is_claimed in addresses.items() if is_claimed),
             without_fallback=bool(gate.flags & abi.GATE_NO_FALLBACK),
         )

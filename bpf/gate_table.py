@@ -130,6 +130,7 @@ class GateTable(GateReader):
             has_any * abi.GATE_ANY_ADDRESS
             | bool(more) * abi.GATE_HAS_MORE_ADDRESSES
             | config.without_fallback * abi.GATE_NO_FALLBACK
+            | config.identified_kubelet * abi.GATE_IDENTIFIED_KUBELET
         )
         rules = config.rules[: abi.GATE_RULES]
         if len(config.rules) > len(rules):

@@ -97,6 +97,11 @@ class Redirect:
             finally:
                 os.close(link)
 
+    @property
+    def is_engaged(self) -> bool:
+        """Whether all hooks are attached. `podgate off` and `podgate cleanup` detach them."""
+        return bool(self._links) and all(map(syscalls.is_cgroup_link_attached, self._links))
+
     def attach_hold(self, ifindex: int) -> None:
         """Drop SYNs that come in by this interface of the calling thread's namespace.
 
@@ -213,6 +218,15 @@ def seconds_since_beat(installation: pins.Pins) -> float:
     ) as table:
         (beat_ns,) = _BEAT.unpack(table.get(_BEAT_KEY) or bytes(_BEAT.size))
     return (time.monotonic_ns() - int(beat_ns)) / 1e9
+
+
+def redirected_addresses(installation: pins.Pins) -> set[abi.IPAddress]:
+    """Addresses of pods to which connects are redirected, to whichever relay. Raises `BpfError`."""
+    with contextlib.closing(
+        maps.Map.open(installation.map(abi.RELAY_TARGETS), abi.RELAY_TARGETS)
+    ) as table:
+        keys = (abi.CRelayTargetKey.from_buffer_copy(key) for key, _ in table.items())
+        return {abi.unpack_address(bytes(key.pod)) for key in keys}
 
 
 def _open_program(directory: pathlib.Path, name: str) -> int:

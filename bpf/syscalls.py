@@ -497,6 +497,12 @@ def link_program_id(link_fd: int) -> int:
     return int(struct.unpack("=III", object_info(link_fd, 12))[2])
 
 
+def is_cgroup_link_attached(link_fd: int) -> bool:
+    """Whether a link to a cgroup was not detached: then the cgroup's id, the first field of its
+    part of `struct bpf_link_info`, is 0."""
+    return bool(struct.unpack_from("=Q", object_info(link_fd, 24), 16)[0])
+
+
 def is_program(fd: int) -> bool:
     """Whether a BPF descriptor is a program, not a map or a link."""
     return os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:bpf-prog"

@@ -75,7 +75,11 @@ class PodServices:
         cgroup = cgroup2_mount()
         assert cgroup is not None  # `preflight.check`
         launcher = ProcessLauncher(
-            settings.relay_ranges, bpffs=settings.bpffs, cgroup=cgroup, gates=gating.relay_gates
+            settings.relay_ranges,
+            bpffs=settings.bpffs,
+            cgroup=cgroup,
+            gates=gating.relay_gates,
+            orphan_seconds=_orphan_seconds(settings),
         )
         self._relays = RelaySupervisor(
             launcher,
@@ -229,3 +233,10 @@ class PodServices:
     def _node_status(self) -> NodeStatus | None:
         policies = self._gating.policy.node_policies()
         return NodeStatus(VERSION, policies) if policies else None
+
+
+def _orphan_seconds(settings: Settings) -> float:
+    """Not beyond the dead man's time: after it the gate of the relay's interface is open, too, and
+    the relay would proxy what others send to it past the pod's own rules."""
+    dead_man_seconds = settings.dead_man_hours * 3600
+    return min(settings.orphan_relay_seconds, dead_man_seconds or settings.orphan_relay_seconds)

@@ -20,7 +20,8 @@ from agent.errors import PodgateError
 from agent.linux import locks
 from agent.pods import off_marks
 from agent.services.proxy import iptables, ipvs, nftables
-from agent.strict import veth_pair
+from agent.strict import orphans, veth_pair
+from agent.strict.process import RelayProcess
 from bpf import cleanup, pins
 from bpf.errors import KernelSideError
 
@@ -83,8 +84,23 @@ def detach(run_directory: pathlib.Path, installation: pins.Pins) -> Progress:
     progress = open_gates(installation)
     keep_off(run_directory, installation, progress)
     with progress.step():
-        asyncio.run(veth_pair.remove_everything())
+        asyncio.run(remove_relays())
     return progress
+
+
+async def remove_relays() -> None:
+    """Remove the interfaces and routes of all relays, and kill the relays: one that hangs does not
+    see that its interface is gone.
+
+    Raises `PairError`, `OSError` or `TimeoutError`, once it has removed what it can.
+    """
+    found: list[RelayProcess] = []
+    try:
+        found = await orphans.find()
+    finally:
+        await veth_pair.remove_everything()
+        for process in found:
+            await process.kill()
 
 
 def has_agent(run_directory: pathlib.Path, installation: pins.Pins) -> bool:

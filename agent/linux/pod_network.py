@@ -84,7 +84,7 @@ class PodNetworkReader:
                 for link in found
                 if link.kind == "veth" and link.peer
             ]
-            nsid = await _nsid(netns)
+            nsid = await netns_number(netns.path)
         own = [
             (link, peer)
             for link, peer in peers
@@ -116,9 +116,10 @@ class PodNetworkReader:
         return await rtnetlink.find(ifindex) is not None
 
 
-async def _nsid(netns: Netns) -> int | None:
+async def netns_number(path: str) -> int | None:
+    """The number of a network namespace in this one; None if it has none here, or is gone."""
     try:
-        fd = os.open(netns.path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:

@@ -107,6 +107,11 @@ class Procfs:
         """Its name in the kernel, of 15 bytes, for people; empty when it has exited."""
         return (self._read(f"{pid}/comm") or b"").removesuffix(b"\n").decode(errors="replace")
 
+    def arguments(self, pid: int) -> list[str]:
+        """Its command line; empty when it has exited, and for threads of the kernel. The process
+        may write there what it wants."""
+        return os.fsdecode(self._read(f"{pid}/cmdline") or b"").split("\0")[:-1]
+
     def packet_sockets(self) -> set[str]:
         """The packet sockets of this process's network namespace, as `sockets` returns them."""
         fields = (line.split() for line in _lines(self._read("self/net/packet"))[1:])

@@ -8,6 +8,8 @@ SLOTS = 8
 """Relays that may run at once."""
 WAY_HOST = 3
 """Host number, in a relay's share, of the address at which the agent tries the way to the relay."""
+WAY_PORT = 9650
+"""Any port would do; the relay's gate admits the agent and its relay to this one only."""
 
 
 def name_of(slot: int) -> str:

@@ -5,7 +5,8 @@ each 10 MB of the process's memory. So this process imports only what it uses: n
 asyncio. The agent logs its warnings.
 
 The process has its own network namespace, which is removed at its exit. So are the links that
-redirect the kubelet's connects: however the process ends, the next connect goes direct.
+redirect the kubelet's connects: however the process ends, the next connect goes direct. While they
+last, it does not need its agent: `agent.relay.orphanhood`.
 """
 
 import contextlib
@@ -25,10 +26,12 @@ from agent.relay.control import ControlChannel
 from agent.relay.epoll import EpollPoller
 from agent.relay.held_syns import HeldSyns
 from agent.relay.interfaces import WAY_HOST
+from agent.relay.orphanhood import WATCH_SECONDS, HostNetns, Orphanhood, OwnWay
 from agent.relay.outcomes import AnswerCounter, OutcomeCounter
 from agent.relay.raw_sockets import SynCapture
 from agent.relay.targets import AddressPoolExhaustedError, RelayTarget, Targets
 from bpf import pins
+from bpf.abi import IPAddress
 from bpf.errors import BpfError, PinError
 from bpf.redirect import Redirect
 
@@ -48,7 +51,8 @@ _HALF_CLOSED_SECONDS = 60.0
 _OTHER_DESCRIPTORS = 1200
 # How long connects bypass the relay after the kernel has reported a lack of resources.
 _EXHAUSTED_SECONDS = 1.0
-_ORPHAN_DRAIN_SECONDS = 10.0
+# As long as the agent gives a relay that it replaces.
+_ORPHAN_DRAIN_SECONDS = 30.0
 # A connect that was redirected just before a release may still arrive.
 _LINGER_SECONDS = 0.5
 # A probe that waits for a CPU on a busy node fails. A killed relay needs a CPU to exit, too.
@@ -67,10 +71,13 @@ class Relay:
             self._poller,
             control,
             on_message=self._on_message,
-            on_closed=lambda: self._release(_ORPHAN_DRAIN_SECONDS),
+            on_closed=self._on_agent_gone,
         )
+        self._orphanhood: Orphanhood | None = None
+        self._host: HostNetns | None = None
         self._configuration: messages.Configure | None = None
         self._pair_ifindex = 0
+        self._way: list[IPAddress] = []
         self._redirect: Redirect | None = None
         self._targets: Targets | None = None
         self._held_syns: HeldSyns | None = None
@@ -82,13 +89,14 @@ class Relay:
         self._lingers_until = 0.0
         self._ends_at: float | None = None
         self._last_activity: dict[object, float] = {}
-        self._due = dict.fromkeys((self._beat, self._report, self._expire, self._check), 0.0)
         self._every = {
             self._beat: _BEAT_SECONDS,
             self._report: _REPORT_SECONDS,
             self._expire: _EXPIRE_SECONDS,
             self._check: _CHECK_SECONDS,
+            self._watch: WATCH_SECONDS,
         }
+        self._due = dict.fromkeys(self._every, 0.0)
 
     def run(self) -> int:
         """Until the last connection is closed after a release."""
@@ -152,6 +160,8 @@ class Relay:
     def _configure(self, configuration: messages.Configure) -> None:
         self._configuration = configuration
         self._redirect = Redirect.open(pins.Pins(configuration.bpffs))
+        if configuration.tries_way:
+            self._host = HostNetns()
         unshare_network()
         self._control.send(messages.NetnsReady())
 
@@ -166,13 +176,14 @@ class Relay:
             ipaddress.ip_network(net) for net in (configuration.subnet4, configuration.subnet6)
         ]
         self._redirect.delete_within(subnets)
+        self._way = [subnet[WAY_HOST] for subnet in subnets]
         self._targets = Targets(subnets, self._now)
         self._held_syns = HeldSyns(
             self._poller,
             self._targets,
             self._outcomes,
             self._answered,
-            way={subnet[WAY_HOST].packed for subnet in subnets},
+            way={address.packed for address in self._way},
             maximum=self._max_connections,
             on_full=self._beat,
             on_exhausted=self._exhausted,
@@ -268,10 +279,34 @@ class Relay:
         self._redirect.engage(pathlib.Path(self._configuration.cgroup))
         self._control.send(messages.Engaged())
 
+    def _on_agent_gone(self) -> None:
+        """Continue without an agent, if this relay serves."""
+        if self._configuration is None or self._redirect is None or not self._is_engaged:
+            self._release(_ORPHAN_DRAIN_SECONDS)
+            return
+        way = OwnWay(self._host.netns, self._way) if self._host else None
+        seconds = self._configuration.orphan_seconds
+        self._orphanhood = Orphanhood(seconds, way, self._redirect, now=self._now)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Without an agent nothing else removes a target: another sandbox may get the address of
+        one that is gone, and the gate admits the kubelet to that one."""
+        if self._orphanhood is None or self._targets is None:
+            return
+        for target in self._targets:
+            if not target.netns.exists():
+                self._remove(target)
+        if self._orphanhood.is_over():
+            self._release(_ORPHAN_DRAIN_SECONDS)
+
     def _release(self, drain_seconds: float) -> None:
         """Stop redirecting. The links go first: the maps may already belong to the next relay."""
         if self._ends_at is not None:
             return
+        if self._orphanhood is not None:
+            self._orphanhood.close()
+            self._orphanhood = None
         self._is_engaged = False
         self._lingers_until = self._now() + _LINGER_SECONDS
         self._ends_at = self._now() + drain_seconds

@@ -130,6 +130,11 @@ class Configure(msgspec.Struct, frozen=True, tag=True):
     subnet6: str
     inside: str
     """Name of the pair's end in the relay's namespace."""
+    orphan_seconds: float = 0.0
+    """How long the relay continues without its agent; 0: it releases itself at once."""
+    tries_way: bool = False
+    """Whether the relay tries the way from the host to itself while it has no agent: its gate
+    admits this process."""
 
 
 class PairReady(msgspec.Struct, frozen=True, tag=True):
@@ -170,7 +175,10 @@ class Engage(msgspec.Struct, frozen=True, tag=True):
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """Stop redirecting; proxy open connections for at most this time, and exit."""
+    """Stop redirecting; proxy open connections for at most this time, and exit.
+
+    For a relay without its agent the signal SIGTERM is the same.
+    """
 
     drain_seconds: float
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import pathlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -11,16 +12,17 @@ from agent.logs import Event
 from agent.relay import interfaces as relay_interfaces
 from agent.relay import messages
 from agent.settings import RelayRanges
+from agent.strict import orphans, veth_pair, way
 from agent.strict import process as relay_process
 from agent.strict import ranges as strict_ranges
-from agent.strict import veth_pair, way
 from agent.strict.check import NO_COOKIE
+from agent.strict.predecessors import Predecessors
 from agent.strict.process import RelayChannel, RelayError, RelayProcess
 from agent.strict.relay_gates import RelayGates
 from agent.strict.veth_pair import PairError, VethPair
 from bpf import pins
 from bpf.errors import AttachError, BpfError
-from bpf.redirect import seconds_since_beat
+from bpf.redirect import redirected_addresses, seconds_since_beat
 from probes.netns import Netns, NetnsError, netns_cookie
 
 if TYPE_CHECKING:
@@ -58,16 +60,37 @@ class ProcessLauncher:
         bpffs: pathlib.Path,
         cgroup: pathlib.Path,
         gates: RelayGates,
+        orphan_seconds: float,
     ) -> None:
-        """cgroup: the root's directory."""
+        """cgroup: the root's directory; orphan_seconds: how long relays run without an agent."""
         self._ranges = ranges
         self._bpffs = bpffs
         self._cgroup = cgroup
         self._gates = gates
+        self._orphan_seconds = orphan_seconds
 
     async def check(self) -> None:
         """As `RelayGates.check`."""
         await self._gates.check()
+
+    async def find_predecessors(self, now: Callable[[], float]) -> Predecessors:
+        """Relays of previous agents. To be called before `launch`. now: as of the event loop."""
+        try:
+            found = await orphans.find()
+        except (OSError, TimeoutError) as error:
+            log.error(Event.RELAY_INTERFACE_UNREADABLE, error=str(error))
+            found = []
+        if found:
+            log.info(Event.PREVIOUS_RELAY_FOUND, pids=[process.pid for process in found])
+        have_these_maps = bool(found) and bool(self.redirected())
+        return Predecessors(found, have_these_maps=have_these_maps, now=now)
+
+    def redirected(self) -> set[str]:
+        """Addresses of pods to which connects are redirected."""
+        try:
+            return set(map(str, redirected_addresses(pins.Pins(self._bpffs))))
+        except BpfError:
+            return set()  # no map, so nothing is redirected by it
 
     async def ensure_ranges(self) -> None:
         """Restore the routes of the ranges. Raises `RelayError`."""
@@ -100,7 +123,13 @@ class ProcessLauncher:
     async def _start(self, relay: "_RunningRelay", slot: int) -> None:
         subnets = [str(share.subnet) for share in strict_ranges.shares(self._ranges, slot)]
         configuration = messages.Configure(
-            str(self._bpffs), str(self._cgroup), subnets[0], subnets[1], veth_pair.INSIDE
+            str(self._bpffs),
+            str(self._cgroup),
+            subnets[0],
+            subnets[1],
+            veth_pair.INSIDE,
+            orphan_seconds=self._orphan_seconds,
+            tries_way=self._gates.agent_cgroup is not None,
         )
         await relay.channel.request(configuration, messages.NetnsReady)
         name = relay_interfaces.name_of(slot)

@@ -134,9 +134,11 @@ class RelayChannel:
 
 
 class RelayProcess:
-    """A child process, identified by a descriptor, which never means another process."""
+    """A relay's process, a child or another agent's, identified by a descriptor, which never means
+    another process."""
 
     def __init__(self, pid: int) -> None:
+        """Raises `ProcessLookupError`."""
         self.pid = pid
         self._fd = os.pidfd_open(pid)
         self._exited = asyncio.Event()
@@ -145,6 +147,12 @@ class RelayProcess:
     @property
     def is_running(self) -> bool:
         return not self._exited.is_set()
+
+    def request_release(self) -> None:
+        """Have a relay of another agent release itself, and drain its connections."""
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._fd, signal.SIGTERM)
 
     async def kill(self) -> None:
         """Kill it, and wait until it has exited, for 5 s at most."""

@@ -1,6 +1,8 @@
 """The gates of relays' interfaces, and what drops traffic that is forwarded to relays."""
 
+import asyncio
 import socket
+from collections.abc import Iterable, Mapping
 
 import structlog
 
@@ -11,7 +13,7 @@ from agent.linux.cgroups import own_cgroup
 from agent.logs import Event
 from agent.pods.store import PodStore
 from agent.relay import interfaces as relay_interfaces
-from agent.strict import way
+from agent.strict import orphans
 from bpf.errors import AttachError
 from bpf.gates import GateConfig
 from bpf.rules import Rule, SourceKind
@@ -23,13 +25,18 @@ log = structlog.get_logger(__name__)
 _KUBELET = Rule(SourceKind.KUBELET, socket.IPPROTO_TCP)
 
 
-def _gate(agent: int | None) -> GateConfig:
-    """agent: the id of its cgroup, from which it tries the way; None if that is not known."""
-    rules: tuple[Rule, ...] = (_KUBELET,)
-    if agent is not None:
-        own = Rule(SourceKind.CGROUP, socket.IPPROTO_TCP, way.PORT, way.PORT, cgroup=agent)
-        rules = (_KUBELET, own)
-    return GateConfig(Mode.ENFORCE, (), rules, any_address=True)
+def _gate(cgroups: Iterable[int], *, identified_kubelet: bool) -> GateConfig:
+    """cgroups: ids of those from which the way is tried: the agent's, and that of a relay without
+    its agent; identified_kubelet: as of `GateConfig`."""
+    port = relay_interfaces.WAY_PORT
+    tries = [
+        Rule(SourceKind.CGROUP, socket.IPPROTO_TCP, port, port, cgroup=cgroup)
+        for cgroup in sorted(set(cgroups))
+    ]
+    rules = (_KUBELET, *tries)
+    return GateConfig(
+        Mode.ENFORCE, (), rules, any_address=True, identified_kubelet=identified_kubelet
+    )
 
 
 class RelayGates:
@@ -57,9 +64,8 @@ class RelayGates:
         """Gate the relays of a previous agent, and detach from removed ones; idempotent."""
         try:
             present = relay_interfaces.present()
-            for ifindex, name in present.items():
-                if ifindex not in self._store.relay_gates:
-                    await self.gate(ifindex, name)
+            if present.keys() - self._store.relay_gates.keys():
+                await self._gate_previous(present)
             for ifindex in self._store.relay_gates.keys() - present.keys():
                 await self._gate_worker.remove(ifindex)
                 await self._mark_injectable(ifindex, is_node_sent=False)
@@ -68,11 +74,41 @@ class RelayGates:
         except (AttachError, OSError, TimeoutError) as error:
             log.error(Event.RELAY_INTERFACE_UNREADABLE, error=str(error))
 
-    async def gate(self, ifindex: int, name: str) -> None:
-        """Gate a new relay's interface. Raises `AttachError`, `OSError` or `TimeoutError`."""
-        # The relay has sent no packet yet, so none can be a reply.
+    async def _gate_previous(self, present: Mapping[int, str]) -> None:
+        """Those that this agent has not gated. Their relays try the way, too."""
+        cgroups: set[int] = set()
+        try:
+            previous = await orphans.find()
+            cgroups = await asyncio.to_thread(orphans.cgroup_ids, previous)
+            for process in previous:
+                process.release()
+        except (OSError, TimeoutError) as error:
+            log.error(Event.RELAY_INTERFACE_UNREADABLE, error=str(error))
+        # Hooks of another version redirect the kubelet that its agent has identified, also while
+        # this one has not.
+        is_identified = bool(self._gate_worker.config.read().kubelet_cgroup)
+        for ifindex, name in present.items():
+            if ifindex not in self._store.relay_gates:
+                await self.gate(ifindex, name, cgroups, identified_kubelet=is_identified)
+
+    async def gate(
+        self,
+        ifindex: int,
+        name: str,
+        cgroups: Iterable[int] = (),
+        *,
+        identified_kubelet: bool = True,
+    ) -> None:
+        """Gate a relay's interface. cgroups: ids of those from which its relay tries the way;
+        identified_kubelet: as of `GateConfig`.
+
+        Raises `AttachError`, `OSError` or `TimeoutError`.
+        """
+        own = () if self.agent_cgroup is None else (self.agent_cgroup,)
+        gate = _gate((*own, *cgroups), identified_kubelet=identified_kubelet)
+        # A new relay has sent no packet yet, so none can be a reply.
         worker = self._gate_worker
-        await worker.run(worker.gates.install, ifindex, _gate(self.agent_cgroup))
+        await worker.run(worker.gates.install, ifindex, gate)
         await self._ensure_pairs({*relay_interfaces.present(), ifindex})
         # Packets from it were sent by the relay, or by the host before.
         await self._mark_injectable(ifindex, is_node_sent=True)

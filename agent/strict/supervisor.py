@@ -6,12 +6,13 @@ cannot reach.
 Level-triggered: each change of a pod recomputes all desired targets, and sends them if they differ.
 Whatever happens to a relay, the kubelet's next connect goes directly to the pod, where the gate
 admits it as in enforce (unless `--strict-without-fallback`). So no pod ever waits for this module.
+A relay continues without its agent, and the next agent's relay takes over from it.
 """
 
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Protocol
 
 import structlog
@@ -26,6 +27,7 @@ from agent.relay import messages
 from agent.strict import targets as relay_targets
 from agent.strict.active_relay import CHECK_SECONDS, ActiveRelay, blocked
 from agent.strict.launcher import RelayHandle
+from agent.strict.predecessors import Predecessors
 from agent.strict.process import RelayError
 from agent.strict.relayed_pods import RelayedPods, sentence
 from agent.strict.stats import ConnectionStats
@@ -60,6 +62,10 @@ class RelayLauncher(Protocol):
     """Starts relays: `agent.strict.launcher.ProcessLauncher`."""
 
     async def check(self) -> None: ...
+
+    async def find_predecessors(self, now: Callable[[], float]) -> Predecessors: ...
+
+    def redirected(self) -> set[str]: ...
 
     async def ensure_ranges(self) -> None: ...
 
@@ -124,6 +130,7 @@ class RelaySupervisor:
         self._state: _Idle | _Starting | _BackingOff | ActiveRelay = _Idle()
         self._released: dict[RelayHandle, float] = {}
         """Relays that drain their connections, and when they are overdue."""
+        self._predecessors = Predecessors((), have_these_maps=True, now=self._now)
         self.pods = RelayedPods(store, self._serving)
         """What their conditions show of the relay, with the newest plan."""
         self._plan_memory = PlanMemory()
@@ -175,8 +182,9 @@ class RelaySupervisor:
         await request
 
     async def run(self) -> None:
-        """Until cancelled: then the relay is released, and drains its connections."""
+        """Until cancelled: then the relay continues without this agent."""
         is_woken = True
+        self._predecessors = await self._launcher.find_predecessors(self._now)
         way_watch = asyncio.create_task(self._watch_way(), name="the relay's way")
         try:
             while True:
@@ -216,7 +224,8 @@ class RelaySupervisor:
         """Until something changed, or for a check of the relay; whether something changed."""
         is_idle = not isinstance(self._state, ActiveRelay) and not self.is_needed
         try:
-            async with asyncio.timeout(None if is_idle and not self._released else CHECK_SECONDS):
+            has_relays = bool(self._released) or bool(self._predecessors)
+            async with asyncio.timeout(None if is_idle and not has_relays else CHECK_SECONDS):
                 await self._wake.wait()
         except TimeoutError:
             return False
@@ -229,6 +238,8 @@ class RelaySupervisor:
         """One pass towards the desired state."""
         await self._launcher.check()
         await self._kill_overdue()
+        if self._store.synced.is_set():
+            self._predecessors.note_synced()
         state = self._state
         if isinstance(state, ActiveRelay) and (problem := self._failure_of(state)):
             await self._abandon(state, problem)
@@ -237,10 +248,21 @@ class RelaySupervisor:
                 await self._hand_over(self._state)
         elif not self.is_needed:
             self._resolve_restarts(RelayError(_NOT_NEEDED))
-        elif not isinstance(self._state, _BackingOff) or self._now() >= self._state.retry_at:
+        elif self._may_start():
             await self._start()
         if isinstance(self._state, ActiveRelay):
             await self._maintain(self._state)
+        self._predecessors.release(
+            is_replaced=isinstance(self._state, ActiveRelay),
+            is_needed=self.is_needed,
+            is_off=self._modes.node.is_off,
+        )
+
+    def _may_start(self) -> bool:
+        if isinstance(self._state, _BackingOff) and self._now() < self._state.retry_at:
+            return False
+        targets = self.pods.plan.targets
+        return self._predecessors.may_be_replaced(targets, self._launcher.redirected)
 
     def _failure_of(self, serving: ActiveRelay) -> str:
         if not serving.problem and serving.is_silent(self._now()):
@@ -300,16 +322,21 @@ class RelaySupervisor:
         """Another relay, with all targets, engaged. Raises `RelayError`."""
         self._launches += 1
         relay = await self._launcher.launch(self._stats, self._wake)
+        has_targets = False
         try:
             # The relay before redirects connections to this one from `set_targets` on.
             if problem := await relay.find_way_problem(is_engaged=False):
                 raise RelayError(blocked(problem))
             serving = ActiveRelay(relay, self._now())
+            has_targets = True
             await serving.set_targets(self.pods.plan.targets)
             self.verdicts.send_all(serving)
             await relay.channel.request(messages.Engage(), messages.Engaged)
         except BaseException:
             await relay.kill()
+            if has_targets:
+                # Their hooks redirect to the killed relay, and nothing gives them their targets.
+                self._predecessors.release_all()
             raise
         log.info(
             Event.RELAY_ENGAGED,
@@ -332,6 +359,7 @@ class RelaySupervisor:
             if relay.channel.problem is not None or self._now() >= overdue_at:
                 del self._released[relay]
                 await self._kill(relay)
+        await self._predecessors.kill_overdue()
 
     async def _abandon(self, serving: ActiveRelay, problem: str) -> None:
         is_blocked = bool(serving.way_problem) and serving.relay.channel.problem is None
@@ -356,11 +384,10 @@ class RelaySupervisor:
         self._state = _BackingOff(problem, self._now() + seconds)
 
     def _release_all(self) -> None:
-        """Let all relays drain and exit by themselves, since the agent stops."""
-        if isinstance(self._state, ActiveRelay):
-            self._state.relay.channel.send(messages.Release(_DRAIN_SECONDS))
+        """Let all relays continue, since the agent stops: one serves, others drain."""
         for relay in self._relays():
             relay.release()
+        self._predecessors.forget()
         self._resolve_restarts(RelayError("the agent is stopping"))
 
     def _relays(self) -> Iterator[RelayHandle]:

@@ -150,6 +150,7 @@ async def make(
                 await _set_up_inside(inside, netns, inner_link, link, shares)
                 pair = VethPair(slot, ifindex, name, tuple(shares), inner_link.get("address"))
                 await _set_up_host(netlink, pair)
+                await _wait_until_active(inside, inner_link["index"])
         except BaseException:
             with contextlib.suppress(pyroute2.NetlinkError):
                 await netlink.link("del", ifname=name)
@@ -243,6 +244,17 @@ async def _set_up_host(netlink: pyroute2.AsyncIPRoute, pair: VethPair) -> None:
             prefsrc=str(share.node),
             proto=_PROTOCOL,
         )
+
+
+async def _wait_until_active(netlink: pyroute2.AsyncIPRoute, ifindex: int) -> None:
+    """Until the interface, which was up before its peer, sends packets.
+
+    The kernel activates it, and drops what it would send until then, when a work queue gets RTNL
+    (net/core/link_watch.c); the operational state changes at the same time. Linux 6.18 does that
+    work for this request.
+    """
+    while (await netlink.link("get", index=ifindex))[0].get("operstate") != "UP":  # noqa: ASYNC110
+        await asyncio.sleep(network_setup.LOCAL_POLL_SECONDS)
 
 
 async def _add_address(netlink: pyroute2.AsyncIPRoute, ifindex: int, address: IPAddress) -> None:

@@ -16,11 +16,8 @@ import socket
 from collections.abc import Sequence
 
 from agent.linux import nft
-from agent.relay.interfaces import PREFIX
+from agent.relay.interfaces import PREFIX, WAY_PORT
 from bpf.abi import IPAddress
-
-PORT = 9650
-"""Any port would do; the relay's gate admits the agent to this one only."""
 
 # The relay responds within a millisecond. On a busy node it waits for a CPU, at a higher priority
 # than others have.
@@ -46,7 +43,7 @@ async def _try(address: IPAddress) -> str:
     with sock:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
-                await asyncio.get_running_loop().sock_connect(sock, (str(address), PORT))
+                await asyncio.get_running_loop().sock_connect(sock, (str(address), WAY_PORT))
         except TimeoutError:
             return f"packets from the node to {address} are not answered"
         except OSError as error:

@@ -100,6 +100,8 @@ struct rule {
 #define GATE_NO_FALLBACK 2
 /* The map gate_addresses has further addresses of the pod. */
 #define GATE_HAS_MORE_ADDRESSES 4
+/* Only the identified kubelet is admitted as the kubelet: a relay's pair. */
+#define GATE_IDENTIFIED_KUBELET 8
 
 /* The configuration of one gate. */
 struct gate {

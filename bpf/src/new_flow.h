@@ -53,7 +53,7 @@ ALWAYS_INLINE __u64 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 		return pass_unidentified(node);
 	now_ns = packet_time_ns(packet);
 	source.cgroup = source_cgroup(skb, false);
-	is_kubelet = may_be_kubelet(skb, false, node, source.cgroup, now_ns);
+	is_kubelet = may_be_kubelet_at(gate, skb, false, node, source.cgroup, now_ns);
 	/* Only the identified kubelet is redirected to the relay. */
 	is_rejected = forget(is_kubelet && is_kubelet_cgroup(node, source.cgroup) &&
 				     is_rejected_kubelet(skb, gate, packet),

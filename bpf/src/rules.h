@@ -75,6 +75,18 @@ ALWAYS_INLINE bool may_be_kubelet(struct __sk_buff *skb, bool is_hook, struct co
 	       source_ancestor(skb, is_hook, node->pods_cgroup_level) != node->pods_cgroup;
 }
 
+/*
+ * The same for a gate. A relay connects from inside the pod, past what the pod itself rejects from
+ * outside (relay.c), so its pair admits the identified kubelet alone.
+ */
+ALWAYS_INLINE bool may_be_kubelet_at(struct gate *gate, struct __sk_buff *skb, bool is_hook,
+				     struct config *node, __u64 cgroup, __u64 now_ns)
+{
+	if (gate->flags & GATE_IDENTIFIED_KUBELET)
+		return is_kubelet_cgroup(node, cgroup);
+	return may_be_kubelet(skb, is_hook, node, cgroup, now_ns);
+}
+
 /* What rules are compared with. */
 struct new_flow {
 	__u64 cgroup;

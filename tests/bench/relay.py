@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
+from agent.app import removal
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
@@ -79,6 +80,7 @@ def _node() -> Iterator[tuple[Node, RelayClient]]:
             finally:
                 client.end()
                 operator.stop(signal.SIGKILL)
+                asyncio.run(removal.remove_relays())
                 pins.Pins(operator.bpffs).remove_everything()
 
 

@@ -53,6 +53,20 @@ def take_addresses(pod: LabPod, other: LabPod) -> None:
 
 
 @contextlib.contextmanager
+def busy() -> Iterator[None]:
+    """Another namespace's interfaces come and go, so that all others wait for RTNL."""
+    script = (
+        "while ip link add one type veth peer name two; do "
+        "ip link set one up; ip link set two up; ip link del one; done"
+    )
+    with subprocess.Popen(["unshare", "--net", "sh", "-c", script]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
 def blocked(*pods: LabPod) -> Iterator[None]:
     """Another rule set drops what the host sends to these pods, as some CNIs do; forwarded packets
     pass."""

@@ -1,5 +1,6 @@
 """A node with a fleet of pods, an agent, and a cgroup that is the kubelet's."""
 
+import asyncio
 import contextlib
 import dataclasses
 import ipaddress
@@ -11,6 +12,7 @@ from typing import Any
 
 from agent import labels
 from agent.admin.report import AgentReport
+from agent.app import removal
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess, Launch, condition_of
 from agent.lab.lab import LabPod
@@ -81,13 +83,15 @@ class Node:
         self.lab.remove_pod(name)
         (self.operator.manifests / f"{name}.yaml").unlink()
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Of each agent of this node."""
+        ranges = ("--relay-range4", RANGE4, "--relay-range6", RANGE6)
+        return ("--kubelet", f"cgroup:{self.kubelet.path}", *ranges)
+
     def start(self, *extra: str) -> None:
         """Start the agent, and wait until every pod is as it is wanted."""
-        self.operator.start(
-            *("--kubelet", f"cgroup:{self.kubelet.path}"),
-            *("--relay-range4", RANGE4, "--relay-range6", RANGE6),
-            *extra,
-        )
+        self.operator.start(*self.options, *extra)
         self.settle()
 
     def set_mode(self, mode: str) -> None:
@@ -97,9 +101,15 @@ class Node:
             self.declare(pod)
         self.settle()
 
-    def settle(self) -> AgentReport:
-        """Wait until every pod is as it is wanted."""
-        return self.operator.wait_for("every pod isolated as wanted", self._is_settled)
+    def settle(self, by: AgentProcess | None = None) -> AgentReport:
+        """Wait until every pod is as it is wanted. by: the agent that holds the node, if that is
+        not the operator's."""
+        agent = by or self.operator
+
+        def is_settled(report: AgentReport) -> bool:
+            return report.pid == agent.pid and self._is_settled(report)
+
+        return agent.wait_for("every pod isolated as wanted", is_settled)
 
     def _is_settled(self, report: AgentReport) -> bool:
         return (
@@ -153,10 +163,10 @@ def _children(parent: int) -> list[int]:
     return sorted(found)
 
 
-def relay_addresses(node: Node) -> dict[str, str]:
+def relay_addresses(bpffs: pathlib.Path) -> dict[str, str]:
     """The relay's address for each address of a pod."""
     spec = abi.RELAY_PODS
-    table = maps.Map.open(pins.Pins(node.operator.bpffs).map(spec), spec)
+    table = maps.Map.open(pins.Pins(bpffs).map(spec), spec)
     try:
         found = {}
         for key, value in table.items():
@@ -190,4 +200,5 @@ def strict_node(lab: labs.Lab, folder: pathlib.Path, launch: Launch) -> Iterator
             yield Node(lab, served, operator, kubelet)
         finally:
             operator.stop(signal.SIGKILL)
+            asyncio.run(removal.remove_relays())
             pins.Pins(bpffs).remove_everything()

@@ -22,6 +22,7 @@ from tests import polling
 from tests.kernel import cgroups, offers, traffic
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.standin import KubeletStub
+from tests.kernel.strictnode import relay_addresses
 from tests.kernel.test_relay_conditions import RANGES, dial
 from tests.kernel.test_rules import OTHER_PORT, PORT, connects, is_dropped
 from tests.kernel.test_standin import beat_long_ago
@@ -256,6 +257,8 @@ def test_relay_serves_no_process_while_the_kubelet_is_unknown(
     with rejecting(pod):
         for address in (pod.ipv4, pod.ipv6):
             assert "refused" in dial(stranger, address)
+    for address in relay_addresses(operator.bpffs).values():
+        assert dial(stranger, address) not in (pod.ipv4, pod.ipv6, address)
     report = operator.wait_for("counts", lambda r: "unidentified" in passed(r))
     assert report.relay.connections == 0
 

@@ -17,13 +17,14 @@ import pytest
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab
 from agent.linux.cgroups import cgroup2_mount
+from agent.linux.namespaces import in_new_network
 from agent.relay import interfaces as relay_interfaces
 from agent.settings import RelayRanges, parse_range4, parse_range6
 from agent.strict import check as strict_check
 from agent.strict import veth_pair
 from agent.strict.veth_pair import PairError
 from bpf import pins
-from probes.netns import Netns
+from probes.netns import OWN_NETNS, Netns
 from tests.kernel import links, offers
 from tests.polling import wait_until
 
@@ -272,3 +273,40 @@ def _cleanup(operator: AgentProcess) -> None:
     command = [sys.executable, "-m", "agent", "cleanup", "--bpffs", str(operator.bpffs)]
     command += ["--run-directory", str(operator.run_directory)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+async def test_packets_of_the_relay_leave_as_soon_as_the_pair_is_made(
+    lab: Lab, no_relays: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel activates an interface when a work queue gets RTNL, after the carrier,
+    and drops what is sent until then. Addresses and routes of the host's end only take time."""
+
+    async def link_up(netlink: Any, pair: veth_pair.VethPair) -> None:
+        await netlink.link("set", index=pair.ifindex, state="up")
+
+    monkeypatch.setattr(veth_pair, "_set_up_host", link_up)
+    frame = bytes(12) + b"\x88\xb5" + bytes(46)
+    with links.busy():
+        for _ in range(20):
+            descriptor = in_new_network(lambda: os.open(OWN_NETNS, os.O_RDONLY | os.O_CLOEXEC))
+            try:
+                relay = Netns.open(f"/proc/self/fd/{descriptor}")
+                pair = await make(relay)
+                before = dropped(relay)
+                with relay.socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
+                    sock.sendto(frame, (veth_pair.INSIDE, 0))
+                assert dropped(relay) == before
+                await veth_pair.remove(pair.ifindex)
+            finally:
+                os.close(descriptor)
+    await veth_pair.remove_everything()
+
+
+def dropped(relay: Netns) -> int:
+    """Packets that the relay's end has not sent, by the fourth field of its transmit part."""
+    (line,) = (
+        line
+        for line in relay.read_proc_net("dev").splitlines()
+        if line.lstrip().startswith(f"{veth_pair.INSIDE}:")
+    )
+    return int(line.partition(":")[2].split()[11])

@@ -38,7 +38,9 @@ def kubelet() -> Iterator[Cgroup]:
 @pytest.fixture
 def pod(lab: Lab) -> Iterator[LabPod]:
     made = lab.add_pod("web", 1)
-    with made.listen(PORT):
+    with made.listen(PORT) as listener:
+        # Nothing accepts: the queue has to hold all connections of a test.
+        listener.listen(4096)
         yield made
 
 

@@ -16,7 +16,8 @@ from agent.lab.agent_process import Launch, packets, pod_of
 from agent.lab.lab import LabPod
 from agent.relay import interfaces as relay_interfaces
 from agent.relay.messages import Outcome
-from agent.strict import way
+from agent.settings import RelayRanges, parse_range4, parse_range6
+from agent.strict import ranges
 from probes.netns import Netns
 from tests.conftest import fresh_lab
 from tests.kernel import cgroups, fleet, frames, links, nodeclient, syns
@@ -73,6 +74,14 @@ def inside(node: Node) -> Iterator["Inside"]:
     made.close()
 
 
+_RANGES = RelayRanges(parse_range4(RANGE4), parse_range6(RANGE6))
+# Of the first relay: offset of the destination's address in a frame, and the address.
+_WAYS = [
+    (offset, share.way.packed)
+    for offset, share in zip((14 + 16, 14 + 24), ranges.shares(_RANGES, 0), strict=True)
+]
+
+
 class Inside:
     """A tap in the relay's namespace: packets that arrived by its pair, held or not."""
 
@@ -84,16 +93,17 @@ class Inside:
         self._tap.close()
 
     def arrived(self) -> list[bytes]:
-        """Frames since the last call, but for the link's own control and the agent's tries."""
+        """Frames since the last call, but for the link's own control, and the agent's tries of the
+        way to the relay, at addresses that stand for no pod."""
         seen: list[bytes] = []
         while True:
             try:
                 frame, (_, _, kind, *_) = self._tap.recvfrom(2048)
             except BlockingIOError:
                 return seen
-            packet = Packet(frame)
-            is_expected = packet.is_link_control or packet.is_tcp_to(way.PORT)
-            if kind != _PACKET_OUTGOING and not is_expected:
+            if kind == _PACKET_OUTGOING or Packet(frame).is_link_control:
+                continue
+            if not any(frame.startswith(way, offset) for offset, way in _WAYS):
                 seen.append(frame)
 
 
@@ -126,7 +136,7 @@ def wait_for_count(node: Node, what: str, count: Callable[[AgentReport], int], l
 
 
 def relays_targets(node: Node, kind: str, port: int) -> list[str]:
-    return [f"{kind},{address},{port}" for address in relay_addresses(node).values()]
+    return [f"{kind},{address},{port}" for address in relay_addresses(node.operator.bpffs).values()]
 
 
 def test_connect_to_the_relay_from_another_cgroup_is_rejected_and_counted(
@@ -170,7 +180,7 @@ def test_no_socket_of_another_cgroup_gets_a_packet_to_the_relay(
     """The pair's gate drops packets that no hook sees. This process is the intruder."""
     before = dropped_at_the_pair(report_of(node))
     tried = 0
-    for address in relay_addresses(node).values():
+    for address in relay_addresses(node.operator.bpffs).values():
         if ipaddress.ip_address(address).version in first_packet.versions:
             begin(first_packet, address)
             tried += 1
@@ -199,7 +209,7 @@ def test_no_packet_socket_gets_a_packet_to_the_relay(node: Node, inside: Inside)
     before = dropped_at_the_pair(report_of(node))
     frames_sent = 0
     with links.packet_socket(relays_interface()) as sock:
-        for address in map(frames.address, relay_addresses(node).values()):
+        for address in map(frames.address, relay_addresses(node.operator.bpffs).values()):
             source = frames.address("198.18.0.1" if address.version == 4 else "fd00:18::1")
             ends = frames.Ends(source, address, port=fleet.HTTP)
             for segment in (
@@ -227,7 +237,7 @@ def test_no_pod_reaches_another_by_way_of_the_relay(
     if class_id:
         forge_stamp(stranger, class_id)
     before = dropped_at_the_pair(report_of(node))
-    addresses = relay_addresses(node).values()
+    addresses = relay_addresses(node.operator.bpffs).values()
     for address in addresses:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with stranger.open_socket(family, socket.SOCK_STREAM) as sock, pytest.raises(TimeoutError):
@@ -259,7 +269,7 @@ def test_kubelet_is_rejected_at_undeclared_ports(node: Node, kubelet: NodeClient
     assert kubelet.probe(undeclared) == dict.fromkeys(undeclared, nodeclient.FORBIDDEN)
     assert packets(report_of(node), "bare", "drop") >= before + len(undeclared)
 
-    relays = relay_addresses(node)
+    relays = relay_addresses(node.operator.bpffs)
     direct = [f"tcp,{relays[host]},{fleet.HTTP}" for host in (bare.pod.ipv4, bare.pod.ipv6)]
     count = ended(node, "bare", "undeclared")
     before = count(report_of(node))
@@ -276,7 +286,7 @@ def test_connections_end_with_their_sandbox_and_its_address_is_unused_until_reus
     node: Node, kubelet: NodeClient
 ) -> None:
     old = add(node, "old")
-    relays = relay_addresses(node)
+    relays = relay_addresses(node.operator.bpffs)
     targets = old.targets("http", fleet.HTTP)
     for target in targets:
         assert kubelet.hold(target) == [nodeclient.OK]
@@ -294,7 +304,9 @@ def test_connections_end_with_their_sandbox_and_its_address_is_unused_until_reus
 
     # The relay's addresses of the old pod represent no pod now, and not the new one.
     former = [f"tcp,{relays[host]},{fleet.HTTP}" for host in (old.pod.ipv4, old.pod.ipv6)]
-    assert not set(relay_addresses(node).values()) & {target.split(",")[1] for target in former}
+    assert not set(relay_addresses(node.operator.bpffs).values()) & {
+        target.split(",")[1] for target in former
+    }
     before = report_of(node).relay.unknown_address
     assert set(kubelet.probe(former).values()) == {nodeclient.REFUSED}
     wait_for_count(

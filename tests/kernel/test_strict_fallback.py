@@ -24,6 +24,7 @@ from tests.processes import BARE_PYTHON
 pytestmark = pytest.mark.kernel
 
 RANGES = ("--relay-range4", "198.18.64.0/18", "--relay-range6", "fd00:18:64::/64")
+ENDS_WITH_AGENT = ("--orphan-relay-seconds", "0")
 PORT = 8080
 PROBE = {"readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 3600}}
 
@@ -136,11 +137,11 @@ def test_when_relay_and_agent_hang_the_kubelet_is_admitted_as_in_enforce(
     wait_until("the gate closed", lambda: fails(kubelet, pod, bound=True))
 
 
-def test_when_the_agent_is_killed_the_kubelet_is_admitted_as_in_enforce(
+def test_when_the_relay_ends_with_its_agent_the_kubelet_is_admitted_as_in_enforce(
     operator: AgentProcess, pod: LabPod, kubelet: Cgroup
 ) -> None:
     operator.write_manifest(pod, mode="strict", container=PROBE)
-    start(operator, kubelet)
+    start(operator, kubelet, *ENDS_WITH_AGENT)
     operator.stop(signal.SIGKILL)
     assert connects(kubelet, pod)
     wait_until("fallback", lambda: connects(kubelet, pod, bound=True))
@@ -154,7 +155,7 @@ def test_without_fallback_the_kubelet_waits_for_a_relay(
 ) -> None:
     """With the agent dead, too; an agent without the option admits it again."""
     operator.write_manifest(pod, mode="strict", container=PROBE)
-    start(operator, kubelet, "--strict-without-fallback")
+    start(operator, kubelet, "--strict-without-fallback", *ENDS_WITH_AGENT)
     assert connects(kubelet, pod)
     where = ("--run-directory", str(operator.run_directory), "--bpffs", str(operator.bpffs))
     assert "all pods synced, strict without fallback" in operator.run("doctor", *where).stdout
@@ -164,7 +165,8 @@ def test_without_fallback_the_kubelet_waits_for_a_relay(
     assert connects(kubelet, pod)
 
     operator.stop(signal.SIGKILL)
-    start(operator, kubelet)
+    assert connects(kubelet, pod)
+    start(operator, kubelet, *ENDS_WITH_AGENT)
     operator.stop(signal.SIGKILL)
     wait_until("fallback", lambda: connects(kubelet, pod, bound=True))
 

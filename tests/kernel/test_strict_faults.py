@@ -18,7 +18,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -28,6 +28,7 @@ from tests.conftest import fresh_lab
 from tests.kernel import fleet, handshakes, loads, nodeclient, pacing
 from tests.kernel.handshakes import Handshakes
 from tests.kernel.nodeclient import NodeClient
+from tests.kernel.secondagent import SecondAgent
 from tests.kernel.strictnode import RANGE4, Node, strict_node, wait_until
 from tests.polling import PATIENCE
 
@@ -95,12 +96,35 @@ class Load:
         self._kubelet = kubelet
         self._paced = paced
         self._handshakes = handshakes
+        self._peers: dict[str, set[str]] = {}
 
     def go_on(self) -> None:
         """Wait until the kubelet is proxied, and for some more probes."""
         # An agent whose relays exit one after the other waits up to 30 s before the next one.
-        wait_until("the kubelet proxied", lambda: is_proxied(self._node, self._kubelet), patience=3)
+        wait_until("the kubelet proxied", self._is_proxied, patience=3)
         self._paced.wait_for_more(PROBES_BETWEEN)
+
+    def _is_proxied(self) -> bool:
+        return is_proxied(self._node, self._kubelet, self._take_peers)
+
+    def _take_peers(self) -> dict[str, set[str]]:
+        found = self._node.fleet.peers()
+        for pod, addresses in found.items():
+            self._peers.setdefault(pod, set()).update(addresses)
+        return found
+
+    def forget_peers(self) -> None:
+        self._take_peers()
+        self._peers.clear()
+
+    def other_peers(self) -> dict[str, set[str]]:
+        """By pod, who but the pod itself has connected to it since `forget_peers`."""
+        self._take_peers()
+        pods = self._node.pods.items()
+        others = {
+            name: self._peers.get(name, set()) - {pod.pod.ipv4, pod.pod.ipv6} for name, pod in pods
+        }
+        return {name: found for name, found in others.items() if found}
 
     def lost(self, instants: list[Instant]) -> tuple[int, int]:
         """How many probes failed, and how many were in flight at one of the instants.
@@ -180,13 +204,17 @@ def some_of_the_relays_addresses() -> list[str]:
     return [str(share[FIRST_HOST + number]) for share in shares[:3] for number in range(PODS)]
 
 
-def is_proxied(node: Node, kubelet: NodeClient) -> bool:
-    """Whether a pod that no other client connects to sees its own address as the peer."""
+def is_proxied(
+    node: Node, kubelet: NodeClient, peers: Callable[[], dict[str, set[str]]] | None = None
+) -> bool:
+    """Whether a pod that no other client connects to sees its own address as the peer. peers: as
+    that of the fleet."""
+    peers = peers or node.fleet.peers
     witness = node.pods["witness"]
-    node.fleet.peers()
+    peers()
     targets = witness.targets("http", fleet.HTTP)
     assert kubelet.probe(targets) == dict.fromkeys(targets, nodeclient.OK)
-    return node.fleet.peers()[witness.pod.name] == {witness.pod.ipv4, witness.pod.ipv6}
+    return peers()[witness.pod.name] == {witness.pod.ipv4, witness.pod.ipv6}
 
 
 def relay(node: Node) -> int:
@@ -272,16 +300,40 @@ def restart_relay(node: Node) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_when_the_agent_is_killed_no_probe_fails(
-    node: Node, kubelet: NodeClient, tmp_path: pathlib.Path
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_while_no_agent_runs_no_probe_fails_and_no_pod_sees_the_node(
+    node: Node, kubelet: NodeClient, tmp_path: pathlib.Path, number: signal.Signals
 ) -> None:
-    """Its relay keeps open connections; new ones go direct until there is another relay."""
+    """Its relay continues until the next agent's has taken over."""
     with under_load(node, kubelet, tmp_path) as load:
-        node.operator.stop(signal.SIGKILL)
-        wait_until("the kubelet not proxied", lambda: not is_proxied(node, kubelet))
+        load.forget_peers()
+        before = relay(node)
+        node.operator.stop(number)
+        load.go_on()
         node.start()
         load.go_on()
+        wait_until("the relay gone", lambda: not os.path.exists(f"/proc/{before}/ns/net"))
     assert load.lost([]) == (0, 0)
+    assert load.other_peers() == {}
+
+
+def test_while_the_agent_is_upgraded_no_probe_fails_and_no_pod_sees_the_node(
+    node: Node, kubelet: NodeClient, tmp_path: pathlib.Path
+) -> None:
+    """There, and back to the agent that stands by."""
+    second = SecondAgent(node.operator, tmp_path / "second")
+    with under_load(node, kubelet, tmp_path) as load:
+        load.forget_peers()
+        try:
+            second.start_standby(*node.options)
+            node.settle(by=second)
+            load.go_on()
+        finally:
+            second.stop(signal.SIGTERM)
+        node.settle()
+        load.go_on()
+    assert load.lost([]) == (0, 0)
+    assert load.other_peers() == {}
 
 
 def test_connections_that_a_relay_has_no_descriptors_for_go_direct(

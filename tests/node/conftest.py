@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from agent.app import removal
 from agent.default_deny import table as default_deny_table
 from agent.lab.agent_process import AgentProcess, Launch
 from bpf import pins
@@ -47,5 +48,6 @@ async def node(
         yield made
     finally:
         operator.stop(signal.SIGKILL)
+        await removal.remove_relays()
         await made.stop_api()
         await default_deny_table.remove()

@@ -128,6 +128,7 @@ def _gate(gate: GateFacts, source: Cgroup, own: int) -> GateConfig:
         tuple(gate.addresses),
         tuple(_rule(rule, source, own) for rule in gate.rules),
         any_address=gate.has_any_address,
+        identified_kubelet=gate.identified_kubelet,
         without_fallback=not gate.has_fallback,
     )
 

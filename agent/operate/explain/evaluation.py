@@ -158,7 +158,8 @@ class _Evaluator:
         if gate is None or gate.mode < Mode.ENFORCE:
             self._add("connect hook", "allows: no enforcing gate for this address", source)
             return None
-        rule = find_rule(gate.rules, new_flow(self._source, flow, is_kubelet=self._may_be_kubelet))
+        is_kubelet = self._may_be_kubelet_at(gate)
+        rule = find_rule(gate.rules, new_flow(self._source, flow, is_kubelet=is_kubelet))
         if rule or facts.node.is_dead_man_expired(self._now_ns):
             self._add("connect hook", "allows, as the gate does", source)
             return None
@@ -270,10 +271,14 @@ class _Evaluator:
         source = "bpf/src/gate.c: is_in_grace"
         return self._end(Verdict.PASS, model.GATE, Reason.GRACE, "grace", text, source)
 
+    def _may_be_kubelet_at(self, gate: GateFacts) -> bool:
+        """`bpf/src/rules.h`: may_be_kubelet_at."""
+        return self._is_kubelet if gate.identified_kubelet else self._may_be_kubelet
+
     def _rules(self) -> Evaluation | None:
         gate, source = self._own_gate, "bpf/src/new_flow.h: evaluate_new_flow"
         is_rejected = self._is_rejected_kubelet
-        is_kubelet = self._may_be_kubelet and not is_rejected
+        is_kubelet = self._may_be_kubelet_at(gate) and not is_rejected
         rule = find_rule(gate.rules, new_flow(self._source, self._flow, is_kubelet=is_kubelet))
         if rule is None:
             self._add("rules", self._no_rule(gate), "bpf/src/rules.h: find_rule")

@@ -22,6 +22,7 @@ class GateFacts:
     rules: tuple[Rule, ...] = ()
     has_any_address: bool = False
     has_fallback: bool = True
+    identified_kubelet: bool = False
     grace_until_ns: int = 0
     is_attached: bool = True
     confirmed: tuple[IPAddress, ...] = ()

@@ -67,6 +67,7 @@ def gates(installation: pins.Pins, loaded: loader.Loaded) -> list[GateFacts]:
                     rules=config.rules,
                     has_any_address=config.any_address,
                     has_fallback=not config.without_fallback,
+                    identified_kubelet=config.identified_kubelet,
                     grace_until_ns=reader.grace_until_ns(ifindex) or 0,
                     is_attached=bool(attached.of(ifindex)),
                     confirmed=config.addresses,

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
 
 from agent.relay import messages
+from agent.strict.predecessors import Predecessors
 from agent.strict.process import RelayChannel, RelayError
 from agent.strict.stats import ConnectionStats
 
@@ -90,6 +92,26 @@ class ScriptedRelay:
                 )
 
 
+class ScriptedPredecessor:
+    """The process of a relay of another agent."""
+
+    pid = 4711
+
+    def __init__(self) -> None:
+        self.is_running = True
+        self.is_released = False
+        self.is_forgotten = False
+
+    def request_release(self) -> None:
+        self.is_released = True
+
+    async def kill(self) -> None:
+        self.is_running = False
+
+    def release(self) -> None:
+        self.is_forgotten = True
+
+
 class ScriptedLauncher:
     """Starts scripted relays."""
 
@@ -99,6 +121,10 @@ class ScriptedLauncher:
         self.problem: str | None = None
         self.range_problem: str | None = None
         self.tried_at: list[float] = []
+        self.predecessors: list[ScriptedPredecessor] = []
+        self.have_these_maps = True
+        self.addresses: set[str] = set()
+        """Of pods to which connects are redirected."""
 
     @property
     def newest(self) -> ScriptedRelay:
@@ -109,6 +135,12 @@ class ScriptedLauncher:
 
     async def check(self) -> None:
         pass
+
+    async def find_predecessors(self, now: Callable[[], float]) -> Predecessors:
+        return Predecessors(self.predecessors, have_these_maps=self.have_these_maps, now=now)
+
+    def redirected(self) -> set[str]:
+        return self.addresses
 
     async def ensure_ranges(self) -> None:
         if self.range_problem is not None:

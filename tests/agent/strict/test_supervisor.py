@@ -20,7 +20,7 @@ from agent.strict.relayed_pods import RelayAnswers
 from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import RelaySupervisor
 from bpf.verdicts import Mode
-from tests.agent.strict.scripted_relay import ScriptedLauncher, ScriptedRelay
+from tests.agent.strict.scripted_relay import ScriptedLauncher, ScriptedPredecessor, ScriptedRelay
 from tests.agent.strict.strict_pods import record_path, strict_pod, tcp
 
 pytestmark = pytest.mark.looptime
@@ -35,6 +35,7 @@ class Node:
     def __init__(self, default: Mode = Mode.AUDIT) -> None:
         self.modes = PodModes(default)
         self.store = PodStore(Conditions())
+        self.store.synced.set()
         self.launcher = ScriptedLauncher()
         self.changed: list[str] = []
         self.has_changed = asyncio.Event()
@@ -469,7 +470,7 @@ async def test_pod_that_comes_back_in_time_finds_the_same_relay(node: Node, web:
     assert len(node.launcher.relays) == 1
 
 
-async def test_stopping_agent_releases_the_relay_and_does_not_kill_it() -> None:
+async def test_stopping_agent_leaves_its_relay_alone() -> None:
     node = Node()
     async with running(node):
         node.add(strict_pod("web", ONE))
@@ -478,7 +479,161 @@ async def test_stopping_agent_releases_the_relay_and_does_not_kill_it() -> None:
     assert relay.is_released
     async with running(Node()):  # lets the loop read what was written
         await asyncio.sleep(0.1)
-    assert relay.has_received(messages.Release) or relay.is_killed
+    assert not relay.has_received(messages.Release)
+
+
+def with_a_predecessor(
+    test: Callable[[Node, ScriptedPredecessor], Awaitable[None]],
+) -> Callable[[], Awaitable[None]]:
+    """On a node where the relay of a previous agent proxies to one address."""
+
+    async def run() -> None:
+        node = Node()
+        node.launcher.predecessors = [predecessor := ScriptedPredecessor()]
+        node.launcher.addresses = {ONE}
+        async with running(node):
+            await test(node, predecessor)
+
+    run.__name__ = getattr(test, "__name__", "run")
+    return run
+
+
+@with_a_predecessor
+async def test_relay_takes_over_from_the_one_of_the_previous_agent(
+    node: Node, predecessor: ScriptedPredecessor
+) -> None:
+    await asyncio.sleep(1)
+    assert not predecessor.is_released
+    node.add(strict_pod("web", ONE))
+    await asyncio.sleep(1)
+    assert node.launcher.newest.has_received(messages.Engage)
+    assert predecessor.is_released
+
+
+@with_a_predecessor
+async def test_relay_does_not_take_over_before_it_has_all_targets(
+    node: Node, predecessor: ScriptedPredecessor
+) -> None:
+    node.add(strict_pod("other", OTHER))
+    await asyncio.sleep(4)
+    assert node.launcher.relays == []
+    node.add(strict_pod("web", ONE))
+    await asyncio.sleep(1)
+    assert node.launcher.newest.targets() == {ONE, OTHER}
+    assert predecessor.is_released
+
+
+@with_a_predecessor
+async def test_relay_waits_no_longer_for_the_target_of_a_pod_that_has_changed(
+    node: Node, predecessor: ScriptedPredecessor
+) -> None:
+    node.add(strict_pod("other", OTHER))
+    await asyncio.sleep(7)
+    assert node.supervisor.is_up
+    assert predecessor.is_released
+
+
+@with_a_predecessor
+async def test_previous_relay_continues_while_no_other_can_be_started(
+    node: Node, predecessor: ScriptedPredecessor
+) -> None:
+    node.launcher.problem = "no slot is free"
+    node.add(strict_pod("web", ONE))
+    await asyncio.sleep(60)
+    assert not predecessor.is_released
+
+
+@with_a_predecessor
+async def test_previous_relay_is_released_if_the_next_one_fails_with_its_targets(
+    node: Node, predecessor: ScriptedPredecessor
+) -> None:
+    """Its hooks would redirect to a relay that does not run."""
+
+    class Hung(ScriptedRelay):
+        def __init__(self) -> None:
+            super().__init__()
+            self.is_hung = True
+
+    node.launcher.next = Hung
+    node.add(strict_pod("web", ONE))
+    await asyncio.sleep(9)
+    assert not predecessor.is_released
+    await asyncio.sleep(3)
+    assert node.launcher.killed() == node.launcher.relays[:1]
+    assert predecessor.is_released
+
+
+@with_a_predecessor
+async def test_previous_relay_serves_while_the_way_to_the_next_one_is_blocked(
+    node: Node, predecessor: ScriptedPredecessor
+) -> None:
+    """It tries its own."""
+
+    class Blocked(ScriptedRelay):
+        def __init__(self) -> None:
+            super().__init__()
+            self.way_problem = "packets are not answered"
+
+    node.launcher.next = Blocked
+    node.add(strict_pod("web", ONE))
+    await asyncio.sleep(20)
+    assert len(node.launcher.killed()) > 1
+    assert not predecessor.is_released
+
+
+@with_a_predecessor
+async def test_previous_relay_is_released_if_no_pod_needs_one(
+    node: Node, predecessor: ScriptedPredecessor
+) -> None:
+    await asyncio.sleep(7)
+    assert predecessor.is_released
+    assert node.launcher.relays == []
+
+
+@with_a_predecessor
+async def test_previous_relay_is_not_released_before_all_pods_are_read(
+    node: Node, predecessor: ScriptedPredecessor
+) -> None:
+    node.store.synced.clear()
+    await asyncio.sleep(50)
+    assert not predecessor.is_released
+    node.store.synced.set()
+    await asyncio.sleep(7)
+    assert predecessor.is_released
+
+
+@with_a_predecessor
+async def test_previous_relay_is_released_at_once_while_podgate_is_off(
+    node: Node, predecessor: ScriptedPredecessor
+) -> None:
+    node.modes.set_off(is_off=True)
+    await asyncio.sleep(2)
+    assert predecessor.is_released
+
+
+@with_a_predecessor
+async def test_previous_relay_that_does_not_exit_is_killed(
+    node: Node, predecessor: ScriptedPredecessor
+) -> None:
+    node.add(strict_pod("web", ONE))
+    await asyncio.sleep(35)
+    assert predecessor.is_running
+    await asyncio.sleep(10)
+    assert not predecessor.is_running
+
+
+async def test_relay_of_another_version_continues_until_all_are_planned() -> None:
+    """Its targets are in other maps, so nothing shows which pods are missing."""
+    node = Node()
+    node.launcher.predecessors = [predecessor := ScriptedPredecessor()]
+    node.launcher.have_these_maps = False
+    async with running(node):
+        node.add(strict_pod("web", ONE))
+        await asyncio.sleep(1)
+        assert node.supervisor.is_up
+        assert not predecessor.is_released
+        await asyncio.sleep(6)
+        assert predecessor.is_released
 
 
 @with_a_relay

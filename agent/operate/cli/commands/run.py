@@ -26,6 +26,9 @@ from bpf import pins
 from bpf.attachment import Attachment
 from bpf.verdicts import Mode
 
+# Shorter than any dead man's time in whole hours: a relay is not to outlive closed gates.
+_MAX_ORPHAN_SECONDS = 3600
+
 
 def _parse_groups(text: str) -> frozenset[str]:
     names = frozenset(_parse_names(text))
@@ -150,6 +153,14 @@ def _parse_names(text: str) -> tuple[str, ...]:
     help="Close flows that the host opened before enforcement. Default: only count them.",
 )
 @click.option(
+    "--orphan-relay-seconds",
+    type=click.FloatRange(0, _MAX_ORPHAN_SECONDS),
+    default=600.0,
+    show_default=True,
+    help="In strict, how long the relay continues without an agent, which restarts or is upgraded; "
+    "then strict falls back to enforce. 0: it ends with its agent.",
+)
+@click.option(
     "--strict-without-fallback",
     is_flag=True,
     help="In strict, drop the kubelet's connections while no relay serves: probes fail then. "
@@ -238,6 +249,7 @@ def run(
     kubelet: KubeletSetting,
     dead_man_hours: float,
     close_existing_flows: bool,
+    orphan_relay_seconds: float,
     strict_without_fallback: bool,
     forwarding_interfaces: tuple[str, ...],
     raw_sockets: str,
@@ -297,6 +309,7 @@ def run(
         kubelet=kubelet,
         dead_man_hours=dead_man_hours,
         close_existing_flows=close_existing_flows,
+        orphan_relay_seconds=orphan_relay_seconds,
         strict_without_fallback=strict_without_fallback,
         forwarding_interfaces=forwarding_interfaces,
         kubelet_host_probes=HostProbeMode(kubelet_host_probes),

@@ -1,0 +1,61 @@
+"""Relays without their agents: found on the node, and ended.
+
+A relay continues when its agent is killed, restarted or upgraded (`agent.relay.orphanhood`). It is
+the process in the network namespace at the other end of a relay's interface. Only the node's root
+gets a process in there, so nothing else counts as one, no record is kept, and relays of all
+versions are found.
+"""
+
+import asyncio
+import contextlib
+
+from agent.linux import cgroups, rtnetlink
+from agent.linux.pod_network import netns_number
+from agent.linux.procfs import Procfs
+from agent.relay import interfaces as relay_interfaces
+from agent.strict.process import RelayProcess
+
+# An argument of its process: of other processes the namespace is not read.
+_MODULE = "agent.relay"
+_TIMEOUT_SECONDS = 5
+
+
+async def find() -> list[RelayProcess]:
+    """All relays of this node, of any agent; the caller releases or kills each.
+
+    Raises `OSError` or `TimeoutError`.
+    """
+    async with asyncio.timeout(_TIMEOUT_SECONDS):
+        links = [await rtnetlink.find(ifindex) for ifindex in relay_interfaces.present()]
+        numbers = {link.peer_nsid for link in links if link} - {None}
+        if not numbers:
+            return []
+        found = []
+        with contextlib.ExitStack() as undo:
+            for pid in await asyncio.to_thread(_candidates):
+                try:
+                    # First of all: from here on the pid means this process, or none.
+                    process = RelayProcess(pid)
+                except ProcessLookupError:
+                    continue
+                undo.callback(process.release)
+                if await netns_number(f"/proc/{pid}/ns/net") in numbers and process.is_running:
+                    found.append(process)
+                else:
+                    process.release()
+            undo.pop_all()
+        return found
+
+
+def cgroup_ids(processes: list[RelayProcess]) -> set[int]:
+    """Ids of the cgroups that these processes are in. May block."""
+    root, procfs = cgroups.cgroup2_mount(), Procfs()
+    if root is None or not cgroups.sees_the_root(root):
+        return set()
+    paths = {procfs.cgroup(process.pid) for process in processes} - {None}
+    return {found[-1] for path in paths if path and (found := cgroups.ancestors(root, path))}
+
+
+def _candidates() -> list[int]:
+    procfs = Procfs()
+    return [pid for pid in procfs.pids() if _MODULE in procfs.arguments(pid)]

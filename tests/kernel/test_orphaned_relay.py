@@ -1,0 +1,259 @@
+"""A relay whose agent was killed: what it proxies to, what ends it, and who finds it."""
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from agent.lab.agent_process import AgentProcess
+from agent.lab.lab import Lab, LabPod
+from agent.logs import Event
+from agent.relay import interfaces as relay_interfaces
+from agent.strict import orphans
+from bpf import abi, cleanup, pins
+from tests.kernel import cgroups, offers, strictnode, versions
+from tests.kernel.cgroups import Cgroup
+from tests.kernel.strictnode import wait_until
+from tests.kernel.test_relay_conditions import RANGES, dial, is_strict
+from tests.nodes.worker import Worker
+from tests.processes import BARE_PYTHON
+
+pytestmark = pytest.mark.kernel
+
+PORT = 8080
+# podgate does not run it itself: a server sees the kubelet's connections only.
+PROBE = {
+    "livenessProbe": {
+        "tcpSocket": {"port": PORT},
+        "periodSeconds": 3600,
+        "initialDelaySeconds": 3600,
+    }
+}
+
+
+@pytest.fixture
+def kubelet() -> Iterator[Cgroup]:
+    offers.need_netns_cookie()
+    with cgroups.cgroup() as made:
+        yield made
+
+
+class Seen:
+    """What a pod's server sees of the kubelet's connections."""
+
+    def __init__(self, kubelet: Cgroup, pod: LabPod, listener: socket.socket) -> None:
+        self._kubelet = kubelet
+        self._pod = pod
+        self._listener = listener
+
+    def peers(self) -> set[str]:
+        """Source addresses of one connection to each of its addresses."""
+        found = set()
+        for address in (self._pod.ipv4, self._pod.ipv6):
+            assert dial(self._kubelet, address) == address
+            connection, peer = self._listener.accept()
+            connection.close()
+            found.add(peer[0].removeprefix("::ffff:"))
+        return found
+
+    def is_relayed(self) -> bool:
+        return self.peers() == {self._pod.ipv4, self._pod.ipv6}
+
+    def is_direct(self) -> bool:
+        return not self.peers() & {self._pod.ipv4, self._pod.ipv6}
+
+
+@pytest.fixture
+def pod(lab: Lab) -> LabPod:
+    return lab.add_pod("web", 1)
+
+
+@pytest.fixture
+def seen(kubelet: Cgroup, pod: LabPod) -> Iterator[Seen]:
+    with pod.listen(PORT) as listener:
+        yield Seen(kubelet, pod, listener)
+
+
+@pytest.fixture
+def newer(worker: Worker) -> pathlib.Path:
+    """A version with the next schema; the same that tests/kernel/test_continuity.py has."""
+    schema = abi.SCHEMA + 1
+
+    def make(directory: pathlib.Path) -> None:
+        directory.mkdir()
+        versions.of_schema(directory, schema, gate_addresses=4)
+        versions.compile_programs(directory)
+
+    return worker.made_once(f"schema-{schema}", make)
+
+
+def start(operator: AgentProcess, kubelet: Cgroup, *extra: str) -> None:
+    operator.start("--kubelet", f"cgroup:{kubelet.path}", *RANGES, *extra)
+    operator.wait_for("strict", lambda report: report.pid == operator.pid and is_strict(report))
+
+
+def kill_agent(operator: AgentProcess) -> int:
+    """The process of its relay."""
+    relay = int(operator.log_lines(Event.RELAY_STARTED)[-1]["pid"])
+    operator.stop(signal.SIGKILL)
+    return relay
+
+
+@pytest.fixture
+def orphan(
+    operator: AgentProcess, pod: LabPod, kubelet: Cgroup, seen: Seen, no_relays: None
+) -> int:
+    operator.write_manifest(pod, mode="strict", container=PROBE)
+    start(operator, kubelet)
+    found = kill_agent(operator)
+    assert seen.is_relayed()
+    return found
+
+
+def has_exited(pid: int) -> bool:
+    """A zombie has no namespaces."""
+    return not os.path.exists(f"/proc/{pid}/ns/net")
+
+
+def test_next_agent_releases_it_once_its_own_relay_serves(
+    orphan: int, operator: AgentProcess, kubelet: Cgroup, seen: Seen
+) -> None:
+    start(operator, kubelet)
+    operator.event(Event.PREVIOUS_RELAY_RELEASED, pid=orphan)
+    assert seen.is_relayed()
+    wait_until("the orphan gone", lambda: has_exited(orphan))
+    assert seen.is_relayed()
+
+
+def test_next_agent_releases_it_if_no_pod_is_in_strict_any_more(
+    orphan: int, operator: AgentProcess, pod: LabPod, kubelet: Cgroup, seen: Seen
+) -> None:
+    operator.write_manifest(pod, mode="enforce", container=PROBE)
+    operator.start("--kubelet", f"cgroup:{kubelet.path}", *RANGES)
+    wait_until("the orphan gone", lambda: has_exited(orphan))
+    assert seen.is_direct()
+
+
+def test_relay_of_another_version_serves_until_the_next_one_does(
+    operator: AgentProcess,
+    pod: LabPod,
+    kubelet: Cgroup,
+    seen: Seen,
+    no_relays: None,
+    newer: pathlib.Path,
+) -> None:
+    """Its maps are others, and its hooks come first."""
+    operator.write_manifest(pod, mode="strict", container=PROBE)
+    operator.start_in(newer, "--kubelet", f"cgroup:{kubelet.path}", *RANGES)
+    operator.wait_for("strict", lambda report: report.pid == operator.pid and is_strict(report))
+    orphan = kill_agent(operator)
+    assert seen.is_relayed()
+    start(operator, kubelet)
+    assert seen.is_relayed()
+    operator.event(Event.PREVIOUS_RELAY_RELEASED, pid=orphan)
+    wait_until("the orphan gone", lambda: has_exited(orphan))
+    assert seen.is_relayed()
+
+
+def test_it_ends_after_its_time(
+    operator: AgentProcess, pod: LabPod, kubelet: Cgroup, seen: Seen, no_relays: None
+) -> None:
+    operator.write_manifest(pod, mode="strict", container=PROBE)
+    start(operator, kubelet, "--orphan-relay-seconds", "2")
+    relay = kill_agent(operator)
+    assert seen.is_relayed()
+    wait_until("the relay gone", lambda: has_exited(relay))
+    assert seen.is_direct()
+
+
+def test_it_ends_with_its_agent_without_such_a_time(
+    operator: AgentProcess, pod: LabPod, kubelet: Cgroup, seen: Seen, no_relays: None
+) -> None:
+    operator.write_manifest(pod, mode="strict", container=PROBE)
+    start(operator, kubelet, "--orphan-relay-seconds", "0")
+    kill_agent(operator)
+    wait_until("direct connections", seen.is_direct)
+
+
+@pytest.mark.parametrize("is_hung", [False, True], ids=["", "hung"])
+def test_cleanup_ends_it(orphan: int, operator: AgentProcess, seen: Seen, *, is_hung: bool) -> None:
+    if is_hung:
+        os.kill(orphan, signal.SIGSTOP)
+    done = operator.cleanup()
+    assert done.returncode == 0, done.stderr
+    assert has_exited(orphan)
+    assert relay_interfaces.present() == {}
+    assert seen.is_direct()
+
+
+def test_off_ends_it(orphan: int, operator: AgentProcess, seen: Seen) -> None:
+    where = ("--run-directory", str(operator.run_directory), "--bpffs", str(operator.bpffs))
+    done = operator.run("off", "--node", *where)
+    assert done.returncode == 0, done.stderr
+    assert has_exited(orphan)
+    assert seen.is_direct()
+
+
+def test_it_ends_by_itself_when_its_hooks_are_detached(
+    orphan: int, operator: AgentProcess, seen: Seen
+) -> None:
+    cleanup.detach_everything(pins.Pins(operator.bpffs))
+    wait_until("the orphan gone", lambda: has_exited(orphan))
+    assert seen.is_direct()
+
+
+def test_it_releases_itself_when_the_node_does_not_reach_it(orphan: int, seen: Seen) -> None:
+    rules = (
+        "table inet another-firewall {\nchain output {\ntype filter hook output priority 0\n"
+        'oifname "podgate-relay*" drop\n}\n}\n'
+    )
+    subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True)
+    try:
+        wait_until("the orphan gone", lambda: has_exited(orphan))
+        assert seen.is_direct()
+    finally:
+        subprocess.run(["nft", "delete", "table", "inet", "another-firewall"], check=True)
+
+
+def test_it_withdraws_the_target_of_a_pod_that_is_gone(
+    orphan: int, operator: AgentProcess, lab: Lab, pod: LabPod
+) -> None:
+    """Another pod may get its address, and the gate admits the kubelet to that one."""
+    assert strictnode.relay_addresses(operator.bpffs).keys() == {pod.ipv4, pod.ipv6}
+    lab.remove_pod("web")
+    wait_until("no target", lambda: not strictnode.relay_addresses(operator.bpffs))
+    assert not has_exited(orphan)
+
+
+def test_process_that_only_looks_like_a_relay_is_none(orphan: int) -> None:
+    with contextlib.closing(_Stranger()):
+        found = asyncio.run(_found())
+    assert found == [orphan]
+
+
+class _Stranger:
+    def __init__(self) -> None:
+        script = "import sys; print(flush=True); sys.stdin.read()"
+        self._process = subprocess.Popen(
+            [*BARE_PYTHON, "-c", script, "-m", "agent.relay", "3"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+async def _found() -> list[int]:
+    processes = await orphans.find()
+    for process in processes:
+        process.release()
+    return [process.pid for process in processes]
