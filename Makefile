@@ -140,7 +140,7 @@ bench: setup
 fuzz: setup
 	@$(PYTHON) -m tests.fuzz $(SECONDS)
 	PODGATE_TEST_FRAMES=$(or $(FRAMES),1000000) PODGATE_TEST_SEED=$(SEED) \
-		$(PYTHON) -m pytest -s $(LONG) tests/kernel/test_gate_model.py
+		$(PYTHON) -m pytest -s $(LONG) tests/kernel/test_gate_model.py tests/kernel/test_hook_model.py
 
 format: setup
 	.venv/bin/ruff check --fix .

@@ -23,7 +23,7 @@ import os
 import socket
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 import pyroute2
@@ -34,6 +34,7 @@ from bpf.gate_config import GateConfig
 from bpf.gates import Gates
 from bpf.rule_evaluation import Cgroup
 from bpf.verdicts import Reason, Verdict
+from probes.netns import netns_cookie
 from tests.kernel import assembly, foreign
 from tests.model import generator
 from tests.model.gate import NOWHERE, Gate, Kind, Sent, Socket, Stamp, State
@@ -49,7 +50,7 @@ _OTHER_IFINDEX = 7777
 _FOREVER_NS = 1 << 62
 _UNIT = 1
 
-_MARK = 0x6D6F6465
+MARK = 0x6D6F6465
 """By which the stage knows our frames. The kernel has reports of its own to send (MLD)."""
 
 # struct __sk_buff
@@ -109,6 +110,7 @@ class GateRuns:
     def __init__(self, loaded: loader.Loaded, installation: pins.Pins, cgroup: Cgroup) -> None:
         self._loaded = loaded
         self._cgroup = cgroup
+        self._netns = netns_cookie() or 0
         with contextlib.ExitStack() as undo:
             # Nothing else runs these programs while a configuration changes.
             undo.enter_context(mock.patch.object(rcu, "wait_for_programs"))
@@ -150,6 +152,11 @@ class GateRuns:
                 found[family].append((index, source.described))
         return found
 
+    @property
+    def slots(self) -> tuple[int, int]:
+        """Of the pod's gate and of the other one, for counters."""
+        return abi.FIRST_SLOT + self.ifindex, abi.FIRST_SLOT + _OTHER_IFINDEX % abi.MAX_GATES
+
     # States
 
     def apply(self, state: State) -> None:
@@ -190,7 +197,11 @@ class GateRuns:
             has_ovs=node.has_ovs,
             kubelet_unit=_UNIT if node.is_unit_followed else 0,
             has_node_addresses=state.is_own_listed,
+            node_netns=self._netns,
+            tunnel_port_count=len(node.tunnel_ports),
         )
+        for at, tunnel_port in enumerate(node.tunnel_ports):
+            config.tunnel_ports[at] = tunnel_port
         self._loaded.map(abi.CONFIG).set(_KEY, bytes(config))
         remade = abi.CKubeletRemade(node.remade_cgroup, _UNIT)
         self._loaded.map(abi.KUBELET_REMADE).set(_KEY, bytes(remade))
@@ -208,6 +219,11 @@ class GateRuns:
             relayed[relay] = pod + struct.pack("=II", 1, admits)
         _replace(self._loaded.map(abi.RELAY_TARGETS), targets)
         _replace(self._loaded.map(abi.RELAY_PODS), relayed)
+        denied = {
+            address + struct.pack("=HH", port, 0): bytes(8)
+            for address, port in state.denied_host_probes
+        }
+        _replace(self._loaded.map(abi.DENIED_HOST_PROBES), denied)
 
     def record(self, frame: bytes, stamp: Stamp = Stamp.NONE) -> Stamp:
         """A frame from the pod. Returns its stamp afterwards, which only the program of a node with
@@ -250,6 +266,8 @@ class GateRuns:
             case generator.SOCKET:
                 self._send(self._sockets[way.socket], sent)
             case generator.PAIR:
+                if sent.frame[12:14] in _TAGS:  # the kernel removes them, or drops the frame
+                    raise Unsendable
                 self._order(b"", self._number(sent.stamp, sent.frame))
                 _send_frame(self._pair, sent)
         verdict = self._moved()
@@ -258,11 +276,18 @@ class GateRuns:
         stamp = None if is_dropped else _STAMP_OF.get(self._result[2], Stamp.NONE)
         return Found(verdict, is_dropped, stamp)
 
+    def run_send(self, send: Callable[[], object]) -> Found:
+        """What the gate does with what a call sends by a socket with `MARK`."""
+        send()
+        verdict = self._moved()
+        before, self._result = self._result, self._read_result()
+        return Found(verdict, self._result[1] == before[1])
+
     def _test_run(self, sent: Sent, *, is_clone: bool) -> int:
         context = bytearray(_CONTEXT_BYTES)
         switch = self._number(sent.switch_stamp, sent.frame) << 16
         struct.pack_into("=III", context, _PRIORITY, switch, sent.ingress, self.ifindex)
-        _NUMBER.pack_into(context, _MARK_AT, _MARK)
+        _NUMBER.pack_into(context, _MARK_AT, MARK)
         length = len(sent.frame)
         struct.pack_into(
             "=4I",
@@ -309,7 +334,7 @@ class GateRuns:
         """By a new connection, which is one without a peer (TCP_REPAIR)."""
         family = socket.AF_INET if source.family == 4 else socket.AF_INET6
         with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as made:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, _MARK)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, MARK)
             made.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
             made.connect(("198.18.1.1" if source.family == 4 else "fd00:18:0:1::1", 9))
             cookie = made.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8)
@@ -432,7 +457,7 @@ class GateRuns:
             kind: Kind, family: int, made: socket.socket, **details: object
         ) -> _OpenSocket:
             cookie = struct.unpack("=Q", made.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8))[0]
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, _MARK)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, MARK)
             undo.callback(made.close)
             return _OpenSocket(Socket(kind, self._cgroup, cookie, **details), family, made)  # type: ignore[arg-type]
 
@@ -482,6 +507,7 @@ _SO_COOKIE, _SO_NO_CHECK = 57, 11
 _TCP_REPAIR, _UDP_NO_CHECK6_TX = 19, 101
 _IP_FREEBIND, _IPV6_FREEBIND = 15, 78
 _SOL_PACKET, _PACKET_VNET_HDR = 263, 15
+_TAGS = (b"\x81\x00", b"\x88\xa8")
 _GSO_TCP_IPV4, _GSO_TCP_IPV6 = 1, 4  # linux/virtio_net.h
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 
@@ -510,7 +536,7 @@ def _bind(made: socket.socket, family: int, bound: bytes | None) -> None:
 def _packet_socket(interface: str) -> socket.socket:
     made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     made.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, _MARK)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, MARK)
     made.bind((interface, 0))
     return made
 
@@ -637,7 +663,7 @@ def _stage(calls: int, order: int, result: int) -> bytes:
         (
             a.copy(6, 1),
             a.load(2, 6, _MARK_AT),
-            a.unless_equal(2, _MARK, a.move(0, foreign.TC_ACT_SHOT), a.leave()),
+            a.unless_equal(2, MARK, a.move(0, foreign.TC_ACT_SHOT), a.leave()),
             _value_of(order),
             _drop_without(0),
             a.copy(7, 0),

@@ -66,6 +66,22 @@ def agree(runs: GateRuns, way: Way, sent: Sent, state: State) -> Found:
 # Disagreements that were found, with the frames that showed them.
 
 
+def test_answers_to_what_a_pod_sends_to_no_address_are_those_of_a_group(runs: GateRuns) -> None:
+    state = enforced()
+    runs.apply(state)
+    pod, nowhere = abi.unpack_address(PODS[6][0]), frames.address("::")
+    first = frames.packet(frames.Ends(pod, nowhere), 89, bytes(20))
+    runs.record(first)
+    gate.record(first, state, time.monotonic_ns())
+    anyone = frames.Ends(abi.unpack_address(NODES[6]), pod)
+    answer = Sent(frames.packet(anyone, 89, bytes(20)), stamp=Stamp.UNPROVEN)
+    for age_seconds, expected in ((0, Reason.REPLY), (20, Reason.NODE)):
+        gate_comparison.age(runs, state, age_seconds * 10**9)
+        found = agree(runs, Way(generator.LOST), answer, state)
+        assert found.verdict is not None
+        assert found.verdict[1] is expected
+
+
 def test_packet_from_no_address_is_no_answer_to_a_question_to_a_group(runs: GateRuns) -> None:
     """The address `::` in a flow stands for a group: such an answer passed for 120 s, not for ten,
     and renewed its flow."""

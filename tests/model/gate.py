@@ -172,6 +172,7 @@ class State:
     routed: Mapping[int, tuple[bytes, ...]] = dataclasses.field(default_factory=dict)
     is_relay_alive: bool = False
     proxied: Mapping[tuple[bytes, int], bool] = dataclasses.field(default_factory=dict)
+    denied_host_probes: frozenset[tuple[bytes, int]] = frozenset()
     flows: dict[Flow, Seen] = dataclasses.field(default_factory=dict)
     fragments: dict[Fragmented, int] = dataclasses.field(default_factory=dict)
 
@@ -859,6 +860,7 @@ def stamp_from_pod(stamp: Stamp) -> Stamp:
 
 
 def is_group(family: int, address: bytes) -> bool:
+    """Also `::`, to which only a process that writes its headers sends: any host may answer."""
     if family == 6:
-        return address[0] == 0xFF
+        return address[0] == 0xFF or address == NOWHERE
     return address[12] // 16 == 14 or address[12:] == b"\xff\xff\xff\xff"
