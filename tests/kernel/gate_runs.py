@@ -9,8 +9,8 @@ Four ways lead a frame to the gate:
 * A real socket sends a datagram by that interface, and a program there puts the frame in its place.
   A packet socket sends the frame itself, also with a checksum that is to be filled in later, or
   to be split into segments.
-* The same packet socket sends it by a pair, from whose other end it is redirected to the interface:
-  without a socket, but with its checksum pending.
+* A packet socket sends it by a pair or the loopback, and where it comes in again a clone is sent
+  out by the interface: without a socket, but with its checksum pending.
 
 No way leads to request and TIME-WAIT sockets, to macvtaps, or to buffers that are not linear: live
 tests have these (tests/kernel/test_traffic.py, test_bypass_tun.py, test_fuzz.py).
@@ -37,7 +37,7 @@ from bpf.verdicts import Reason, Verdict
 from probes.netns import netns_cookie
 from tests.kernel import assembly, foreign
 from tests.model import generator
-from tests.model.gate import NOWHERE, Gate, Kind, Sent, Socket, Stamp, State
+from tests.model.gate import LOOPBACK, NOWHERE, Gate, Kind, Sent, Socket, Stamp, State
 from tests.model.generator import NODES, PODS, REMOTE, Way
 
 _KEY = bytes(4)
@@ -130,8 +130,10 @@ class GateRuns:
             self._replies = syscalls.fd_by_id(syscalls.Command.MAP_GET_FD_BY_ID, table_id)
             undo.callback(os.close, self._replies)
             self._sockets = list(self._open_sockets(undo))
-            self._pair = _packet_socket("in0")
-            undo.callback(self._pair.close)
+            self._again = {LOOPBACK: _packet_socket("lo")}
+            self._again[generator.INJECTABLE] = _packet_socket("in0")
+            for again in self._again.values():
+                undo.callback(again.close)
             self._slot = abi.FALLBACK_SLOT
             self._last = self._counts()
             self._result = self._read_result()
@@ -269,7 +271,7 @@ class GateRuns:
                 if sent.frame[12:14] in _TAGS:  # the kernel removes them, or drops the frame
                     raise Unsendable
                 self._order(b"", self._number(sent.stamp, sent.frame))
-                _send_frame(self._pair, sent)
+                _send_frame(self._again[sent.ingress], sent)
         verdict = self._moved()
         before, self._result = self._result, self._read_result()
         is_dropped = self._result[1] == before[1]
@@ -341,6 +343,7 @@ class GateRuns:
             bypasses = self._loaded.map(abi.RELAY_BYPASSES)
             if source.described.connected is not None:
                 bypasses.set(cookie, source.described.connected)
+            made.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR_WINDOW, _WINDOW)
             made.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, -1)
             made.send(bytes(100))
             made.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)  # closes without a word
@@ -401,11 +404,12 @@ class GateRuns:
             undo.callback(_delete_link, "pod0")
             undo.callback(_delete_link, "in0")
             found: dict[str, int] = {
-                name: netlink.link_lookup(ifname=name)[0] for name in ("pod0", "pod1", "in0", "in1")
+                name: netlink.link_lookup(ifname=name)[0]
+                for name in ("lo", "pod0", "pod1", "in0", "in1")
             }
             for index in found.values():
                 netlink.link("set", index=index, state="up")
-            own = netlink.link_lookup(ifname="lo")[0]
+            own = found["lo"]
             netlink.addr("add", index=own, address="198.18.0.1", prefixlen=32)
             netlink.addr("add", index=own, address="fd00:18::1", prefixlen=128)
             for pod, mask in (("198.18.1.1", 32), ("fd00:18:0:1::1", 128)):
@@ -439,6 +443,7 @@ class GateRuns:
             ("pod0", _stage(calls, self._order_map, self._result_map), syscalls.BPF_TCX_EGRESS),
             ("pod0", _witness(self._result_map), syscalls.BPF_TCX_EGRESS),
             ("in1", _reentry(self._order_map, self.ifindex), syscalls.BPF_TCX_INGRESS),
+            ("lo", _reentry(self._order_map, self.ifindex), syscalls.BPF_TCX_INGRESS),
         ):
             program = syscalls.program_load(_SCHED_CLS, code)
             undo.callback(os.close, program)
@@ -504,7 +509,9 @@ class GateRuns:
 
 
 _SO_COOKIE, _SO_NO_CHECK = 57, 11
-_TCP_REPAIR, _UDP_NO_CHECK6_TX = 19, 101
+_TCP_REPAIR, _TCP_REPAIR_WINDOW, _UDP_NO_CHECK6_TX = 19, 29, 101
+_WINDOW = struct.pack("=5I", 0, 65535, 65535, 65535, 0)
+"""struct tcp_repair_window: room for one segment to be sent."""
 _IP_FREEBIND, _IPV6_FREEBIND = 15, 78
 _SOL_PACKET, _PACKET_VNET_HDR = 263, 15
 _TAGS = (b"\x81\x00", b"\x88\xa8")
@@ -702,12 +709,14 @@ def _witness(result: int) -> bytes:
 
 
 def _reentry(order: int, ifindex: int) -> bytes:
-    """Stamps what comes in by the pair, and sends a clone, which has no socket, out by the pod's
+    """Stamps our frames that come in, and sends a clone, which has no socket, out by the pod's
     interface. The kernel takes the socket away in IP only."""
     a = assembly
     return b"".join(
         (
             a.copy(6, 1),
+            a.load(2, 6, _MARK_AT),
+            a.unless_equal(2, MARK, a.move(0, foreign.TC_ACT_UNSPEC), a.leave()),
             _value_of(order),
             _drop_without(0),
             a.load(2, 0, 4),

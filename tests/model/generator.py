@@ -90,6 +90,8 @@ class Generator:
         self._sockets = sockets
         self.found: Counter[tuple[Verdict, Reason] | None] = Counter()
         self._corpus: dict[tuple[Verdict, Reason] | None, list[bytes]] = {}
+        self._first_fragments: list[bytes] = []
+        """Of this state, that passed."""
 
     def below(self, limit: int) -> int:
         return self._random.randrange(limit)
@@ -101,6 +103,7 @@ class Generator:
 
     def state(self, now_ns: int) -> State:
         chance, choose = self._random.random, self._random.choice
+        self._first_fragments.clear()
         node = self._node(now_ns)
         other = self._gate(now_ns, {OTHERS[4], OTHERS[6]})
         own_addresses = {
@@ -113,7 +116,7 @@ class Generator:
         if chance() < 0.8:
             owners |= dict.fromkeys(OTHERS.values(), other)
         proxied = {
-            (address, choose(PORTS)): chance() < 0.5
+            (address, choose((0, 0, 0, *PORTS))): chance() < 0.5
             for address in (*PODS[4][:2], *PODS[6][:2], *OTHERS.values())
             if chance() < 0.6
         }
@@ -135,7 +138,7 @@ class Generator:
         is_followed = chance() < 0.5
         heartbeat_ns = choose((0, now_ns + HOUR_NS, now_ns - MINUTE_NS, now_ns - 2 * HOUR_NS))
         return NodeFacts(
-            kubelet_cgroup=choose((0, self._cgroup.id, *ids)),
+            kubelet_cgroup=choose((0, self._cgroup.id, self._cgroup.id, *ids)),
             remade_cgroup=choose((0, 0, self._cgroup.id, *ids)) if is_followed else 0,
             is_unit_followed=is_followed,
             pods_cgroup=choose((0, *ids)),
@@ -179,11 +182,19 @@ class Generator:
     def pod_frame(self) -> tuple[bytes, bool]:
         """A frame of the pod's, and whether it is to all of its network."""
         is_broadcast = self._random.random() < 0.1
+        if self._random.random() < 0.12:
+            return self._dhcp_question(), False
         frame = bytearray(self._frame(self._pods, self._hosts))
         frame[:6] = BROADCAST_MAC if is_broadcast else POD_MAC
         if self._random.random() < 0.1:
             frame = self._changed(frame)
         return bytes(frame), bytes(frame[:6]) == BROADCAST_MAC
+
+    def _dhcp_question(self) -> bytes:
+        """To the server, as a client renews its address."""
+        payload = struct.pack("!HHHH", 68, 67, 28, 0) + bytes(20)
+        source, destination = PODS[4][0], self._random.choice((NODES[4], SERVICES[4]))
+        return POD_MAC + bytes(6) + self._ipv4(source, destination, 17, payload)
 
     def answer(self, frame: bytes) -> bytes:
         """A frame to the pod that may be the answer to one of the pod's: ends exchanged."""
@@ -209,9 +220,11 @@ class Generator:
     def frame(self, questions: Sequence[bytes]) -> bytes:
         """questions: frames of the pod, which some are answers to."""
         chance = self._random.random()
-        if questions and chance < 0.2:
+        if self._first_fragments and chance < 0.08:
+            return _later_fragment(self._random.choice(self._first_fragments))
+        if questions and chance < 0.25:
             made = self.answer(self._random.choice(questions))
-        elif self._corpus and chance < 0.45:
+        elif self._corpus and chance < 0.5:
             made = self._random.choice(self._rarest())
         else:
             made = self._frame(self._hosts, self._pods)
@@ -230,6 +243,8 @@ class Generator:
     def learn(self, frame: bytes, found: tuple[Verdict, Reason] | None) -> None:
         """What the program's counters showed for a frame."""
         self.found[found] += 1
+        if found and found[0] is Verdict.PASS and _is_first_fragment(frame):
+            self._first_fragments.append(frame)
         kept = self._corpus.setdefault(found, [])
         if len(kept) < _CORPUS:
             kept.append(frame)
@@ -300,6 +315,11 @@ class Generator:
     def _ipv6(self, source: bytes, destination: bytes, protocol: int, payload: bytes) -> bytes:
         chance, choose = self._random.random, self._random.choice
         following = protocol
+        if chance() < 0.02:
+            count = self._random.randrange(7, 11)
+            payload = bytes((protocol, 0, 1, 4)) + bytes(4) + payload
+            payload = (bytes((60, 0, 1, 4)) + bytes(4)) * (count - 1) + payload
+            following = 60
         for _ in range(choose((0, 0, 0, 0, 0, 1, 1, 2, 3, self._random.randrange(11)))):
             kind = choose(_EXTENSIONS)
             if kind == 44:
@@ -343,7 +363,11 @@ class Generator:
         chance, choose = self._random.random, self._random.choice
         kind = chance()
         if self._sockets and kind < 0.15:
-            number, socket = choose(self._sockets[_FAMILIES.get(frame[12:14], 0)])
+            sockets = self._sockets[_FAMILIES.get(frame[12:14], 0)]
+            kind_of_socket = choose(sorted({each.kind.name for _, each in sockets}))
+            number, socket = choose([s for s in sockets if s[1].kind.name == kind_of_socket])
+            if socket.kind is Kind.TCP and chance() < 0.5:
+                frame = self._syn(frame)
             if socket.kind is Kind.TCP:  # a new one each time
                 socket = dataclasses.replace(socket, number=self._random.getrandbits(60))
             way, sent = Way(SOCKET, number), Sent(frame, stamp=self.stamp(), socket=socket)
@@ -351,7 +375,8 @@ class Generator:
                 return way, sent
             return way, self._offloaded(dataclasses.replace(sent, stamp=Stamp.NONE))
         if self._sockets and kind < 0.2:
-            return Way(PAIR), self._offloaded(Sent(frame, INJECTABLE, self.stamp()))
+            ingress = choose((INJECTABLE, INJECTABLE, LOOPBACK))
+            return Way(PAIR), self._offloaded(Sent(frame, ingress, self.stamp()))
         sent = Sent(
             frame,
             ingress=choose((0, 0, 0, 0, LOOPBACK, INJECTABLE, INJECTABLE, FOREIGN, BEYOND)),
@@ -364,6 +389,15 @@ class Generator:
         socket = Socket(Kind.OTHER, self._cgroup, self._random.getrandbits(60), _source(frame))
         has_segments = chance() < 0.1 and len(frame) >= 60
         return Way(RUN), dataclasses.replace(sent, socket=socket, has_segments=has_segments)
+
+    def _syn(self, frame: bytes) -> bytes:
+        """To the pod, in the family of this frame."""
+        ports = struct.pack("!HH", self._random.choice(PORTS), self._random.choice(PORTS))
+        payload = ports + bytes(8) + bytes((5 << 4, 2)) + bytes(6)
+        family = _FAMILIES[frame[12:14]]
+        packet = self._ipv4 if family == 4 else self._ipv6
+        ends = NODES[family], PODS[family][0]
+        return POD_MAC + bytes(6) + packet(*ends, 6, payload)
 
     def stamp(self) -> Stamp:
         return Stamp.NONE if self._random.random() < 0.6 else self._random.choice(list(Stamp))
@@ -385,6 +419,20 @@ class Generator:
 
 
 _FAMILIES = {b"\x08\x00": 4, b"\x86\xdd": 6}
+
+
+def _is_first_fragment(frame: bytes) -> bool:
+    if frame[12:14] == b"\x08\x00":
+        return frame[20] & 0x3F == 0x20 and frame[21] == 0
+    return frame[12:14] == b"\x86\xdd" and frame[20] == 44 and frame[56] == frame[57] & 0xF8 == 0
+
+
+def _later_fragment(first: bytes) -> bytes:
+    """One of the same datagram."""
+    made = bytearray(first)
+    at = 20 if first[12:14] == b"\x08\x00" else 56
+    made[at : at + 2] = b"\x00\x08"
+    return bytes(made)
 
 
 def _source(frame: bytes) -> bytes | None:
