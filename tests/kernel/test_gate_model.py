@@ -56,6 +56,9 @@ def enforced(*rules: Rule) -> State:
     return State(Gate(Mode.ENFORCE, addresses, rules), own=tuple(NODES.values()), node=NodeFacts())
 
 
+CONTROL = Verdict.PASS, Reason.CONTROL
+
+
 def agree(runs: GateRuns, way: Way, sent: Sent, state: State) -> Found:
     """What both have found."""
     found = runs.run(way, sent)
@@ -80,6 +83,25 @@ def test_answers_to_what_a_pod_sends_to_no_address_are_those_of_a_group(runs: Ga
         found = agree(runs, Way(generator.LOST), answer, state)
         assert found.verdict is not None
         assert found.verdict[1] is expected
+
+
+def test_process_adds_no_fragment_to_the_kernels_igmp(runs: GateRuns) -> None:
+    state = enforced()
+    runs.apply(state)
+    ends = frames.Ends(abi.unpack_address(NODES[4]), abi.unpack_address(PODS[4][0]))
+    first, later = (
+        frames.ethernet(
+            ends,
+            frames.ETHERTYPE_IPV4,
+            frames.ipv4(ends, frames.IGMP, bytes(16), fragment=place),
+        )
+        for place in (frames.MORE_FRAGMENTS, 2)
+    )
+    way = Way(generator.LOST)
+    assert agree(runs, way, Sent(first, stamp=Stamp.UNPROVEN), state).verdict == CONTROL
+    assert agree(runs, way, Sent(later, stamp=Stamp.UNPROVEN), state).verdict == CONTROL
+    by_hand = agree(runs, way, Sent(later, stamp=Stamp.HAND_MADE), state)
+    assert by_hand.verdict == (Verdict.DROP, Reason.FRAGMENT)
 
 
 def test_packet_from_no_address_is_no_answer_to_a_question_to_a_group(runs: GateRuns) -> None:

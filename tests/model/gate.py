@@ -791,6 +791,10 @@ ORDER = (
 )
 
 
+UNRECORDED = (Reason.FORWARDED, Reason.CONTROL)
+"""Later fragments of these pass as the first does, and others may not join them."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
     """counted: None if the packet passes uncounted; stamp: with which it leaves, so that it is
@@ -819,7 +823,7 @@ def evaluate(sent: Sent, state: State, now_ns: int) -> Answer:
     verdict = Verdict.PASS
     if reason.is_drop:
         verdict = Verdict.WOULD_DROP if case.gate.mode is Mode.AUDIT else Verdict.DROP
-    elif case.packet.fragment == 0 and reason is not Reason.FORWARDED:
+    elif case.packet.fragment == 0 and reason not in UNRECORDED:
         state.fragments[case.fragmented] = now_ns
     return Answer((verdict, reason), leaving_stamp(case))
 
