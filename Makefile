@@ -135,9 +135,12 @@ test-bare:
 bench: setup
 	@PODGATE_TEST_BIN=$(BIN) $(PYTHON) -m tests.bench $(BENCH)
 
-# The property tests of all parsers, with new examples each time; `make fuzz SECONDS=60` for less than ten minutes.
+# The property tests of all parsers, with new examples each time; `make fuzz SECONDS=60` for less than ten minutes. Then a
+# million made frames (FRAMES=) for the gate's program and its specification, in some minutes: needs root. SEED= repeats a run.
 fuzz: setup
 	@$(PYTHON) -m tests.fuzz $(SECONDS)
+	PODGATE_TEST_FRAMES=$(or $(FRAMES),1000000) PODGATE_TEST_SEED=$(SEED) \
+		$(PYTHON) -m pytest -s $(LONG) tests/kernel/test_gate_model.py tests/kernel/test_hook_model.py
 
 format: setup
 	.venv/bin/ruff check --fix .
@@ -148,6 +151,7 @@ format: setup
 docs: setup
 	$(PYTHON) -m agent.operate.cli.reference
 	$(PYTHON) -m tests.attacks
+	$(PYTHON) -m tests.model.page
 	$(PYTHON) -m tests.docs.api_reference
 	$(PYTHON) -m tests.chart
 

@@ -180,7 +180,7 @@ ALWAYS_INLINE bool load_ports(struct __sk_buff *skb, struct packet *packet)
 
 /*
  * The flow that a packet to the pod, with its ports, would be a reply to; false if its kind is no
- * reply.
+ * reply. No host has the address `::`, which in a flow stands for a group.
  */
 ALWAYS_INLINE bool parse_reply_flow(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
 {
@@ -189,6 +189,8 @@ ALWAYS_INLINE bool parse_reply_flow(struct __sk_buff *skb, struct packet *packet
 				  bpf_htons(packet->destination_port)};
 
 	if (is_icmp(packet) && !read_ports(skb, packet, reply, &ports))
+		return false;
+	if (is_same_address(&packet->source, &flow->peer))
 		return false;
 	flow->protocol = packet->protocol;
 	flow->pod = packet->destination;
