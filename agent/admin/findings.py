@@ -63,6 +63,7 @@ _COMPONENTS: Mapping[str, tuple[Kind, str]] = {
 _ISOLATION: Mapping[str, Kind] = {
     "GateBypassed": kinds.GATE_BYPASSED,
     "GateFailed": kinds.GATE_FAILED,
+    isolation.GATE_LOST: kinds.GATE_FAILED,
     "NetnsMissing": kinds.NETNS_UNUSABLE,
     "NetnsInvalid": kinds.NETNS_UNUSABLE,
     "NetnsInUse": kinds.NETNS_UNUSABLE,
@@ -70,7 +71,7 @@ _ISOLATION: Mapping[str, Kind] = {
     "SandboxMissing": kinds.POD_STARTING,
     "NoInterface": kinds.POD_STARTING,
 }
-"""By the reason of a condition that is not True; others are of manifests."""
+"""By the reason of a condition that is not as desired; others that are not True are of manifests."""
 
 _PROBES: Mapping[str, Kind] = {
     "ProbeFailing": kinds.PROBE_FAILING,
@@ -237,19 +238,15 @@ def _of_pod(pod: PodStatus, report: AgentReport) -> Iterator[Finding]:
     for probe in pod.probes:
         if probe.answer is not None and probe.answer.obstacle not in _PASSING_OBSTACLES:
             yield found(kinds.PROBE_NOT_ANSWERED, probe.answer.problem, subject)
+    is_lost = any(problem.part == "gate-lost" for problem in pod.problems)
+    said = {kinds.GATE_BYPASSED: bool(bypassed), kinds.GATE_FAILED: is_lost}
     for condition in pod.conditions:
-        yield from _of_condition(condition, pod, subject, is_bypassed=bool(bypassed))
+        kind = kind_of(condition, pod.mode)
+        if kind is not None and not said.get(kind):
+            yield found(kind, condition.message, subject, since=condition.last_transition_time)
     if not any(one.type == labels.ISOLATION_READY for one in pod.conditions):
         text = "The agent has not published the pod's condition yet"
         yield found(kinds.POD_STARTING, text, subject)
-
-
-def _of_condition(
-    condition: Condition, pod: PodStatus, subject: str, *, is_bypassed: bool
-) -> Iterator[Finding]:
-    kind = kind_of(condition, pod.mode)
-    if kind is not None and not (kind is kinds.GATE_BYPASSED and is_bypassed):
-        yield found(kind, condition.message, subject, since=condition.last_transition_time)
 
 
 def kind_of(condition: Condition, mode: str) -> Kind | None:
@@ -258,6 +255,8 @@ def kind_of(condition: Condition, mode: str) -> Kind | None:
     if condition.status != TRUE:
         by_reason = _ISOLATION if is_isolation else _PROBES
         return by_reason.get(condition.reason, kinds.MANIFEST_INVALID)
+    if is_isolation and condition.reason == isolation.GATE_LOST:
+        return kinds.GATE_FAILED
     is_ungated = is_isolation and condition.reason == "NotSupported"
     return kinds.NOT_SUPPORTED if is_ungated and mode in _CLOSED else None
 

@@ -293,7 +293,7 @@ def _path_test(facts: PodFacts) -> Check | None:
 
 
 def _relay(facts: PodFacts) -> Check:
-    proxied = {pod for pod, _ in facts.relay.targets} & set(facts.pod.addresses)
+    proxied = {pod for pod, _ in facts.relay.targets} & set(facts.pod.own_addresses)
     if proxied:
         text = f"proxies {', '.join(map(str, sorted(proxied, key=str)))}"
         return Check(name="relay", state=OK, text=text)

@@ -177,7 +177,12 @@ OF_POD: tuple[tuple[dict[str, Any], Kind, str], ...] = (
         kinds.PATH_TEST_FAILED,
         "Path test failed for 198.18.1.1; see the agent's log.",
     ),
-    (problem("gate-lost"), kinds.GATE_FAILED, "It is so."),
+    (unlike(ISOLATION_READY, "GateLost", "True"), kinds.GATE_FAILED, "Busy."),
+    (
+        {**problem("gate-lost"), **unlike(ISOLATION_READY, "GateLost", "True")},
+        kinds.GATE_FAILED,
+        "It is so.",
+    ),
     (problem("gate"), kinds.GATE_NOT_UPDATED, "It is so."),
     (problem("rules"), kinds.GATE_NOT_UPDATED, "It is so."),
     (problem("chain"), kinds.GATE_NOT_FIRST, "It is so."),
