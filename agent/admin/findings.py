@@ -71,7 +71,8 @@ _ISOLATION: Mapping[str, Kind] = {
     "SandboxMissing": kinds.POD_STARTING,
     "NoInterface": kinds.POD_STARTING,
 }
-"""By the reason of a condition that is not as desired; others that are not True are of manifests."""
+"""By the reason of a condition that is not as desired; others of one that is not True are of
+manifests."""
 
 _PROBES: Mapping[str, Kind] = {
     "ProbeFailing": kinds.PROBE_FAILING,
