@@ -3,6 +3,7 @@ sentence."""
 
 import html
 import json
+import os
 import signal
 import urllib.error
 import urllib.request
@@ -147,3 +148,21 @@ def test_gate_that_is_detached_and_a_hook_that_is_gone_while_the_agent_is_dead(
             continue
         assert sentence_of(doctor, kind) == sentence
     assert shown[sentence_of(status, kinds.GATE_DETACHED)] == "open"
+
+
+def test_agent_that_hangs_is_told_from_one_that_is_dead(
+    operator: AgentProcess, web: LabPod
+) -> None:
+    start(operator, web)
+    operator.wait_for("the gate", isolated_as("web", "Enforced"))
+    os.kill(operator.pid, signal.SIGSTOP)
+    sentence = sentence_of(document(operator, "status")["findings"], kinds.AGENT_HUNG)
+    assert sentence == f"The agent hangs: pid {operator.pid} runs and has no heartbeat."
+    assert sentence_of(document(operator, "doctor")["findings"], kinds.AGENT_HUNG) == sentence
+    assert explained(operator)[sentence] == "broken"
+    os.kill(operator.pid, signal.SIGCONT)
+    operator.stop(signal.SIGKILL)
+    (dead,) = (
+        one for one in document(operator, "status")["findings"] if "heartbeat" in one["sentence"]
+    )
+    assert dead["kind"] == kinds.AGENT_DEAD.name

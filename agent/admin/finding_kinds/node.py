@@ -162,6 +162,20 @@ AGENT_MISSING = define(
     "No agent responds, and no gate is in force.",
     AGENT_DEAD.remedy,
 )
+AGENT_HUNG = define(
+    "agent-hung",
+    BROKEN,
+    "The agent's process runs, and neither answers nor beats: conditions and rules do not follow "
+    "pods.",
+    "It ends by itself after --watchdog-seconds and is started again; otherwise end it.",
+    "podgate bugtool",
+)
+AGENT_STARTING = define(
+    "agent-starting",
+    DEGRADED,
+    "The agent has started within the last minute and does not answer yet.",
+    "Wait; if it stays, see the agent's log.",
+)
 AGENT_UNREADABLE = define(
     "agent-unreadable",
     DEGRADED,

@@ -27,7 +27,8 @@ OK, PROBLEM, UNKNOWN = "ok", "problem", "unknown"
 
 _DESCRIBE = "kubectl describe pod -n {0.namespace} {0.name}"
 _AGENT = (
-    *(kinds.AGENT_DEAD, kinds.AGENT_MISSING, kinds.AGENT_UNREADABLE),
+    *(kinds.AGENT_DEAD, kinds.AGENT_HUNG, kinds.AGENT_STARTING),
+    *(kinds.AGENT_MISSING, kinds.AGENT_UNREADABLE),
     *(kinds.GATES_OPEN, kinds.GATES_OPEN_SOON, kinds.PODS_NOT_SYNCED),
     *(kinds.WATCH_BROKEN, kinds.CONDITIONS_NOT_WRITTEN, kinds.RUNTIME_UNREACHABLE),
 )

@@ -23,7 +23,9 @@ _UNKNOWN = "unknown"
 _WITHOUT_AGENT = {
     kind.name
     for kind in (
-        *(kinds.AGENT_DEAD, kinds.AGENT_MISSING, kinds.GATES_OPEN, kinds.GATES_OPEN_SOON),
+        *(kinds.AGENT_DEAD, kinds.AGENT_HUNG, kinds.AGENT_STARTING),
+        *(kinds.AGENT_MISSING, kinds.AGENT_UNREADABLE),
+        *(kinds.GATES_OPEN, kinds.GATES_OPEN_SOON),
         *(kinds.DECLARED_PORTS_OPEN, kinds.PORTS_OPEN_SOON),
     )
 }
