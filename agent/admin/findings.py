@@ -23,6 +23,7 @@ SOURCE_PARTS: Mapping[str, Kind] = {
     "conditions": kinds.CONDITIONS_NOT_WRITTEN,
     "runtime": kinds.RUNTIME_UNREACHABLE,
     "services": kinds.SERVICES_OLD,
+    "definition": kinds.DEFINITION_MISSING,
 }
 """What each part of the source of pods is if it does not respond."""
 
@@ -103,6 +104,7 @@ def find(report: AgentReport) -> list[Finding]:
             *_of_kubelet(report),
             *_of_source(report),
             *of_hooks(report.hooks),
+            *_of_guards(report),
             *_of_relay(report.relay),
             *_of_labels(report),
             *(one for pod in report.pods for one in _of_pod(pod, report)),
@@ -169,9 +171,26 @@ def _of_agent(report: AgentReport) -> Iterator[Finding]:
         yield found(kinds.COMPONENT_FAILING, text)
     for text in report.server_problems:
         yield found(kinds.PORT_NOT_OPEN, text)
-    if report.raw_sockets.problem:
-        text = f"--raw-sockets={report.raw_sockets.mode}: {report.raw_sockets.problem}"
+    for text in report.policies_without_effect:
+        yield found(kinds.POLICY_WITHOUT_EFFECT, text)
+
+
+def _of_guards(report: AgentReport) -> Iterator[Finding]:
+    """What is configured and not in force, and what has been rejected."""
+    sockets, probes = report.raw_sockets, report.host_probes
+    if sockets.problem:
+        text = f"--raw-sockets={sockets.mode}: {sockets.problem}"
         yield found(kinds.RAW_SOCKETS_NOT_DENIED, text)
+    if probes.problem:
+        yield found(kinds.HOST_PROBES_NOT_DENIED, probes.problem)
+    if report.pods_cgroup_problem:
+        yield found(kinds.PODS_CGROUP_MISSING, report.pods_cgroup_problem)
+    if sockets.rejected:
+        text = f"--raw-sockets={sockets.mode} has rejected raw or packet sockets of containers"
+        yield found(kinds.GUARD_DENIED, text)
+    if probes.rejected:
+        text = f"--kubelet-host-probes={probes.mode} has rejected connections of the kubelet"
+        yield found(kinds.GUARD_DENIED, text)
 
 
 def _of_kubelet(report: AgentReport) -> Iterator[Finding]:
@@ -205,6 +224,9 @@ def _of_labels(report: AgentReport) -> Iterator[Finding]:
     pods: dict[Problem, list[PodStatus]] = {problem: [] for problem in report.label_problems}
     for pod in report.pods:
         for problem in pod.mode_problems:
+            if report.max_mode == "off" and problem.reason == modes.LIMITED:
+                # The finding that podgate is off has it.
+                continue
             if problem.subject:
                 pods.setdefault(problem, []).append(pod)
             else:

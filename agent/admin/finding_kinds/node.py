@@ -68,6 +68,13 @@ POLICY_NOT_APPLIED = define(
     "Correct the policy that the sentence names.",
     "podgate rules",
 )
+POLICY_WITHOUT_EFFECT = define(
+    "policy-without-effect",
+    DEGRADED,
+    "A HostAccessPolicy selects no pod, or one of its rules has found no source or port.",
+    "Correct the names and labels that the policy selects; 'podgate rules' shows each rule.",
+    "podgate rules",
+)
 HOOK_MISSING = define(
     "hook-missing",
     DEGRADED,
@@ -82,6 +89,28 @@ RAW_SOCKETS_NOT_DENIED = define(
     "--raw-sockets=deny-pods is set, and raw or packet sockets of containers are not rejected.",
     "See docs/security.md, raw sockets; give no container CAP_NET_RAW on the host network.",
     "podgate drops",
+)
+HOST_PROBES_NOT_DENIED = define(
+    "host-probes-not-denied",
+    DEGRADED,
+    "--kubelet-host-probes=deny is set, and the kubelet connects to hosts that probes name.",
+    "Solve the reason in the sentence.",
+    "podgate doctor",
+)
+GUARD_DENIED = define(
+    "guard-denied",
+    NOTE,
+    "A guard has rejected sockets of containers, or connections of the kubelet's probes.",
+    "Nothing has to be done, unless a program needs them: then admit it, or correct the probe.",
+    "podgate drops",
+)
+PODS_CGROUP_MISSING = define(
+    "pods-cgroup-missing",
+    DEGRADED,
+    "The cgroup of the node's pods is not found, so processes of pods on the host network count "
+    "as the host's, and --raw-sockets=deny-pods rejects none.",
+    "Run the kubelet with the --cgroup-root of its default, or /kubelet.",
+    "podgate doctor",
 )
 DEFAULT_DENY_MISSING = define(
     "default-deny-missing",
