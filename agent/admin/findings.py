@@ -264,9 +264,9 @@ def _of_pod(pod: PodStatus, report: AgentReport) -> Iterator[Finding]:
     is_lost = any(problem.part == "gate-lost" for problem in pod.problems)
     said = {kinds.GATE_BYPASSED: bool(bypassed), kinds.GATE_FAILED: is_lost}
     for condition in pod.conditions:
-        kind = kind_of(condition, pod.mode)
-        if kind is not None and not said.get(kind):
-            yield found(kind, condition.message, subject, since=condition.last_transition_time)
+        judged = kind_of(condition, pod.mode)
+        if judged is not None and not said.get(judged):
+            yield found(judged, condition.message, subject, since=condition.last_transition_time)
     if not any(one.type == labels.ISOLATION_READY for one in pod.conditions):
         text = "The agent has not published the pod's condition yet"
         yield found(kinds.POD_STARTING, text, subject)

@@ -90,7 +90,9 @@ def read(answer: NodeAnswer) -> NodeStatus:
     report = decode(answer.output) or {}
     if answer.problem:
         of_pins = findings.read(answer.node, report.get("findings"))
-        of_pins = of_pins or [findings.no_answer(answer.node, answer.problem)]
+        if not of_pins:
+            is_selected = answer.is_selected
+            of_pins = [findings.no_answer(answer.node, answer.problem, is_selected=is_selected)]
         return NodeStatus(answer.node, answer.problem, findings=tuple(of_pins))
     if not report or not isinstance(report.get("pods", []), list):
         problem = "its agent's answer is not readable; is it another version?"
