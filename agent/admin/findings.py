@@ -262,11 +262,11 @@ def _of_pod(pod: PodStatus, report: AgentReport) -> Iterator[Finding]:
         if probe.answer is not None and probe.answer.obstacle not in _PASSING_OBSTACLES:
             yield found(kinds.PROBE_NOT_ANSWERED, probe.answer.problem, subject)
     is_lost = any(problem.part == "gate-lost" for problem in pod.problems)
-    said = {kinds.GATE_BYPASSED: bool(bypassed), kinds.GATE_FAILED: is_lost}
+    reported = {kinds.GATE_BYPASSED: bool(bypassed), kinds.GATE_FAILED: is_lost}
     for condition in pod.conditions:
-        judged = kind_of(condition, pod.mode)
-        if judged is not None and not said.get(judged):
-            yield found(judged, condition.message, subject, since=condition.last_transition_time)
+        of_it = kind_of(condition, pod.mode)
+        if of_it is not None and not reported.get(of_it):
+            yield found(of_it, condition.message, subject, since=condition.last_transition_time)
     if not any(one.type == labels.ISOLATION_READY for one in pod.conditions):
         text = "The agent has not published the pod's condition yet"
         yield found(kinds.POD_STARTING, text, subject)

@@ -235,7 +235,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     raw_sockets: RawSocketStatus
     host_probes: HostProbeStatus = HostProbeStatus()
     pods_cgroup_problem: str = ""
-    """Why processes of pods are not told from the host's, one sentence."""
+    """Why processes of pods cannot be distinguished from the host's, one sentence."""
     policies_without_effect: list[str] = []
     """Policies of files of this node that select no pod or find no source, one sentence each."""
     relay: RelayStatus

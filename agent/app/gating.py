@@ -321,7 +321,7 @@ class Gating:
 
     @property
     def pods_cgroup_problem(self) -> str:
-        """Why processes of pods are not told from the host's, on a node with a kubelet."""
+        """Why processes of pods cannot be distinguished from the host's, where a kubelet runs."""
         if self.cluster is None or not any(state.gates for state in self.store.states()):
             return ""
         return "" if self.gate_worker.config.read().pods_cgroup else admitted_ports.NO_PODS_CGROUP

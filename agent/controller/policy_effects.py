@@ -23,10 +23,10 @@ def problem(
     rules: in words; nodes: selected ones; reports: by node.
     """
     found = [_effects(name, len(rules), reports.get(node), revisions) for node in nodes]
-    known = [effects for effects in found if effects]
-    if not known or len(known) < len(found):
+    reported = [effects for effects in found if effects]
+    if not reported or len(reported) < len(found):
         return None
-    best = [max(of_rule) for of_rule in zip(*known, strict=True)]
+    best = [max(of_rule) for of_rule in zip(*reported, strict=True)]
     if max(best) is Effect.NO_POD:
         return NO_POD, "it selects no pod of these"
     missing = [rule for rule, effect in zip(rules, best, strict=True) if effect < Effect.ADMITS]

@@ -118,7 +118,7 @@ def evaluate(
         if in_force[0] == "True":
             without = policy_effects.problem(name, found.rules, names, reports, revisions)
             if without is None:
-                without = _known_before(before, generation)
+                without = _previous_effect(before, generation)
             if without[0]:
                 in_force = "False", without[0], f"{in_force[2][:-1]}; {without[1]}."[:_MAX_MESSAGE]
                 accepted = "True", without[0], f"The spec is valid; {without[1]}."[:_MAX_MESSAGE]
@@ -129,7 +129,7 @@ def evaluate(
     return PolicyStatus(generation, conditions, counts)
 
 
-def _known_before(before: PolicyStatus | None, generation: int) -> tuple[str, str]:
+def _previous_effect(before: PolicyStatus | None, generation: int) -> tuple[str, str]:
     """What was known of the policy's effect: a change of another policy does not end that."""
     accepted = before.condition(ACCEPTED) if before else None
     if accepted is None or accepted.observed_generation != generation:

@@ -150,9 +150,7 @@ def test_gate_that_is_detached_and_a_hook_that_is_gone_while_the_agent_is_dead(
     assert shown[sentence_of(status, kinds.GATE_DETACHED)] == "open"
 
 
-def test_agent_that_hangs_is_told_from_one_that_is_dead(
-    operator: AgentProcess, web: LabPod
-) -> None:
+def test_agent_that_hangs_is_not_a_dead_one(operator: AgentProcess, web: LabPod) -> None:
     start(operator, web)
     operator.wait_for("the gate", isolated_as("web", "Enforced"))
     os.kill(operator.pid, signal.SIGSTOP)

@@ -56,7 +56,7 @@ def _roll_out(cluster: Cluster, now: datetime.datetime) -> Iterator[Finding]:
     stuck = [text for pod in pods for text in _waiting(pod)]
     changes = [at for pod in pods for at in _changes(pod)]
     if stuck or (changes and (now - max(changes)).total_seconds() > _STILL_SECONDS):
-        text = f"The roll-out of the agents stands still, {updated} of {desired} nodes have it"
+        text = f"The roll-out of the agents does not continue, {updated} of {desired} nodes have it"
         yield _found(kinds.ROLL_OUT_STUCK, f"{': '.join(filter(None, (text, *stuck[:1])))}.")
 
 

@@ -72,12 +72,12 @@ def test_cluster_in_order_has_none(objects: Objects) -> None:
     assert objects.find(seconds=3600) == []
 
 
-def test_roll_out_without_a_change_for_minutes_stands_still(objects: Objects) -> None:
+def test_roll_out_without_a_change_for_minutes_is_stuck(objects: Objects) -> None:
     objects.daemonset(1)
     assert objects.find(seconds=180) == []
     assert only(objects.find(seconds=181)) == (
         kinds.ROLL_OUT_STUCK.name,
-        "The roll-out of the agents stands still, 1 of 2 nodes have it.",
+        "The roll-out of the agents does not continue, 1 of 2 nodes have it.",
     )
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-11-22T10:05:00Z"}
     newer = agent_pod("b")
@@ -87,7 +87,7 @@ def test_roll_out_without_a_change_for_minutes_stands_still(objects: Objects) ->
     assert objects.find(seconds=500) != []
 
 
-def test_roll_out_that_an_operator_does_pod_by_pod_does_not_stand_still(objects: Objects) -> None:
+def test_roll_out_that_an_operator_does_pod_by_pod_is_not_stuck(objects: Objects) -> None:
     objects.daemonset(1, strategy="OnDelete")
     assert objects.find(seconds=3600) == []
 
@@ -151,7 +151,7 @@ def test_both_views_of_a_cluster_have_them(
 
 
 @pytest.mark.parametrize("command", ["status", "doctor"])
-def test_node_that_the_daemonset_no_longer_selects_is_told_from_a_silent_one(
+def test_node_that_the_daemonset_no_longer_selects_is_not_a_silent_one(
     objects: Objects, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     objects.kubectl.serve_nodes("a", without_agent=["a"])
