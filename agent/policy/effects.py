@@ -38,27 +38,30 @@ class PolicyEffects:
         self._records: dict[str, _PolicyRecord] = {}
 
     def update(self, rule_set: RuleSet, pods: Collection[Pod]) -> None:
-        """pods: those with a network of their own. Takes some microseconds for each, and more for
-        policies that have had no effect yet."""
-        selected: dict[str, list[Pod]] = {}
-        for pod in pods:
+        """pods: those with a network of their own. Only policies without an effect take time."""
+        records = {policy.name: self._record(policy) for policy in rule_set.policies}
+        selected: dict[str, list[Pod]] = {
+            name: [] for name, record in records.items() if min(record.effects) < Effect.ADMITS
+        }
+        for pod in pods if selected else ():
             for policy in rule_set.selected.of(pod):
-                selected.setdefault(policy.name, []).append(pod)
-        records = {}
-        for policy in rule_set.policies:
-            before = self._records.get(policy.name)
-            if before is None or before.policy != policy:
-                none = (Effect.NO_POD,) * len(policy.rules)
-                before = _PolicyRecord(policy, self._clock(), none)
-            found = selected.get(policy.name, ())
-            if found and min(before.effects) < Effect.ADMITS:
+                if policy.name in selected:
+                    selected[policy.name].append(pod)
+        for name, found in selected.items():
+            if found:
+                record = records[name]
                 effects = tuple(
                     effect if effect is Effect.ADMITS else _effect(rule_set, rule, found)
-                    for rule, effect in zip(policy.rules, before.effects, strict=True)
+                    for rule, effect in zip(record.policy.rules, record.effects, strict=True)
                 )
-                before = dataclasses.replace(before, effects=effects)
-            records[policy.name] = before
+                records[name] = dataclasses.replace(record, effects=effects)
         self._records, self._rule_set = records, rule_set
+
+    def _record(self, policy: Policy) -> _PolicyRecord:
+        before = self._records.get(policy.name)
+        if before is not None and before.policy == policy:
+            return before
+        return _PolicyRecord(policy, self._clock(), (Effect.NO_POD,) * len(policy.rules))
 
     def encoded(self, names: Sequence[str]) -> str:
         """For the node's report: the effects of these policies' rules as digits, policies by
@@ -94,5 +97,7 @@ def no_port(rule: PolicyRule) -> str:
 
 
 def _effect(rule_set: RuleSet, rule: PolicyRule, pods: Sequence[Pod]) -> Effect:
-    admits = any(True for pod in pods for _ in rule_set.pack(rule, pod))
+    # Only a port's name depends on the pod.
+    compared = pods if rule.port_name else pods[:1]
+    admits = any(True for pod in compared for _ in rule_set.pack(rule, pod))
     return Effect.ADMITS if admits else Effect.NO_SOURCE

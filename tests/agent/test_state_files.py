@@ -21,6 +21,12 @@ from agent.state_files import StateSaver
 from tests.polling import until
 
 
+@pytest.fixture(autouse=True)
+def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other tests of this process could not write is theirs."""
+    monkeypatch.setattr(state_files, "_unwritten", state_files._Unwritten())
+
+
 class Numbers(msgspec.Struct):
     numbers: list[int]
 

@@ -4,6 +4,7 @@ sentence."""
 import html
 import json
 import os
+import re
 import signal
 import urllib.error
 import urllib.request
@@ -148,6 +149,28 @@ def test_gate_that_is_detached_and_a_hook_that_is_gone_while_the_agent_is_dead(
             continue
         assert sentence_of(doctor, kind) == sentence
     assert shown[sentence_of(status, kinds.GATE_DETACHED)] == "open"
+
+
+def test_state_that_cannot_be_written(operator: AgentProcess, web: LabPod) -> None:
+    operator.run_directory.mkdir(mode=0o700)
+    (operator.run_directory / "state").write_text("", encoding="ascii")
+    start(operator, web)
+    report = operator.wait_for("the finding", has(kinds.STATE_NOT_WRITTEN))
+    sentence = reported_by_all(operator, report, kinds.STATE_NOT_WRITTEN)
+    assert sentence == "State files cannot be written: the next agent starts with older ones."
+    (operator.run_directory / "state").unlink()
+    operator.wait_for("its end", lambda report: not has(kinds.STATE_NOT_WRITTEN)(report))
+
+
+def test_guards_that_are_configured_are_in_force(operator: AgentProcess, web: LabPod) -> None:
+    start(operator, web, "--mode=enforce")
+    report = operator.wait_for("the gate", isolated_as("web", "Enforced"))
+    _, metrics = fetch(report, "/metrics")
+    guards = dict(re.findall(r'podgate_guard_in_force\{guard="(\w+)"\} ([01])', metrics))
+    assert {guards[name] for name in ("hooks", "default_deny", "path_tests")} == {"1"}
+    assert guards.keys().isdisjoint({"raw_sockets", "host_probes"}), "they are not configured"
+    # Neither is a kubelet identified in the lab, nor is one followed.
+    assert guards["kubelet_followed"] == "0"
 
 
 def test_agent_that_hangs_is_not_a_dead_one(operator: AgentProcess, web: LabPod) -> None:

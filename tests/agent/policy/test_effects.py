@@ -33,15 +33,16 @@ class Node:
         return list(self.effects.problems())
 
 
-def policy(name: str = "backup", *, source: str = "backup.yaml", **spec: object) -> Policy:
-    body = {"pods": {"namespaces": ["shop"]}, "from": [UNIT], **spec}
+def policy(name: str = "backup", *sources: object, **spec: object) -> Policy:
+    """Of a file. sources: the unit without any."""
+    body = {"pods": {"namespaces": ["shop"]}, "from": sources or (UNIT,), **spec}
     document = {
         "apiVersion": "policy.podgate.io/v1alpha1",
         "kind": "HostAccessPolicy",
         "metadata": {"name": name},
         "spec": body,
     }
-    return api_types.read(document, source=source)
+    return api_types.read(document, source="backup.yaml")
 
 
 def pod(namespace: str = "shop", spec: PodSpec | None = None) -> Pod:
@@ -82,7 +83,7 @@ def test_what_had_an_effect_once_has_one_until_the_policy_changes() -> None:
     node.see()
     node.seconds = 60.0
     assert (node.problems(), node.effects.encoded(["backup"])) == ([], "2")
-    changed = policy(**{"from": [{"systemdUnit": {"name": "backpu.service"}}]})
+    changed = policy("backup", {"systemdUnit": {"name": "backpu.service"}})
     node.rule_set = node.rule_set.with_policies([changed], LabelSnapshot())
     node.see(pod(), backup=7)
     assert node.problems() == [], "it is new"
@@ -102,7 +103,7 @@ def test_policies_of_all_nodes_are_no_problem_of_one(name: str, source: str) -> 
 
 
 def test_report_has_all_policies_in_their_order() -> None:
-    node = Node(policy("b", **{"from": [UNIT, {"kernel": {}}]}), policy("a"))
+    node = Node(policy("b", UNIT, {"kernel": {}}), policy("a"))
     node.see(pod())
     assert node.effects.encoded(["a", "b", "c"]) in ("1,12,", "1,21,")
     many = [f"p{number}" for number in range(5000)]

@@ -28,7 +28,7 @@ class Objects:
         self.policies()
 
     def daemonset(self, updated: int, strategy: str = "RollingUpdate") -> None:
-        template = {"metadata": {}, "spec": {"containers": []}}
+        template: dict[str, Any] = {"metadata": {}, "spec": {"containers": []}}
         body = {
             "spec": {"template": template, "updateStrategy": {"type": strategy}},
             "status": {"desiredNumberScheduled": 2, "updatedNumberScheduled": updated},
