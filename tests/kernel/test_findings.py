@@ -178,7 +178,9 @@ def test_agent_that_hangs_is_not_a_dead_one(operator: AgentProcess, web: LabPod)
     operator.wait_for("the gate", isolated_as("web", "Enforced"))
     os.kill(operator.pid, signal.SIGSTOP)
     sentence = sentence_of(document(operator, "status")["findings"], kinds.AGENT_HUNG)
-    assert sentence == f"The agent hangs: pid {operator.pid} runs and has no heartbeat."
+    assert sentence == (
+        f"The agent hangs (pid {operator.pid} has no heartbeat), and 1 gate is in force."
+    )
     assert sentence_of(document(operator, "doctor")["findings"], kinds.AGENT_HUNG) == sentence
     assert explained(operator)[sentence] == "broken"
     os.kill(operator.pid, signal.SIGCONT)
