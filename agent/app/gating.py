@@ -140,6 +140,7 @@ class Gating:
             self.store,
             self.modes,
             lambda ifindexes: gate_worker.run(gate_worker.gates.lost, ifindexes),
+            is_off=self._off_marks.are_set,
             abandoned_seconds=int(settings.dead_man_hours * 3600),
         )
         self._path_tester = PathTester(
@@ -153,6 +154,7 @@ class Gating:
             self.metrics,
             on_put_back=self._path_tester.repeat,
             on_lost=self.default_deny.set_lost,
+            is_off=self._off_marks.are_set,
         )
         self._traffic_control = TrafficControlMonitor(self._gate_watch.hint)
         self._grace_periods = GracePeriods(gate_worker, self.store, self._crowds)

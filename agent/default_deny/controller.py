@@ -53,10 +53,12 @@ class DefaultDenyController:
         modes: PodModes,
         find_lost: FindLost,
         *,
+        is_off: Callable[[], bool],
         abandoned_seconds: int = 86_400,
         now: Callable[[], float] | None = None,
     ) -> None:
-        """abandoned_seconds: as `DefaultDenyTable.open`."""
+        """abandoned_seconds: as `DefaultDenyTable.open`; is_off: whether the node was just switched
+        off, so that the tables are missing on purpose; it may block."""
         self._table: DefaultDenyTable | None = None
         self._is_desired = False
         """Whether the tables are, or would be if this machine could have them."""
@@ -64,6 +66,7 @@ class DefaultDenyController:
         self._find_lost = find_lost
         self._lost: frozenset[int] = frozenset()
         self._modes = modes
+        self._is_off = is_off
         self._abandoned_seconds = abandoned_seconds
         self._wake = asyncio.Event()
         self._changed_modes = modes.changes.subscribe(Subscription(self._wake))
@@ -233,7 +236,8 @@ class DefaultDenyController:
                 if self._now() >= next_beat:
                     next_beat = self._now() + _BEAT_SECONDS
                     await table.beat()
-                if self._is_ruleset_suspect or self._now() >= next_ensure:
+                is_due = self._is_ruleset_suspect or self._now() >= next_ensure
+                if is_due and not await asyncio.to_thread(self._is_off):
                     self._is_ruleset_suspect = False
                     next_ensure = self._now() + _ENSURE_SECONDS
                     await table.ensure()

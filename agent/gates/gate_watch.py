@@ -59,16 +59,19 @@ class GateWatch:
         *,
         on_put_back: Callable[[Collection[int]], None],
         on_lost: Callable[[frozenset[int]], None],
+        is_off: Callable[[], bool],
     ) -> None:
-        """store: pods whose gates changed are marked there. on_put_back gets the interfaces whose
-        gates were put back just now; on_lost all those whose gates cannot be put back, whenever
-        that changes."""
+        """store: pods whose gates changed are marked there. is_off: whether the node was just
+        switched off, so that gates are missing on purpose; it may block. on_put_back gets the
+        interfaces whose gates were put back just now; on_lost all those whose gates cannot be put
+        back, whenever that changes."""
         self._run = gate_worker.run
         self._gates = gate_worker.gates
         self._store = store
         self._metrics = metrics
         self._on_put_back = on_put_back
         self._on_lost = on_lost
+        self._is_off = is_off
         self._woken = asyncio.Event()
         self._changed: set[int] | None = None
         """Interfaces whose filters may have changed; None: any."""
@@ -96,7 +99,9 @@ class GateWatch:
                     continue
                 changed, self._changed = self._changed, set()
                 try:
-                    found = await self._run(_check, self._gates, changed, set(self.lost))
+                    found = await self._run(
+                        _check, self._gates, changed, set(self.lost), self._is_off
+                    )
                 except (OSError, TimeoutError) as error:
                     log.error(Event.CHAIN_ORDER_UNKNOWN, error=str(error))
                     self.hint(None)
@@ -148,12 +153,18 @@ class GateWatch:
                 log.warning(Event.GATE_PUT_BACK, pod=pod.full_name, ifindex=ifindex)
 
 
-def _check(gates: Gates, changed: Set[int] | None, before: Collection[int]) -> _Found:
+def _check(
+    gates: Gates,
+    changed: Set[int] | None,
+    before: Collection[int],
+    is_off: Callable[[], bool],
+) -> _Found:
     """In one call, since the event loop may be busy between two. before: those that were lost."""
     started = time.monotonic()
     found: GateCheck = gates.check(None if changed is None else {*before, *changed})
     put_back, failed = set(), {}
-    for ifindex, result in gates.put_back(found.lost).items():
+    lost = frozenset() if found.lost and is_off() else found.lost
+    for ifindex, result in gates.put_back(lost).items():
         if result is True:
             put_back.add(ifindex)
         elif isinstance(result, AttachError) and _exists(ifindex):

@@ -37,13 +37,18 @@ def are_set(run_directory: pathlib.Path, installation: pins.Pins) -> bool:
     return os.path.lexists(directory(installation)) or os.path.lexists(file(run_directory))
 
 
+def put_in_kernel(installation: pins.Pins) -> None:
+    """Set the mark in the BPF file system, which waits for no disk. Raises `OSError`."""
+    if not pins.is_bpffs(installation.bpffs):
+        raise FileNotFoundError(None, "it is not a BPF file system")
+    directory(installation).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
 def put(run_directory: pathlib.Path, installation: pins.Pins) -> None:
     """Set both marks. Raises `OffMarksError` if neither can be set."""
     problems = []
     try:
-        if not pins.is_bpffs(installation.bpffs):
-            raise FileNotFoundError(None, "it is not a BPF file system")
-        directory(installation).mkdir(mode=0o700, parents=True, exist_ok=True)
+        put_in_kernel(installation)
     except OSError as error:
         problems.append(f"{installation.bpffs}: {error.strerror}")
     try:
@@ -85,13 +90,16 @@ class OffMarks:
         self._installation = installation
         self._modes = modes
 
+    def are_set(self) -> bool:
+        """Whether there is one now. Blocks for two system calls."""
+        return are_set(self._run_directory, self._installation)
+
     def read(self) -> None:
         """Blocks for two system calls; for the start, before all that acts on modes."""
-        self._modes.set_off(is_off=are_set(self._run_directory, self._installation))
+        self._modes.set_off(is_off=self.are_set())
 
     async def run(self) -> None:
         """Follow the marks until cancelled."""
         while True:
-            is_off = await asyncio.to_thread(are_set, self._run_directory, self._installation)
-            self._modes.set_off(is_off=is_off)
+            self._modes.set_off(is_off=await asyncio.to_thread(self.are_set))
             await asyncio.sleep(_POLL_SECONDS)

@@ -139,13 +139,14 @@ class _RunningRelay:
         if not await way.find_problem(addresses):
             return ""
         try:
-            if is_engaged and seconds_since_beat(self._pins) > _HUNG_SECONDS:
-                return ""  # it hangs, which its missing reports show
             await veth_pair.repair(self.pair)
+            # The second failure in a row counts: on a busy node one response may be late.
+            problem = await way.find_problem(addresses)
+            if is_engaged and problem and seconds_since_beat(self._pins) > _HUNG_SECONDS:
+                return ""  # it hangs, which its missing reports show
         except (PairError, BpfError) as error:
             return str(error).rstrip(".")
-        # The second failure in a row counts: on a busy node one response may be late.
-        if not (problem := await way.find_problem(addresses)):
+        if not problem:
             log.warning(Event.RELAY_WAY_REPAIRED, interface=self.pair.name)
             return ""
         return problem + await way.suspects()

@@ -22,8 +22,8 @@ from tests.polling import until
 
 
 @pytest.fixture(autouse=True)
-def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other tests of this process could not write is theirs."""
+def nothing_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that starts: other tests of this one may have left files unwritten."""
     monkeypatch.setattr(state_files, "_unwritten", state_files._Unwritten())
 
 

@@ -117,6 +117,11 @@ class Packet:
             return True
         return self._protocol == frames.ICMPV6 and self._transport[0] in _LINK_CONTROL
 
+    def is_tcp_to(self, port: int) -> bool:
+        return (
+            self._protocol == frames.TCP and struct.unpack_from("!H", self._transport, 2)[0] == port
+        )
+
     def __str__(self) -> str:
         what = f"protocol {self._protocol}"
         if self._protocol == frames.TCP:

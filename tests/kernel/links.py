@@ -21,6 +21,12 @@ _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 
 
+def is_local(address: str) -> bool:
+    """Whether this namespace accepts packets to the address."""
+    done = subprocess.run(["ip", "route", "get", address], capture_output=True, text=True)
+    return done.stdout.startswith("local ")
+
+
 def ip(*commands: str) -> None:
     """Commands of ip(8), one after the other; the first that fails raises."""
     subprocess.run(["ip", "-batch", "-"], input="\n".join(commands), text=True, check=True)

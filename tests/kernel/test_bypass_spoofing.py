@@ -23,6 +23,7 @@ from bpf.gates import Gates
 from bpf.node_addresses import NodeAddressMap
 from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode, Reason, Verdict
+from tests import polling
 from tests.kernel import guarded, links, syns, traffic
 from tests.kernel.guarded import PodState
 
@@ -288,6 +289,8 @@ def test_server_replies_from_a_new_address_of_the_node_while_no_agent_lists_it(
         options = " nodad" if version == 6 else ""
         links.ip(f"address add {address} dev lo{options}")
         stack.callback(links.ip, f"address del {address} dev lo")
+        # The kernel adds the route of an IPv6 address in a worker of its own.
+        polling.wait_until("the address is local", lambda: links.is_local(address))
         server = stack.enter_context(socket.socket(family, socket.SOCK_DGRAM))
         server.bind((address, PORT))
         server.settimeout(traffic.LIMIT_SECONDS)

@@ -102,7 +102,7 @@ class Node:
         self._operator.wait_for("all pods guarded", self._are_all_guarded)
         root = self._operator.bpffs / "podgate"
         self._operator.wait_for(
-            "the other schemas gone", lambda _: os.listdir(root) == [f"v{schema}"]
+            "the other schemas gone", lambda _: list(root.glob("v*")) == [root / f"v{schema}"]
         )
 
     def _are_all_guarded(self, report: AgentReport) -> bool:

@@ -73,7 +73,7 @@ def test_existing_connection_stays_open_and_is_counted(
             timeout=30,
         )
     assert any(line.get("flows") == 1 for line in operator.log_lines())
-    assert "demo/web: 1 flows opened before enforcement are still open" in done.stdout
+    assert "demo/web: Flows that the host opened before enforcement are still open" in done.stdout
     assert report.pods
 
 

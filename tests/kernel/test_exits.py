@@ -175,7 +175,9 @@ def test_off_opens_the_node_and_an_agent_that_continues_attaches_nothing(
         record_property("open_seconds", round(seconds, 2))
         assert done.returncode == 0, done.stderr
         assert attached.everything(installation) == []
-    if state in ("alive", "hung", "starting"):
+    if state == "starting" and space == "read-only":
+        operator.event(Event.AGENT_STARTED)  # there is no place for its admin socket
+    elif state in ("alive", "hung", "starting"):
         operator.wait_for("off", is_off)
     assert is_open(web)
     wait_until("nothing attached", lambda: attached.everything(installation) == [])

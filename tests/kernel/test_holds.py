@@ -117,7 +117,6 @@ def test_agent_of_a_version_with_other_locks_runs_beside_no_agent_of_this_one(
         previous.stdout.readline()
         operator.start("--standby-seconds", "600")
         operator.event(Event.STANDBY_WAITING)
-        assert "an agent still runs" in operator.cleanup().stderr
         previous.stdin.close()
         previous.wait()
     operator.event(Event.STANDBY_TAKING_OVER)

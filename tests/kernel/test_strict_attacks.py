@@ -16,6 +16,7 @@ from agent.lab.agent_process import Launch, packets, pod_of
 from agent.lab.lab import LabPod
 from agent.relay import interfaces as relay_interfaces
 from agent.relay.messages import Outcome
+from agent.strict import way
 from probes.netns import Netns
 from tests.conftest import fresh_lab
 from tests.kernel import cgroups, fleet, frames, links, nodeclient, syns
@@ -83,14 +84,16 @@ class Inside:
         self._tap.close()
 
     def arrived(self) -> list[bytes]:
-        """Frames since the last call, but for the link's own control."""
+        """Frames since the last call, but for the link's own control and the agent's tries."""
         seen: list[bytes] = []
         while True:
             try:
                 frame, (_, _, kind, *_) = self._tap.recvfrom(2048)
             except BlockingIOError:
                 return seen
-            if kind != _PACKET_OUTGOING and not Packet(frame).is_link_control:
+            packet = Packet(frame)
+            is_expected = packet.is_link_control or packet.is_tcp_to(way.PORT)
+            if kind != _PACKET_OUTGOING and not is_expected:
                 seen.append(frame)
 
 

@@ -95,7 +95,7 @@ async def test_strict_start_runs_no_container_before_its_gate(node: Node) -> Non
         *("--cni-bin-dir", str(node.runtime.plugins), "--cni-strict-start"),
     )
     await node.start_agent(*options)
-    [conflist] = node.runtime.cni_directory.iterdir()
+    [conflist] = node.runtime.cni_directory.glob("*.conflist")
     await node.until("podgate-cni", lambda: "podgate-cni" in conflist.read_text())
     node.create("web")
     before = await node.run_pod("web")

@@ -36,8 +36,14 @@ class Node:
         self.modes = PodModes(mode, is_complete=has_labels)
         self.lost: set[int] = set()
         """Interfaces without the gate that the reconciler has attached."""
+        self.is_off = False
+        """Whether the node has the mark, which the modes follow later."""
         self.controller = DefaultDenyController(
-            self.store, self.modes, self.find_lost, now=lambda: self.now
+            self.store,
+            self.modes,
+            self.find_lost,
+            is_off=lambda: self.is_off,
+            now=lambda: self.now,
         )
 
     async def find_lost(self, ifindexes: Collection[int]) -> set[int]:
@@ -298,6 +304,25 @@ async def test_unclaimed_interface_is_released_while_running(
         node.now = 11.0
         node.controller.set_kubelet(KUBELET, has_cgroup=True)
         await polling.until("its release", lambda: 22 in nftables.sets["not_pods"])
+
+
+async def test_table_that_podgate_off_removes_is_not_put_back(
+    node: Node, nftables: Nftables, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mark is there before the modes follow it."""
+    await node.controller.open(gated=[])
+    async with kept(node, monkeypatch, tmp_path):
+        node.controller.set_kubelet(KUBELET, has_cgroup=True)
+        await polling.until("the kubelet", lambda: "kubelet.slice" in nftables.kubelet)
+        await asyncio.sleep(0.1)
+        node.is_off = True
+        nftables.flush()
+        node.controller.hint_deleted(None)
+        await asyncio.sleep(0.1)
+        assert not nftables.families
+        node.is_off = False
+        node.controller.hint_deleted(None)
+        await polling.until("the tables", lambda: nftables.families == {"inet", "bridge"})
 
 
 async def test_new_table_admits_the_kubelet(

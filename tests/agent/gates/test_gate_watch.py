@@ -35,6 +35,7 @@ class Node:
     lost: set[int] = dataclasses.field(default_factory=set)
     displaced: set[int] = dataclasses.field(default_factory=set)
     is_full: bool = False
+    is_off: bool = False
     checks: list[Set[int] | None] = dataclasses.field(default_factory=list)
     put_back_at: list[float] = dataclasses.field(default_factory=list)
     reported_lost: list[frozenset[int]] = dataclasses.field(default_factory=list)
@@ -52,6 +53,7 @@ class Node:
             self.metrics,
             on_put_back=lambda _: self.put_back_at.append(asyncio.get_running_loop().time()),
             on_lost=self.reported_lost.append,
+            is_off=lambda: self.is_off,
         )
 
     @property
@@ -150,6 +152,16 @@ async def test_gate_that_cannot_be_put_back_is_reported_until_it_can(node: Node)
         await asyncio.sleep(0.2)
         assert node.reported_lost == [{IFINDEX}, frozenset()]
         assert node.is_marked()
+
+
+async def test_gates_that_podgate_off_removes_are_not_put_back(node: Node) -> None:
+    """Its mark is there before the modes follow it."""
+    node.is_off = True
+    async with running(node):
+        node.lost.add(IFINDEX)
+        await asyncio.sleep(2)
+    assert node.put_back_at == []
+    assert node.reported_lost == []
 
 
 async def test_pod_of_a_displaced_gate_is_marked_at_a_pace(node: Node) -> None:
