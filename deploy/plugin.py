@@ -19,12 +19,9 @@ def pack(target: pathlib.Path) -> None:
             (root / package).mkdir()
             shutil.copy(SOURCE / package / "__init__.py", root / package)
         shutil.copy(SOURCE / "agent/operate/flow_text.py", root / "agent/operate")
-        shutil.copy(SOURCE / "agent/admin/finding_kinds.py", root / "agent/admin")
-        shutil.copytree(
-            SOURCE / "agent/operate/kubectl",
-            root / "agent/operate/kubectl",
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
+        for package in ("agent/admin/finding_kinds", "agent/operate/kubectl"):
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(SOURCE / package, root / package, ignore=ignored)
         (root / "__main__.py").write_text(
             "import sys\n\nfrom agent.operate.kubectl.main import main\n\nsys.exit(main())\n",
             encoding="ascii",

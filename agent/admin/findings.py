@@ -23,6 +23,7 @@ SOURCE_PARTS: Mapping[str, Kind] = {
     "conditions": kinds.CONDITIONS_NOT_WRITTEN,
     "runtime": kinds.RUNTIME_UNREACHABLE,
     "services": kinds.SERVICES_OLD,
+    "definition": kinds.DEFINITION_MISSING,
 }
 """What each part of the source of pods is if it does not respond."""
 
@@ -63,6 +64,7 @@ _COMPONENTS: Mapping[str, tuple[Kind, str]] = {
 _ISOLATION: Mapping[str, Kind] = {
     "GateBypassed": kinds.GATE_BYPASSED,
     "GateFailed": kinds.GATE_FAILED,
+    isolation.GATE_LOST: kinds.GATE_FAILED,
     "NetnsMissing": kinds.NETNS_UNUSABLE,
     "NetnsInvalid": kinds.NETNS_UNUSABLE,
     "NetnsInUse": kinds.NETNS_UNUSABLE,
@@ -70,7 +72,8 @@ _ISOLATION: Mapping[str, Kind] = {
     "SandboxMissing": kinds.POD_STARTING,
     "NoInterface": kinds.POD_STARTING,
 }
-"""By the reason of a condition that is not True; others are of manifests."""
+"""By the reason of a condition that is not as desired; others of one that is not True are of
+manifests."""
 
 _PROBES: Mapping[str, Kind] = {
     "ProbeFailing": kinds.PROBE_FAILING,
@@ -102,6 +105,7 @@ def find(report: AgentReport) -> list[Finding]:
             *_of_kubelet(report),
             *_of_source(report),
             *of_hooks(report.hooks),
+            *_of_guards(report),
             *_of_relay(report.relay),
             *_of_labels(report),
             *(one for pod in report.pods for one in _of_pod(pod, report)),
@@ -168,9 +172,26 @@ def _of_agent(report: AgentReport) -> Iterator[Finding]:
         yield found(kinds.COMPONENT_FAILING, text)
     for text in report.server_problems:
         yield found(kinds.PORT_NOT_OPEN, text)
-    if report.raw_sockets.problem:
-        text = f"--raw-sockets={report.raw_sockets.mode}: {report.raw_sockets.problem}"
+    for text in report.policies_without_effect:
+        yield found(kinds.POLICY_WITHOUT_EFFECT, text)
+
+
+def _of_guards(report: AgentReport) -> Iterator[Finding]:
+    """What is configured and not in force, and what has been rejected."""
+    sockets, probes = report.raw_sockets, report.host_probes
+    if sockets.problem:
+        text = f"--raw-sockets={sockets.mode}: {sockets.problem}"
         yield found(kinds.RAW_SOCKETS_NOT_DENIED, text)
+    if probes.problem:
+        yield found(kinds.HOST_PROBES_NOT_DENIED, probes.problem)
+    if report.pods_cgroup_problem:
+        yield found(kinds.PODS_CGROUP_MISSING, report.pods_cgroup_problem)
+    if sockets.rejected:
+        text = f"--raw-sockets={sockets.mode} has rejected raw or packet sockets of containers"
+        yield found(kinds.GUARD_DENIED, text)
+    if probes.rejected:
+        text = f"--kubelet-host-probes={probes.mode} has rejected connections of the kubelet"
+        yield found(kinds.GUARD_DENIED, text)
 
 
 def _of_kubelet(report: AgentReport) -> Iterator[Finding]:
@@ -204,6 +225,9 @@ def _of_labels(report: AgentReport) -> Iterator[Finding]:
     pods: dict[Problem, list[PodStatus]] = {problem: [] for problem in report.label_problems}
     for pod in report.pods:
         for problem in pod.mode_problems:
+            if report.max_mode == "off" and problem.reason == modes.LIMITED:
+                # The finding that podgate is off has it.
+                continue
             if problem.subject:
                 pods.setdefault(problem, []).append(pod)
             else:
@@ -241,9 +265,15 @@ def _of_pod(pod: PodStatus, report: AgentReport) -> Iterator[Finding]:
     redirected = [probe for probe in pod.probes if probe.is_redirected]
     if redirected:
         yield found(kinds.PROBE_REDIRECTED, redirected_sentence(redirected), subject)
-    named = {kinds.GATE_BYPASSED: bool(bypassed), kinds.PROBE_REDIRECTED: bool(redirected)}
+    reported = {
+        kinds.GATE_BYPASSED: bool(bypassed),
+        kinds.GATE_FAILED: any(problem.part == "gate-lost" for problem in pod.problems),
+        kinds.PROBE_REDIRECTED: bool(redirected),
+    }
     for condition in pod.conditions:
-        yield from _of_condition(condition, pod, subject, named)
+        of_it = kind_of(condition, pod.mode)
+        if of_it is not None and not reported.get(of_it):
+            yield found(of_it, condition.message, subject, since=condition.last_transition_time)
     if not any(one.type == labels.ISOLATION_READY for one in pod.conditions):
         text = "The agent has not published the pod's condition yet"
         yield found(kinds.POD_STARTING, text, subject)
@@ -256,21 +286,14 @@ def redirected_sentence(probes: Sequence[ProbeStatus]) -> str:
     return f"No result of {', '.join(named)}: {text[:1].lower()}{text[1:]}"
 
 
-def _of_condition(
-    condition: Condition, pod: PodStatus, subject: str, named: Mapping[Kind, bool]
-) -> Iterator[Finding]:
-    """named: kinds that this pod's status has shown already."""
-    kind = kind_of(condition, pod.mode)
-    if kind is not None and not named.get(kind, False):
-        yield found(kind, condition.message, subject, since=condition.last_transition_time)
-
-
 def kind_of(condition: Condition, mode: str) -> Kind | None:
     """What a condition of a pod in this mode is; None if it is as desired."""
     is_isolation = condition.type == labels.ISOLATION_READY
     if condition.status != TRUE:
         by_reason = _ISOLATION if is_isolation else _PROBES
         return by_reason.get(condition.reason, kinds.MANIFEST_INVALID)
+    if is_isolation and condition.reason == isolation.GATE_LOST:
+        return kinds.GATE_FAILED
     is_ungated = is_isolation and condition.reason == "NotSupported"
     return kinds.NOT_SUPPORTED if is_ungated and mode in _CLOSED else None
 

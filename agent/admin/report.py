@@ -156,11 +156,21 @@ class RawSocketSourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename="c
 
 class RawSocketStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """mode: of --raw-sockets; problem: what is not rejected though it should be, in one sentence,
-    or empty; sources: the busiest first."""
+    or empty; sources: the busiest first; rejected: sockets since the maps were made."""
 
     mode: str
     problem: str
     sources: list[RawSocketSourceStatus]
+    rejected: int = 0
+
+
+class HostProbeStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """mode: of --kubelet-host-probes; problem: why nothing is rejected though it should be, in one
+    sentence, or empty; rejected: connections, to addresses that probes and hooks name now."""
+
+    mode: str = ""
+    problem: str = ""
+    rejected: int = 0
 
 
 class SourceProblem(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -227,6 +237,11 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     node_drops: dict[str, int]
     """By reason: dropped or rejected on the host before an interface is chosen."""
     raw_sockets: RawSocketStatus
+    host_probes: HostProbeStatus = HostProbeStatus()
+    pods_cgroup_problem: str = ""
+    """Why processes of pods cannot be distinguished from the host's, one sentence."""
+    policies_without_effect: list[str] = []
+    """Policies of files of this node that select no pod or find no source, one sentence each."""
     relay: RelayStatus
     pods: list[PodStatus]
     findings: list[Finding] = []

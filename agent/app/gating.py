@@ -30,6 +30,7 @@ from agent.gates.path_test import PathTester
 from agent.gates.pod_gates import PodGates
 from agent.gates.worker import GateWorker
 from agent.kube.client import ApiClient
+from agent.kubelet import admitted_ports
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.link_monitor import LinkMonitor
 from agent.linux.nft_monitor import NftMonitor
@@ -47,7 +48,7 @@ from agent.policy.api_source import ApiPolicies
 from agent.policy.controller import PolicyController
 from agent.policy.default_rules import API_SERVER, DefaultRules
 from agent.policy.raw_sockets import RawSocketAdmission
-from agent.settings import Settings
+from agent.settings import HostProbeMode, RawSocketMode, Settings
 from agent.sources.source import PodSource
 from agent.strict.relay_gates import RelayGates
 from bpf import pins
@@ -305,6 +306,27 @@ class Gating:
         if not self.store.is_synced:
             return "initial pod sync not finished"
         return None
+
+    @property
+    def guards(self) -> set[str]:
+        """Those that are configured and have something to guard: keys of
+        `agent.app.node_findings.GUARDS`."""
+        configured = {
+            "hooks": self.gate_worker.is_attached,
+            "kubelet_followed": self.gate_worker.is_attached,
+            "default_deny": self.default_deny.is_desired,
+            "raw_sockets": self._settings.raw_sockets is RawSocketMode.DENY_PODS,
+            "host_probes": self._settings.kubelet_host_probes is HostProbeMode.DENY,
+            "path_tests": any(state.is_path_tested for state in self.store.states()),
+        }
+        return {name for name, is_configured in configured.items() if is_configured}
+
+    @property
+    def pods_cgroup_problem(self) -> str:
+        """Why processes of pods cannot be distinguished from the host's, where a kubelet runs."""
+        if self.cluster is None or not any(state.gates for state in self.store.states()):
+            return ""
+        return "" if self.gate_worker.config.read().pods_cgroup else admitted_ports.NO_PODS_CGROUP
 
     def _on_link_changed(self) -> None:
         self.source.hint()

@@ -42,7 +42,7 @@ class KubeletAccess:
         )
         self.identity = KubeletIdentity(settings.kubelet, self._update)
         self.open_ports = OpenPorts(store=store, kubelet=self.identity, admission=self.admission)
-        self._host_probes = KubeletHostProbes(
+        self.host_probes = KubeletHostProbes(
             HostProbes(gate_worker.loaded),
             settings.kubelet_host_probes,
             store=store,
@@ -58,13 +58,13 @@ class KubeletAccess:
 
     @property
     def collectors(self) -> tuple[registry.Collector, ...]:
-        return self.admission, self._host_probes
+        return self.admission, self.host_probes
 
     def tasks(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
         """What runs as long as the agent does, by name."""
         yield "kubelet", self.identity.run
         yield "open-ports", self.open_ports.run
-        yield "host-probes", self._host_probes.run
+        yield "host-probes", self.host_probes.run
 
     def write_again(self) -> None:
         """Write the current kubelet again: what follows it was attached or detached."""
@@ -79,4 +79,4 @@ class KubeletAccess:
         )
         self._on_changed()
         self.open_ports.hint()
-        self._host_probes.hint()
+        self.host_probes.hint()

@@ -2,13 +2,13 @@
 
 import asyncio
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from prometheus_client import core
 
 from agent.admin import finding_kinds as kinds
 from agent.admin.finding import NODE, Finding
-from agent.admin.finding_kinds import Severity
+from agent.admin.finding_kinds import Kind, Severity
 from agent.metrics import MetricFamily, labelled
 from agent.pods.events import PodEvent, PodEvents
 from agent.pods.store import PodStore
@@ -20,6 +20,26 @@ FINDINGS = MetricFamily(
     "or parts that it is found of. No series for a kind of which there is none.",
     ("severity", "kind"),
 )
+
+GUARD_IN_FORCE = MetricFamily(
+    "podgate_guard_in_force",
+    "gauge",
+    "1 if a guard is in force, 0 if a finding is that it is not: hooks (at connect), default_deny, "
+    "raw_sockets, host_probes, path_tests, kubelet_followed. Absent for one that is not "
+    "configured, or has nothing to guard now.",
+    ("guard",),
+)
+GUARDS: Mapping[str, tuple[Kind, ...]] = {
+    "hooks": (kinds.HOOK_MISSING,),
+    "default_deny": (kinds.DEFAULT_DENY_MISSING,),
+    "raw_sockets": (kinds.RAW_SOCKETS_NOT_DENIED,),
+    "host_probes": (kinds.HOST_PROBES_NOT_DENIED,),
+    "path_tests": (kinds.PATH_TEST_FAILED,),
+    "kubelet_followed": (
+        *(kinds.KUBELET_NOT_FOLLOWED, kinds.KUBELET_UNKNOWN, kinds.DECLARED_PORTS_OPEN),
+    ),
+}
+"""The findings that each guard is not in force, by its name."""
 
 _PERIOD_SECONDS = 5.0
 # What an agent lacks for a moment while it starts is no Event, unless something is open.
@@ -43,10 +63,16 @@ class NodeFindings:
     scrape."""
 
     def __init__(
-        self, find: Callable[[], list[Finding]], events: PodEvents, store: PodStore
+        self,
+        find: Callable[[], list[Finding]],
+        events: PodEvents,
+        store: PodStore,
+        *,
+        guards: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """find: the current ones."""
+        """find: the current ones; guards: those that are configured now."""
         self._find = find
+        self._guards = guards
         self._events = events
         self._store = store
         self._current: list[Finding] = []
@@ -91,3 +117,12 @@ class NodeFindings:
     def collect(self) -> Iterator[core.Metric]:
         counts = collections.Counter((one.severity, one.kind) for one in self._current)
         yield labelled(FINDINGS, sorted(counts.items()))
+        present = {one.kind for one in self._current}
+        yield labelled(
+            GUARD_IN_FORCE,
+            (
+                ((name,), present.isdisjoint(kind.name for kind in missing))
+                for name, missing in GUARDS.items()
+                if name in self._guards()
+            ),
+        )

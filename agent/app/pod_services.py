@@ -186,7 +186,9 @@ class PodServices:
             checks=checks,
             component_problems=rings.problems,
         )
-        self._findings = NodeFindings(reports.findings, gating.events, store)
+        self._findings = NodeFindings(
+            reports.findings, gating.events, store, guards=lambda: gating.guards
+        )
         exporter.add_refreshed(self._findings)
         self._servers = Servers(
             settings,

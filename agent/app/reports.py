@@ -113,9 +113,7 @@ class Reports:
 
     def findings(self) -> list[Finding]:
         """What is wrong now; without the time that reading counters takes."""
-        sockets = self._drops.raw_sockets
-        raw_sockets = RawSocketStatus(mode=sockets.mode, problem=sockets.problem, sources=[])
-        return self._report({}, {}, raw_sockets).findings
+        return self._report({}, {}, self._drops.raw_sockets.summary()).findings
 
     def _report(
         self,
@@ -160,6 +158,9 @@ class Reports:
             pod_source=self._pod_source(),
             node_drops=node_drops,
             raw_sockets=raw_sockets,
+            host_probes=kubelet.host_probes.status(),
+            pods_cgroup_problem=self._gating.pods_cgroup_problem,
+            policies_without_effect=self._gating.policy.without_effect,
             relay=relay_status(self._relays, self._connections, self._store.relay_gates, counts),
             pods=[self._pod_status(state, counts) for state in states],
         )

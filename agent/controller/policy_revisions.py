@@ -20,6 +20,8 @@ class PolicyRevisions:
     def __init__(self) -> None:
         self.current = ""
         """The revision of the newest set."""
+        self.names: list[str] = []
+        """Of the newest set, in the order in which nodes report them."""
         self._number = 0
         self._numbers: dict[str, int] = {}
         self._versions: dict[str, tuple[str, int]] = {}
@@ -36,6 +38,7 @@ class PolicyRevisions:
             if versions.get(name) != self._versions.get(name):
                 self._changed[name] = self._number
         self._versions = versions
+        self.names = sorted(versions)
         self._changed = {name: self._changed[name] for name in versions}
         self.current = node_report.revision(found.values())
         # A set that comes back, as when a policy is deleted again, is as new as it can be.

@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from agent.controller import policy_effects
 from agent.controller.policy_revisions import PolicyRevisions
 from agent.kube import responses
 from agent.kube.node_report import FailedPolicy, NodePolicies
@@ -57,10 +58,12 @@ class PolicyStatus(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ValidatedPolicy:
-    """A policy as the agents read it. problem: why they cannot; nodes: None for all."""
+    """A policy as the agents read it. problem: why they cannot; nodes: None for all; rules: in
+    words, in the agents' order."""
 
     problem: str = ""
     nodes: LabelSelector | None = None
+    rules: tuple[str, ...] = ()
 
 
 def validated(policy: ApiPolicy) -> ValidatedPolicy:
@@ -69,7 +72,8 @@ def validated(policy: ApiPolicy) -> ValidatedPolicy:
         found = api_types.read(document_of(policy), source="API server")
     except (PolicyError, msgspec.DecodeError) as error:
         return ValidatedPolicy(str(error)[:_MAX_MESSAGE])
-    return ValidatedPolicy(nodes=found.nodes)
+    rules = tuple(f"{one.source}, {one.protocol_text} {one.ports_text}" for one in found.rules)
+    return ValidatedPolicy(nodes=found.nodes, rules=rules)
 
 
 def selected(nodes: Mapping[str, Mapping[str, str]], selector: LabelSelector | None) -> list[str]:
@@ -111,11 +115,28 @@ def evaluate(
         counts = NodeCounts(len(names), len(names) - len(pending) - len(failed), len(failed))
         accepted = "True", "Valid", "The spec is valid."
         in_force = _programmed(counts, pending, failed)
+        if in_force[0] == "True":
+            without = policy_effects.problem(name, found.rules, names, reports, revisions)
+            if without is None:
+                without = _previous_effect(before, generation)
+            if without[0]:
+                in_force = "False", without[0], f"{in_force[2][:-1]}; {without[1]}."[:_MAX_MESSAGE]
+                accepted = "True", without[0], f"The spec is valid; {without[1]}."[:_MAX_MESSAGE]
     conditions = tuple(
         _condition(kind, *values, generation=generation, now=now, before=before)
         for kind, values in ((ACCEPTED, accepted), (PROGRAMMED, in_force))
     )
     return PolicyStatus(generation, conditions, counts)
+
+
+def _previous_effect(before: PolicyStatus | None, generation: int) -> tuple[str, str]:
+    """What was known of the policy's effect: a change of another policy does not end that."""
+    accepted = before.condition(ACCEPTED) if before else None
+    if accepted is None or accepted.observed_generation != generation:
+        return "", ""
+    if accepted.reason not in policy_effects.REASONS:
+        return "", ""
+    return accepted.reason, accepted.message.partition("; ")[2].removesuffix(".")
 
 
 def _failed(

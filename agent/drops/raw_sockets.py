@@ -6,6 +6,7 @@ import pathlib
 import socket
 from collections.abc import Iterator
 
+import msgspec
 import structlog
 from prometheus_client import core
 
@@ -75,12 +76,15 @@ class RawSocketSources:
 
     async def report(self) -> RawSocketStatus:
         found = await asyncio.to_thread(self._read)
-        return RawSocketStatus(mode=self._mode.value, problem=self.problem, sources=found)
+        return msgspec.structs.replace(self.summary(), sources=found)
 
-    @property
-    def mode(self) -> str:
-        """Of --raw-sockets."""
-        return self._mode.value
+    def summary(self) -> RawSocketStatus:
+        """The report without sources. Reads a few map elements."""
+        counts = self._policy.counts().items()
+        rejected = sum(count for (_, verdict), count in counts if verdict is Verdict.DROP)
+        return RawSocketStatus(
+            mode=self._mode.value, problem=self.problem, sources=[], rejected=rejected
+        )
 
     @property
     def problem(self) -> str:

@@ -1,9 +1,11 @@
 """NodeReport of podgate.io/v1alpha1: what one node has in force, for the controller.
 
-deploy/manifests/nodereports.yaml is its definition. Its size does not depend on the number of
-policies: nodes report a hash of all that they have, and the controller knows what each hash means.
+deploy/manifests/nodereports.yaml is its definition. Its size hardly depends on the number of
+policies: nodes report a hash of all that they have, and the controller knows what each hash means;
+beside it one digit for each rule.
 """
 
+import enum
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -30,22 +32,35 @@ class FailedPolicy(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
     message: str = ""
 
 
+class Effect(enum.IntEnum):
+    """Of one rule on one node, the better the higher."""
+
+    NO_POD = 0
+    NO_SOURCE = 1
+    """Its policy selects a pod, and the rule has found no source, or no port of its name."""
+    ADMITS = 2
+
+
 class NodePolicies(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """HostAccessPolicies on one node."""
+    """HostAccessPolicies on one node. effects: of their rules, in the order of their names, as
+    `agent.policy.effects` encodes them; empty if they are not reported."""
 
     revision: str
     count: int = 0
     failed: tuple[FailedPolicy, ...] = ()
+    effects: str = ""
 
     @classmethod
-    def of(cls, policies: Sequence[ObjectMetadata], problems: Mapping[str, str]) -> "NodePolicies":
+    def of(
+        cls, policies: Sequence[ObjectMetadata], problems: Mapping[str, str], effects: str = ""
+    ) -> "NodePolicies":
         """From all policies that the node has, and problems by name."""
         failed = [
             FailedPolicy(one.name, one.generation, problems[one.name][:_MAX_MESSAGE])
             for one in policies
             if one.name in problems
         ]
-        return cls(revision(policies), len(policies), tuple(failed[:_MAX_FAILED]))
+        return cls(revision(policies), len(policies), tuple(failed[:_MAX_FAILED]), effects)
 
 
 class NodeStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -17,6 +17,11 @@ _PODS_CGROUPS = (
     "kubelet/kubepods",
 )
 
+NO_PODS_CGROUP = (
+    f"The cgroup of pods is not found, as {', '.join(_PODS_CGROUPS)} below cgroup v2: the kubelet "
+    "has another --cgroup-root, so processes of pods count as the host's."
+)
+
 _ANY_TCP_PORT = Rule(SourceKind.KUBELET, socket.IPPROTO_TCP)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 import structlog
 from prometheus_client import core
 
+from agent.admin.report import HostProbeStatus
 from agent.kubelet import api_server
 from agent.kubelet.api_server import KubeletApiServer, KubeletConfigError
 from agent.kubelet.identity import KubeletIdentity
@@ -112,6 +113,12 @@ class KubeletHostProbes:
                 return await asyncio.to_thread(api_server.read, kubelet.pid)
         except TimeoutError as error:
             raise KubeletConfigError("reading the kubelet's kubeconfig timed out") from error
+
+    def status(self) -> HostProbeStatus:
+        """For the agent's report. Reads a map if connections are rejected."""
+        is_denying = self._mode is HostProbeMode.DENY
+        rejected = sum(self._host_probes.counts().values()) if is_denying else 0
+        return HostProbeStatus(mode=self._mode.value, problem=self.problem, rejected=rejected)
 
     def _log(self, targets: set[Target], left_out: int) -> None:
         state = (frozenset(targets), self.problem, left_out)

@@ -26,6 +26,11 @@ class LockError(PodgateError):
     """The lock cannot be made."""
 
 
+def lock_of(directory: pathlib.Path) -> pathlib.Path:
+    """What `exclusive` locks."""
+    return directory / _NAME
+
+
 @contextlib.contextmanager
 def exclusive(directory: pathlib.Path) -> Iterator[None]:
     """Hold the lock of a run directory, or of podgate's directory in a BPF file system.
@@ -35,7 +40,7 @@ def exclusive(directory: pathlib.Path) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(held(directory / _NAME))
+            stack.enter_context(held(lock_of(directory)))
             stack.enter_context(_previous_lock(directory))
         except AlreadyRunningError as error:
             raise AlreadyRunningError(

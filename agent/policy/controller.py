@@ -34,6 +34,7 @@ from agent.policy.api_source import ApiPolicies
 from agent.policy.api_types import RuleSource
 from agent.policy.default_rules import DefaultRules
 from agent.policy.effective import EffectivePolicies, PolicyProvider
+from agent.policy.effects import PolicyEffects
 from agent.policy.matching import RuleSet
 from agent.policy.raw_sockets import RawSocketAdmission
 from agent.policy.source_cgroups import SourceCgroups
@@ -106,6 +107,7 @@ class PolicyController:
         self._has_old_counters = True
         self._in_force: tuple[list[ObjectMetadata], dict[str, str]] | None = None
         """The API server's policies of the current rule set, and problems by name."""
+        self._effects = PolicyEffects()
 
     async def open(self) -> None:
         """Read the policies for the first time, so that no gate is attached without its rules."""
@@ -229,6 +231,11 @@ class PolicyController:
         return self._effective.problems
 
     @property
+    def without_effect(self) -> list[str]:
+        """Policies of this node that select no pod or find no source, one sentence each."""
+        return list(self._effects.problems()) if self._store.is_settled else []
+
+    @property
     def skipped(self) -> dict[str, int]:
         """Rules that gates have no room for, by policy."""
         names = (state.admission.skipped for state in self._store.states() if state.admission)
@@ -243,7 +250,8 @@ class PolicyController:
             name: f"{count} rules have no room in gates of this node's pods."
             for name, count in self.skipped.items()
         }
-        return NodePolicies.of(policies, problems)
+        effects = self._effects.encoded(sorted(one.name for one in policies))
+        return NodePolicies.of(policies, problems, effects)
 
     def documents(self) -> list[dict[str, Any]]:
         """The policies in force, as objects of the API."""
@@ -269,12 +277,10 @@ class PolicyController:
     async def _refreshed(self) -> tuple[RuleSet, float]:
         """The current rule set, and the CPU seconds that it took."""
         labels = self._labels.snapshot()
-        host_pods = [state.pod for state in self._store.states() if state.pod.host_network]
-        return await asyncio.to_thread(_timed, self._refresh, self._rule_set, labels, host_pods)
+        pods = [state.pod for state in self._store.states()]
+        return await asyncio.to_thread(_timed, self._refresh, self._rule_set, labels, pods)
 
-    def _refresh(
-        self, rule_set: RuleSet, labels: LabelSnapshot, host_pods: Sequence[Pod]
-    ) -> RuleSet:
+    def _refresh(self, rule_set: RuleSet, labels: LabelSnapshot, pods: Sequence[Pod]) -> RuleSet:
         """The current rule set; of the same generation if nothing changed. Blocks."""
         if self._effective.refresh() or labels != self._used_labels:
             self._used_labels = labels
@@ -285,8 +291,10 @@ class PolicyController:
                 sources=self._effective.names,
             )
         sources = rule_set.sources()
+        host_pods = [pod for pod in pods if pod.host_network]
         cgroups = self._source_cgroups.resolve(sources, _uids(rule_set, labels, host_pods))
         rule_set = rule_set.with_cgroups(cgroups)
+        self._effects.update(rule_set, [pod for pod in pods if not pod.host_network])
         if rule_set.generation != self._rule_set.generation:
             before = _missing(self._rule_set.sources(), self._rule_set.cgroups)
             _log_cgroups(_missing(sources, cgroups), before)

@@ -149,7 +149,7 @@ class RuleSet:
         matching: dict[Rule, tuple[str, Rule]] = {}
         for policy in self.selected.of(pod):
             for rule in policy.rules:
-                for packed in self._pack(rule, pod):
+                for packed in self.pack(rule, pod):
                     numbered = dataclasses.replace(packed, id=self.ids[policy.name, rule])
                     matching.setdefault(packed, (policy.name, numbered))
         room = abi.GATE_RULES - len(own)
@@ -161,7 +161,8 @@ class RuleSet:
             tuple(skipped),
         )
 
-    def _pack(self, rule: PolicyRule, pod: Pod) -> Iterator[Rule]:
+    def pack(self, rule: PolicyRule, pod: Pod) -> Iterator[Rule]:
+        """The gate's form of the rule, without an id; nothing while it admits nothing."""
         named: Iterable[int] = ()
         if rule.port_name:
             named = pod.spec.port_numbers(rule.port_name, rule.protocol_text)

@@ -127,13 +127,18 @@ class ClusterSource:
 
     def status(self) -> PodSourceStatus:
         kubelet = " and kubelet" if self.kubelet_pods.is_connected else ""
-        problem = self.sandboxes.problem
+        problems = [
+            SourceProblem(part="definition", text=f"API server: it has no {one.query.name}")
+            for one in self._watchers
+            if one.is_absent
+        ]
+        if problem := self.sandboxes.problem:
+            text = f"Container runtime: {problem}"
+            problems.append(SourceProblem(part="runtime", text=text))
         return PodSourceStatus(
             pods_from=f"API server{kubelet}, node {self._settings.node_name}; "
             f"{len(self.sandboxes.current)} sandboxes",
-            problems=[SourceProblem(part="runtime", text=f"Container runtime: {problem}")]
-            if problem
-            else [],
+            problems=problems,
         )
 
     def containers_of(self, uid: str) -> PodContainers:

@@ -176,11 +176,11 @@ def test_node_whose_agent_is_stopped_is_named_with_the_reason(
         status, found = decoded(plugin, "status")
         (node,) = found["nodes"]
         assert status == 3
-        assert "No agent responds" in node["problem"]
+        assert "The agent hangs" in node["problem"]
         assert "gates are in force" in node["problem"]
         _, found = decoded(plugin, "why-not-ready", f"{users.namespace}/web")
         texts = [one["text"] for one in found["findings"] if not one["isMet"]]
-        assert any("No agent responds" in text for text in texts), found
+        assert any("The agent hangs" in text for text in texts), found
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(report.pid, signal.SIGCONT)

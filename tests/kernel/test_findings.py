@@ -3,6 +3,8 @@ sentence."""
 
 import html
 import json
+import os
+import re
 import signal
 import urllib.error
 import urllib.request
@@ -147,3 +149,42 @@ def test_gate_that_is_detached_and_a_hook_that_is_gone_while_the_agent_is_dead(
             continue
         assert sentence_of(doctor, kind) == sentence
     assert shown[sentence_of(status, kinds.GATE_DETACHED)] == "open"
+
+
+def test_state_that_cannot_be_written(operator: AgentProcess, web: LabPod) -> None:
+    operator.run_directory.mkdir(mode=0o700)
+    (operator.run_directory / "state").write_text("", encoding="ascii")
+    start(operator, web)
+    report = operator.wait_for("the finding", has(kinds.STATE_NOT_WRITTEN))
+    sentence = reported_by_all(operator, report, kinds.STATE_NOT_WRITTEN)
+    assert sentence == "State files cannot be written: the next agent starts with older ones."
+    (operator.run_directory / "state").unlink()
+    operator.wait_for("its end", lambda report: not has(kinds.STATE_NOT_WRITTEN)(report))
+
+
+def test_guards_that_are_configured_are_in_force(operator: AgentProcess, web: LabPod) -> None:
+    start(operator, web, "--mode=enforce")
+    report = operator.wait_for("the gate", isolated_as("web", "Enforced"))
+    _, metrics = fetch(report, "/metrics")
+    guards = dict(re.findall(r'podgate_guard_in_force\{guard="(\w+)"\} ([01])', metrics))
+    # Raw sockets and host probes are not configured.
+    names = ("hooks", "default_deny", "path_tests", "kubelet_followed")
+    assert guards == dict.fromkeys(names, "1")
+
+
+def test_agent_that_hangs_is_not_a_dead_one(operator: AgentProcess, web: LabPod) -> None:
+    start(operator, web)
+    operator.wait_for("the gate", isolated_as("web", "Enforced"))
+    os.kill(operator.pid, signal.SIGSTOP)
+    sentence = sentence_of(document(operator, "status")["findings"], kinds.AGENT_HUNG)
+    assert sentence == (
+        f"The agent hangs (pid {operator.pid} has no heartbeat), and 1 gate is in force."
+    )
+    assert sentence_of(document(operator, "doctor")["findings"], kinds.AGENT_HUNG) == sentence
+    assert explained(operator)[sentence] == "broken"
+    os.kill(operator.pid, signal.SIGCONT)
+    operator.stop(signal.SIGKILL)
+    (dead,) = (
+        one for one in document(operator, "status")["findings"] if "heartbeat" in one["sentence"]
+    )
+    assert dead["kind"] == kinds.AGENT_DEAD.name

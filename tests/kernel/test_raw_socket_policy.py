@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from agent.admin import finding_kinds as kinds
 from agent.drops.raw_sockets import RawSocketSources
 from agent.drops.source_processes import SourceProcesses
 from agent.lab import lab as labs
@@ -281,6 +282,9 @@ def test_agent_denies_reports_and_follows_policies(
     assert report is not None
     assert {source.cgroup for source in report.raw_sockets.sources} == {container.path}
     assert bool(report.raw_sockets.problem) is not offers.rejects_packet_sockets()
+    (denied,) = (one for one in report.findings if one.kind == kinds.GUARD_DENIED.name)
+    assert denied.severity == "note"
+    assert denied.sentence.startswith("--raw-sockets=deny-pods has rejected")
     output = operator.run("drops", "--output", "wide", *where).stdout
     assert container.path in output
     assert "raw IPv6" in output

@@ -90,9 +90,9 @@ EDITS = (
     ),
     Edit(
         "a bypassed gate is only degraded",
-        "agent/admin/finding_kinds.py",
-        '"gate-bypassed",\n    _OPEN,',
-        '"gate-bypassed",\n    _DEGRADED,',
+        "agent/admin/finding_kinds/pods.py",
+        '"gate-bypassed",\n    OPEN,',
+        '"gate-bypassed",\n    DEGRADED,',
     ),
     Edit(
         "doctor trusts the report of an agent of another version",

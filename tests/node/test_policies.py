@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from agent.admin import finding_kinds as kinds
 from agent.admin.report import RulesReport
 from agent.policy.api_source import QUERY
 from tests.kernel import traffic
@@ -53,7 +54,9 @@ async def test_cluster_without_the_resource_has_no_policies(node: Node) -> None:
     node.server.faults.append(not_installed)
     await node.start_agent()
     address = await web_address(node)
-    await node.report("no problem", lambda report: not report.pod_source.problems)
+    report = await node.report("the finding", lambda report: report.pod_source.problems)
+    (found,) = (one for one in report.findings if one.kind == kinds.DEFINITION_MISSING.name)
+    assert found.sentence == "API server: it has no hostaccesspolicies."
     assert is_dropped(address)
     rules = await node.rules("an answer", lambda rules: True)
     assert rules.sources == [

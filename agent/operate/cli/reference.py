@@ -12,7 +12,7 @@ import click
 import yaml
 
 from agent import metrics
-from agent.admin import finding_kinds
+from agent.admin.finding_kinds import page as finding_page
 from agent.operate.cli import log_reference, schemas
 from agent.operate.cli import main as cli
 from agent.operate.kubectl import main as plugin
@@ -33,7 +33,7 @@ def pages() -> dict[str, str]:
         "docs/reference/cli.md": _commands(),
         "docs/reference/kubectl.md": _plugin(),
         "docs/reference/logs.md": log_reference.page(),
-        "docs/reference/findings.md": finding_kinds.page(),
+        "docs/reference/findings.md": finding_page.text(),
         "docs/reference/probe-spec.schema.json": json.dumps(probespec.schema(), indent=2) + "\n",
         "deploy/chart/podgate/files/hostaccesspolicies.yaml": definition.manifest(),
         **{f"docs/reference/schemas/{name}": text for name, text in schemas.schemas().items()},

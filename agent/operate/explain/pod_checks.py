@@ -29,7 +29,8 @@ OK, PROBLEM, UNKNOWN = "ok", "problem", "unknown"
 
 _DESCRIBE = "kubectl describe pod -n {0.namespace} {0.name}"
 _AGENT = (
-    *(kinds.AGENT_DEAD, kinds.AGENT_MISSING, kinds.AGENT_UNREADABLE),
+    *(kinds.AGENT_DEAD, kinds.AGENT_HUNG, kinds.AGENT_STARTING),
+    *(kinds.AGENT_MISSING, kinds.AGENT_UNREADABLE),
     *(kinds.GATES_OPEN, kinds.GATES_OPEN_SOON, kinds.PODS_NOT_SYNCED),
     *(kinds.WATCH_BROKEN, kinds.CONDITIONS_NOT_WRITTEN, kinds.RUNTIME_UNREACHABLE),
 )
@@ -303,7 +304,7 @@ def _path_test(facts: PodFacts) -> Check | None:
 
 
 def _relay(facts: PodFacts) -> Check:
-    proxied = {pod for pod, _ in facts.relay.targets} & set(facts.pod.addresses)
+    proxied = {pod for pod, _ in facts.relay.targets} & set(facts.pod.own_addresses)
     if proxied:
         text = f"proxies {', '.join(map(str, sorted(proxied, key=str)))}"
         return Check(name="relay", state=OK, text=text)

@@ -15,6 +15,7 @@ from agent.operate.kubectl.node_status import MODES, NodeStatus
 
 _MODE_LABEL = "podgate.io/mode"
 _OFF = "off"
+_REPLACED = (kinds.OFF.name, kinds.MODE_LIMITED.name)
 
 
 def labelled_namespaces(cluster: Cluster) -> dict[str, str]:
@@ -38,9 +39,13 @@ def with_findings(node: NodeStatus, namespaces: dict[str, str]) -> NodeStatus:
         return node
     kind = kinds.OFF if is_off else kinds.MODE_LIMITED
     # This one has the namespaces and the way back, which the agent does not know.
-    others = [one for one in node.findings if one.kind != kinds.OFF.name]
+    replaced = [one for one in node.findings if one.kind in _REPLACED and one.subject == "node"]
+    others = [one for one in node.findings if one not in replaced]
+    pods = tuple(dict.fromkeys(name for one in replaced for name in one.pods))
     text = _sentence(node, above)
-    own = Finding(node.node, kind.severity, kind.name, "node", text, kind.remedy, kind.command)
+    own = Finding(
+        *(node.node, kind.severity, kind.name, "node", text, kind.remedy, kind.command), pods=pods
+    )
     found = sorted([own, *others], key=lambda one: one.rank)
     return dataclasses.replace(node, findings=tuple(found))
 

@@ -9,7 +9,6 @@ from agent.operate.kubectl import findings, node_status, observed, outcome, prin
 from agent.operate.kubectl.cluster import Cluster, NodeAnswer, Object
 from agent.operate.kubectl.observed import NodeObservations
 
-_ISOLATION_READY = "podgate.io/isolation-ready"
 # Findings with which pods would be open, or lose their probes, once they are enforced.
 _STOPPING = {
     kind.name for kind in (kinds.DECLARED_PORTS_OPEN, kinds.KUBELET_UNKNOWN, kinds.PODS_NOT_SYNCED)
@@ -40,7 +39,7 @@ def check(cluster: Cluster, namespace: str, mode: str) -> Checks:
     problems = [
         *_unreachable(statuses),
         *_of_agents(reports, mode),
-        *_uncovered([pod for pod in pods if pod["spec"].get("nodeName") not in silent], reports),
+        *_uncovered([pod for pod in pods if pod["spec"].get("nodeName") not in silent], statuses),
         *_unconfirmed(pods, silent),
         *observed.problems([one for one in nodes if one.output]),
         *(f"No policy admits {name}." for name in _missing(merged, is_doubtful=False)),
@@ -65,14 +64,13 @@ def _of_agents(reports: dict[str, Object], mode: str) -> Iterator[str]:
             yield f"{node}: its ceiling is {ceiling}, so pods there stay in {ceiling}."
 
 
-def _uncovered(pods: Sequence[Object], reports: dict[str, Object]) -> Iterator[str]:
+def _uncovered(pods: Sequence[Object], statuses: Sequence[NodeAnswer]) -> Iterator[str]:
     """Running pods without a gate: those would not be enforced."""
     gated = {
-        (pod["namespace"], pod["name"])
-        for report in reports.values()
-        for pod in report["pods"]
-        for condition in pod["conditions"]
-        if condition["type"] == _ISOLATION_READY and condition["status"] == "True"
+        (pod.namespace, pod.name)
+        for answer in statuses
+        for pod in node_status.read(answer).pods
+        if pod.in_force != "none"
     }
     bare = [
         pod["metadata"]["name"]

@@ -57,7 +57,8 @@ class NodeAnswer:
     """The output of a command in the agent's pod of a node.
 
     problem: a sentence without its full stop if there is no output; exit_status: the command's;
-    is_ready: whether the agent's pod is Ready; has_agent: whether an agent's container runs there.
+    is_ready: whether the agent's pod is Ready; has_agent: whether an agent's container runs there;
+    is_selected: whether the DaemonSet selects the node.
     """
 
     node: str
@@ -66,6 +67,7 @@ class NodeAnswer:
     exit_status: int = 0
     is_ready: bool = False
     has_agent: bool = True
+    is_selected: bool = True
 
 
 class PodMaker(Protocol):
@@ -202,8 +204,11 @@ class Cluster:
 
     def agents(self) -> list[AgentPod]:
         """Pods of the DaemonSet whose agent runs, at most one for each node: the youngest."""
-        pods = self.items("pods", f"--namespace={self.namespace}", "-l", _APP)
-        return agent_pods.youngest(pods, self.daemonset)
+        return agent_pods.youngest(self.agent_pods(), self.daemonset)
+
+    def agent_pods(self) -> list[Object]:
+        """All pods of agents, as objects."""
+        return self.items("pods", f"--namespace={self.namespace}", "-l", _APP)
 
     def place(self, pod: str) -> tuple[str, ...]:
         """Arguments of `kubectl exec` for the agent's container of a pod."""
@@ -248,7 +253,10 @@ class Cluster:
                     pod = makers.ensure(node)
                 else:
                     problem = why_unreachable(agent, fact(node))
-                    return NodeAnswer(node, problem=problem, has_agent=False)
+                    is_selected = fact(node).is_selected
+                    return NodeAnswer(
+                        node, problem=problem, has_agent=False, is_selected=is_selected
+                    )
                 output = self.run(
                     *("exec", *stdin, *self.place(pod), "--", *command),
                     content=content,

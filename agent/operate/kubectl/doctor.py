@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 
 from agent.admin.finding_kinds import Severity
-from agent.operate.kubectl import findings, node_status, output, printing
+from agent.operate.kubectl import cluster_findings, findings, node_status, output, printing
 from agent.operate.kubectl.cluster import Cluster
 from agent.operate.kubectl.exit_status import NO, YES, of_nodes
 from agent.operate.kubectl.findings import Finding, Merged
@@ -28,9 +28,10 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     answers = cluster.query_nodes(
         "podgate", "doctor", "--output=json", nodes=arguments.node, answers_with=(YES, NO)
     )
-    found: list[Finding] = []
+    found = [] if arguments.node else cluster_findings.find(cluster)
     passed: dict[tuple[str, str], list[str]] = {}
     problems = {}
+    is_selected = {answer.node: answer.is_selected for answer in answers}
     for answer in answers:
         report = {} if answer.problem else node_status.decode(answer.output)
         is_readable = report is not None and isinstance(report.get("findings", []), list)
@@ -43,7 +44,11 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
         for one in report.get("passed") or ():
             key = str(one.get("check", "")), str(one.get("text", ""))
             passed.setdefault(key, []).append(answer.node)
-    found += [findings.no_answer(node, why) for node, why in problems.items() if why]
+    found += [
+        findings.no_answer(node, why, is_selected=is_selected[node])
+        for node, why in problems.items()
+        if why
+    ]
     merged = findings.merge(found)
     if arguments.output in (output.JSON, output.YAML):
         missing = {node: problem for node, problem in problems.items() if problem}

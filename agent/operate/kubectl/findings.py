@@ -5,10 +5,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from agent.admin.finding_kinds import NO_ANSWER, Severity
+from agent.admin.finding_kinds import NO_ANSWER, NODE_LEFT, Severity
 from agent.operate.kubectl import printing
 from agent.operate.kubectl.cluster import Object
 from agent.operate.kubectl.printing import Cell
+
+CLUSTER = "cluster"
+"""The subject of a finding of no node."""
 
 # Of pods that all fail in their own way, these are enough.
 _MAX_OF_A_KIND = 5
@@ -59,7 +62,7 @@ class Merged:
         """Where it is found."""
         if len(self.pods) == 1 and self.finding.subject.startswith("pod "):
             return f"{self.pods[0]} on {printing.listed(self.nodes)}"
-        words = printing.listed(self.nodes)
+        words = printing.listed([node for node in self.nodes if node]) or CLUSTER
         if len(self.nodes) > 1:
             words = f"{len(self.nodes)} nodes ({words})"
         if self.pods:
@@ -74,12 +77,11 @@ def read(node: str, found: Any) -> list[Finding]:
     return [_read(node, one) for one in found if isinstance(one, dict)]
 
 
-def no_answer(node: str, problem: str) -> Finding:
-    """Of a node whose agent did not answer."""
+def no_answer(node: str, problem: str, *, is_selected: bool = True) -> Finding:
+    """Of a node whose agent did not answer. is_selected: by the DaemonSet."""
+    kind = NO_ANSWER if is_selected else NODE_LEFT
     text = f"{problem[:1].upper()}{problem[1:].rstrip('.')}."
-    return Finding(
-        node, NO_ANSWER.severity, NO_ANSWER.name, "node", text, NO_ANSWER.remedy, NO_ANSWER.command
-    )
+    return Finding(node, kind.severity, kind.name, "node", text, kind.remedy, kind.command)
 
 
 def merge(findings: Iterable[Finding]) -> list[Merged]:

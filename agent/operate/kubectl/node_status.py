@@ -23,7 +23,9 @@ _UNKNOWN = "unknown"
 _WITHOUT_AGENT = {
     kind.name
     for kind in (
-        *(kinds.AGENT_DEAD, kinds.AGENT_MISSING, kinds.GATES_OPEN, kinds.GATES_OPEN_SOON),
+        *(kinds.AGENT_DEAD, kinds.AGENT_HUNG, kinds.AGENT_STARTING),
+        *(kinds.AGENT_MISSING, kinds.AGENT_UNREADABLE),
+        *(kinds.GATES_OPEN, kinds.GATES_OPEN_SOON),
         *(kinds.DECLARED_PORTS_OPEN, kinds.PORTS_OPEN_SOON),
     )
 }
@@ -88,7 +90,9 @@ def read(answer: NodeAnswer) -> NodeStatus:
     report = decode(answer.output) or {}
     if answer.problem:
         of_pins = findings.read(answer.node, report.get("findings"))
-        of_pins = of_pins or [findings.no_answer(answer.node, answer.problem)]
+        if not of_pins:
+            is_selected = answer.is_selected
+            of_pins = [findings.no_answer(answer.node, answer.problem, is_selected=is_selected)]
         return NodeStatus(answer.node, answer.problem, findings=tuple(of_pins))
     if not report or not isinstance(report.get("pods", []), list):
         problem = "its agent's answer is not readable; is it another version?"

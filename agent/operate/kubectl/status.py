@@ -3,9 +3,17 @@
 import argparse
 import dataclasses
 
-from agent.operate.kubectl import ceilings, findings, node_status, output, printing
+from agent.operate.kubectl import (
+    ceilings,
+    cluster_findings,
+    findings,
+    node_status,
+    output,
+    printing,
+)
 from agent.operate.kubectl.cluster import Cluster
 from agent.operate.kubectl.exit_status import of_nodes
+from agent.operate.kubectl.findings import Finding
 from agent.operate.kubectl.node_status import MODES, NodeStatus, PodInForce
 from agent.operate.kubectl.printing import Cell
 
@@ -33,19 +41,22 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     answers = node_status.query(cluster, arguments.node)
     namespaces = ceilings.labelled_namespaces(cluster)
     nodes = [ceilings.with_findings(node_status.read(one), namespaces) for one in answers]
+    found = [] if arguments.node else cluster_findings.find(cluster)
+    found += [one for node in nodes for one in node.findings]
     pods = [pod for node in nodes for pod in node.pods if not pod.is_as_desired]
     for note in node_status.version_notes(nodes):
         printing.progress(note)
     if arguments.output in (output.JSON, output.YAML):
-        output.write(_document(nodes, pods), arguments.output)
+        output.write(_document(nodes, pods, found), arguments.output)
     else:
-        _show(nodes, pods, is_wide=arguments.output == output.WIDE)
+        _show(nodes, pods, found, is_wide=arguments.output == output.WIDE)
     return of_nodes([node.problem for node in nodes])
 
 
-def _show(nodes: list[NodeStatus], pods: list[PodInForce], *, is_wide: bool) -> None:
-    all_found = [one for node in nodes for one in node.findings]
-    merged = findings.merge(one for one in all_found if is_wide or findings.is_problem(one))
+def _show(
+    nodes: list[NodeStatus], pods: list[PodInForce], found: list[Finding], *, is_wide: bool
+) -> None:
+    merged = findings.merge(one for one in found if is_wide or findings.is_problem(one))
     findings.show(merged, with_advice=is_wide)
     if merged:
         printing.line()
@@ -93,13 +104,14 @@ def _pod_row(pod: PodInForce) -> tuple[str | Cell, ...]:
     return (f"{pod.namespace}/{pod.name}", pod.node, pod.desired, in_force, pod.reason)
 
 
-def _document(nodes: list[NodeStatus], pods: list[PodInForce]) -> dict[str, object]:
+def _document(
+    nodes: list[NodeStatus], pods: list[PodInForce], found: list[Finding]
+) -> dict[str, object]:
     documents = [output.camel(dataclasses.asdict(node)) for node in nodes]
     for document in documents:
         del document["pods"]
-    merged = findings.merge(one for node in nodes for one in node.findings)
     return {
-        "findings": [output.camel(dataclasses.asdict(one)) for one in merged],
+        "findings": [output.camel(dataclasses.asdict(one)) for one in findings.merge(found)],
         "nodes": documents,
         "podsNotAsDesired": [output.camel(dataclasses.asdict(pod)) for pod in pods],
     }

@@ -8,6 +8,9 @@ import dataclasses
 import enum
 from typing import Any
 
+from agent.admin import finding_kinds as kinds
+from agent.admin.finding_kinds import Kind
+
 # Of the PodMonitor, "podgate/podgate"; of a job of one's own, "podgate".
 _UP = 'up{job=~"(.*/)?podgate"}'
 
@@ -49,6 +52,18 @@ class Alert:
             "annotations": {"summary": self.summary, "runbook": self.runbook},
         }
 
+
+def _found(*found: Kind) -> str:
+    """An expression: a finding of one of these kinds."""
+    names = "|".join(kind.name for kind in found)
+    return f'podgate_findings{{kind=~"{names}"}} > 0'
+
+
+# Open kinds with an alert of their own.
+_ALERTED = (
+    *(kinds.DECLARED_PORTS_OPEN, kinds.DEFAULT_DENY_MISSING, kinds.GATE_BYPASSED),
+    *(kinds.GATE_FAILED, kinds.GATE_DETACHED, kinds.NOT_SUPPORTED, kinds.NETNS_UNUSABLE),
+)
 
 ALERTS = (
     Alert(
@@ -94,7 +109,7 @@ ALERTS = (
     Alert(
         "PodgateKubeletUnknown",
         Severity.CRITICAL,
-        "podgate_kubelet_admitted == 0",
+        _found(kinds.DECLARED_PORTS_OPEN),
         "2m",
         "Declared ports are open to host processes of {{ $labels.instance }}, since the kubelet is "
         "not identified.",
@@ -124,16 +139,30 @@ ALERTS = (
     Alert(
         "PodgateDefaultDenyGone",
         Severity.CRITICAL,
-        'podgate_component_up{component="default_deny"} == 0',
+        _found(kinds.DEFAULT_DENY_MISSING),
         "2m",
         "New pods of {{ $labels.instance }} are open until they have their gate.",
     ),
     Alert(
         "PodgateComponentDown",
         Severity.WARNING,
-        'podgate_component_up{component=~"relay|runtime|api_server|cni_plugin"} == 0',
+        _found(
+            *(kinds.RELAY_MISSING, kinds.RELAY_MISSING_PROBES_FAIL, kinds.RUNTIME_UNREACHABLE),
+            *(kinds.WATCH_BROKEN, kinds.DEFINITION_MISSING, kinds.CONDITIONS_NOT_WRITTEN),
+            *(kinds.CNI_PLUGIN_MISSING, kinds.COMPONENT_FAILING, kinds.PORT_NOT_OPEN),
+            *(kinds.STATE_NOT_WRITTEN, kinds.HOST_PROBES_NOT_DENIED, kinds.PODS_CGROUP_MISSING),
+        ),
         "5m",
-        "{{ $labels.component }} does not work on {{ $labels.instance }}.",
+        "A part of podgate does not work on {{ $labels.instance }}: {{ $labels.kind }}.",
+    ),
+    Alert(
+        "PodgateOpen",
+        Severity.WARNING,
+        'podgate_findings{severity="open",kind!~"'
+        f"{'|'.join(kind.name for kind in _ALERTED)}"
+        '"} > 0',
+        "15m",
+        "Pods of {{ $labels.instance }} are open: {{ $labels.kind }}.",
     ),
     Alert(
         "PodgateNotReady",
@@ -183,9 +212,9 @@ ALERTS = (
     Alert(
         "PodgatePolicyNotApplied",
         Severity.WARNING,
-        "podgate_policy_problems > 0",
+        _found(kinds.POLICY_NOT_APPLIED, kinds.POLICY_WITHOUT_EFFECT),
         "10m",
-        "Policies are not applied as written on {{ $labels.instance }}.",
+        "Policies are not applied as written on {{ $labels.instance }}, or have no effect.",
     ),
     Alert(
         "PodgateApiWritesStuck",

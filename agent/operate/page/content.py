@@ -23,7 +23,6 @@ from agent.admin.report import (
 from agent.listing import listed
 from agent.operate.page import sparkline, style
 from agent.operate.page.markup import Markup, Node, document, element, join
-from agent.pods.conditions import TRUE
 
 RELOAD_SECONDS = 10
 """How often an open page loads itself again; there is no script to do less."""
@@ -93,7 +92,7 @@ def _header(title: str, found: Sequence[_Merged], about: str) -> Markup:
 
 def _tiles(report: AgentReport) -> Markup:
     modes = collections.Counter(pod.mode for pod in report.pods)
-    in_force = sum(_isolation(pod)[1] for pod in report.pods)
+    in_force = sum(map(_is_as_desired, report.pods))
     kubelet = ("identified", "closed") if report.kubelet else ("not identified", "part")
     tiles = [
         _tile("pods", len(report.pods)),
@@ -170,6 +169,8 @@ def _drops(drops: Drops, now: datetime.datetime) -> Markup:
         ("pod", lambda source: f"{source.namespace}/{source.pod}"),
         ("to", _target),
         ("mode", lambda source: _word(source.mode, _MODE_CLASSES.get(source.mode, "part"))),
+        ("verdict", lambda source: source.verdict),
+        ("now", lambda source: "admitted by a rule" if source.is_admitted else ""),
         ("packets", lambda source: source.packets),
         ("first", lambda source: _age(source.first, now)),
         ("last", lambda source: _age(source.last, now)),
@@ -251,19 +252,17 @@ def _condition(pod: PodStatus, kind: str) -> Node:
     condition = next((each for each in pod.conditions if each.type == kind), None)
     if condition is None:
         return "none"
-    if condition.status != TRUE:
-        found = findings.kind_of(condition, pod.mode)
-        is_open = found is not None and found.severity is Severity.OPEN
-        return _word(condition.reason, "open" if is_open else "part")
+    if found := findings.kind_of(condition, pod.mode):
+        return _word(condition.reason, "open" if found.severity is Severity.OPEN else "part")
     return _word(condition.reason, "part" if condition.reason in ("Audit", "Off") else "closed")
 
 
-def _isolation(pod: PodStatus) -> tuple[str, bool]:
-    """Its reason, and whether the desired state is in force."""
-    for condition in pod.conditions:
-        if condition.type == labels.ISOLATION_READY:
-            return condition.reason, condition.status == TRUE
-    return "", False
+def _is_as_desired(pod: PodStatus) -> bool:
+    """Whether the desired state is in force."""
+    return any(
+        one.type == labels.ISOLATION_READY and findings.kind_of(one, pod.mode) is None
+        for one in pod.conditions
+    )
 
 
 def _paths(pod: PodStatus) -> Node:

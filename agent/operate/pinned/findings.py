@@ -6,10 +6,15 @@ from collections.abc import Iterator
 from agent.admin import finding_kinds as kinds
 from agent.admin.finding import Finding, found, ordered
 from agent.admin.findings import gate_detached, of_hooks, off, relay_missing
-from agent.operate.pinned import exposures
+from agent.operate.pinned import agent_process, exposures
 from agent.operate.pinned.report import Exposure, PinnedGateStatus, PinnedStatus
 from agent.pods import off_marks
 from bpf import pins
+
+# An agent that has started publishes its reports within this time, also on a busy node.
+_START_SECONDS = 60.0
+# It beats once a second, and was given five seconds to answer.
+_BEAT_SECONDS = 3.0
 
 # By what opens, and whether it is open already.
 _EXPOSURES = {
@@ -29,7 +34,10 @@ def without_pins(
     installation: pins.Pins, run_directory: pathlib.Path, unreachable: str
 ) -> list[Finding]:
     """Where the pins cannot be read. unreachable: why the agent does not respond."""
+    process = agent_process.find(installation.root)
     missing = found(kinds.AGENT_MISSING, unreachable)
+    if process and process.age_seconds < _START_SECONDS:
+        missing = found(kinds.AGENT_STARTING, "The agent starts and does not answer yet")
     is_off = off_marks.are_set(run_directory, installation)
     return ordered([missing, *_of_off(is_off=is_off)])
 
@@ -40,17 +48,37 @@ def _of_off(*, is_off: bool) -> Iterator[Finding]:
 
 
 def agent_finding(status: PinnedStatus) -> Finding:
-    """Of the agent itself."""
-    open_ones = {exposure.what for exposure in status.exposures if exposure.is_open}
-    in_force = sum(bool(gate.attachment) for gate in status.gates)
+    """Of the agent itself: that none runs, or that it starts, hangs, or only fails to answer."""
+    gates = _in_force(status)
+    if status.agent_pid:
+        return _of_process(status, gates)
     if not status.gates:
-        return found(kinds.AGENT_MISSING, "No agent responds, and no gate is in force")
-    if exposures.ALL in open_ones:
-        in_force = 0
+        return found(kinds.AGENT_MISSING, f"No agent responds, and {gates}")
     age = status.heartbeat_age_seconds
     beat = "never written" if age is None else f"{exposures.in_words(age)} old"
-    text = f"No agent responds, and {_gates(in_force)} in force, heartbeat {beat}"
-    return found(kinds.AGENT_DEAD, text)
+    return found(kinds.AGENT_DEAD, f"No agent responds, and {gates}, heartbeat {beat}")
+
+
+def _of_process(status: PinnedStatus, gates: str) -> Finding:
+    age, beat = status.agent_age_seconds, status.heartbeat_age_seconds
+    has_beaten = beat is not None and beat < age
+    is_late = beat is None or beat > _BEAT_SECONDS
+    if age < _START_SECONDS and not (has_beaten and is_late):
+        return found(kinds.AGENT_STARTING, f"The agent starts and does not answer yet, and {gates}")
+    if is_late:
+        text = f"The agent hangs (pid {status.agent_pid} has no heartbeat), and {gates}"
+        return found(kinds.AGENT_HUNG, text)
+    return found(kinds.AGENT_UNREADABLE, status.agent or "The agent runs and does not answer")
+
+
+def _in_force(status: PinnedStatus) -> str:
+    open_ones = {exposure.what for exposure in status.exposures if exposure.is_open}
+    number = sum(bool(gate.attachment) for gate in status.gates)
+    if exposures.ALL in open_ones:
+        number = 0
+    if not status.gates:
+        return "no gate is in force"
+    return "1 gate is in force" if number == 1 else f"{number} gates are in force"
 
 
 def pod_name(gate: PinnedGateStatus) -> str:
@@ -82,7 +110,3 @@ def _has_open_ports(status: PinnedStatus) -> bool:
         exposure.what == exposures.DECLARED_PORTS and exposure.is_open
         for exposure in status.exposures
     )
-
-
-def _gates(number: int) -> str:
-    return "1 gate is" if number == 1 else f"{number} gates are"

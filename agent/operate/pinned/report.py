@@ -50,12 +50,15 @@ class PinnedRelayStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel
 
 
 class PinnedStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The whole node. agent: why the agent did not answer; heartbeat_age_seconds: None if there
+    """The whole node. agent: why the agent did not answer; agent_pid: of the process that holds the
+    node, 0 if none does; agent_age_seconds: since it started; heartbeat_age_seconds: None if there
     never was one; kubelet: path of the cgroup that gates admit, None if it is not identified;
     is_kubelet_followed: whether the kernel follows its restarts.
     """
 
     agent: str
+    agent_pid: int = 0
+    agent_age_seconds: float = 0.0
     is_off: bool = False
     """Whether `podgate off --node` is in force."""
     schema: int

@@ -12,7 +12,7 @@ import msgspec
 
 from agent.admin.report import HookStatus
 from agent.linux.cgroups import cgroup2_mount
-from agent.operate.pinned import findings
+from agent.operate.pinned import agent_process, findings
 from agent.operate.pinned import installation as pinned_installation
 from agent.operate.pinned.exposures import exposures
 from agent.operate.pinned.gate_attachments import GateAttachments
@@ -73,8 +73,11 @@ class _Reader:
             if (gate := reader.get(ifindex)) and self._is_pods(ifindex)
         }
         relay = self._relay(gates.values())
+        process = agent_process.find(self._installation.root)
         found = PinnedStatus(
             agent=agent,
+            agent_pid=process.pid if process else 0,
+            agent_age_seconds=process.age_seconds if process else 0.0,
             is_off=self._is_off,
             schema=abi.SCHEMA,
             heartbeat_age_seconds=self._age(node.heartbeat_ns),

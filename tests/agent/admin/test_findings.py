@@ -11,6 +11,7 @@ from agent.admin.finding_kinds import KINDS, Kind, Severity
 from agent.admin.report import (
     AnswerStatus,
     HookStatus,
+    HostProbeStatus,
     PathStatus,
     PodProblem,
     PodSourceStatus,
@@ -63,6 +64,7 @@ OF_NODE: tuple[tuple[dict[str, Any], Kind, str], ...] = (
     (source("conditions"), kinds.CONDITIONS_NOT_WRITTEN, "It is silent."),
     (source("runtime"), kinds.RUNTIME_UNREACHABLE, "It is silent."),
     (source("services"), kinds.SERVICES_OLD, "It is silent."),
+    (source("definition"), kinds.DEFINITION_MISSING, "It is silent."),
     (
         pending(12, 31.0),
         kinds.CONDITIONS_NOT_WRITTEN,
@@ -79,6 +81,23 @@ OF_NODE: tuple[tuple[dict[str, Any], Kind, str], ...] = (
         kinds.RAW_SOCKETS_NOT_DENIED,
         "--raw-sockets=deny-pods: none.",
     ),
+    (
+        {"raw_sockets": RawSocketStatus(mode="deny-pods", problem="", sources=[], rejected=3)},
+        kinds.GUARD_DENIED,
+        "--raw-sockets=deny-pods has rejected raw or packet sockets of containers.",
+    ),
+    (
+        {"host_probes": HostProbeStatus(mode="deny", rejected=2)},
+        kinds.GUARD_DENIED,
+        "--kubelet-host-probes=deny has rejected connections of the kubelet.",
+    ),
+    (
+        {"host_probes": HostProbeStatus(mode="deny", problem="no hooks")},
+        kinds.HOST_PROBES_NOT_DENIED,
+        "No hooks.",
+    ),
+    ({"pods_cgroup_problem": "Not found."}, kinds.PODS_CGROUP_MISSING, "Not found."),
+    ({"policies_without_effect": ["No pod."]}, kinds.POLICY_WITHOUT_EFFECT, "No pod."),
     (
         {"components": {"default_deny": False}},
         kinds.DEFAULT_DENY_MISSING,
@@ -177,7 +196,12 @@ OF_POD: tuple[tuple[dict[str, Any], Kind, str], ...] = (
         kinds.PATH_TEST_FAILED,
         "Path test failed for 198.18.1.1; see the agent's log.",
     ),
-    (problem("gate-lost"), kinds.GATE_FAILED, "It is so."),
+    (unlike(ISOLATION_READY, "GateLost", "True"), kinds.GATE_FAILED, "Busy."),
+    (
+        {**problem("gate-lost"), **unlike(ISOLATION_READY, "GateLost", "True")},
+        kinds.GATE_FAILED,
+        "It is so.",
+    ),
     (problem("gate"), kinds.GATE_NOT_UPDATED, "It is so."),
     (problem("rules"), kinds.GATE_NOT_UPDATED, "It is so."),
     (problem("chain"), kinds.GATE_NOT_FIRST, "It is so."),
@@ -239,6 +263,12 @@ def test_state_of_a_pod_is_one_finding(changes: dict[str, Any], kind: Kind, sent
 )
 def test_state_as_desired_is_none(fields: dict[str, Any], changes: dict[str, Any]) -> None:
     assert findings.find(report(pod(**fields), **changes)) == []
+
+
+def test_node_that_is_off_limits_no_mode_beside() -> None:
+    limited = Problem(modes.LIMITED, "Mode strict is limited to off by a label.", "node")
+    found_ones = findings.find(report(pod(mode_problems=[limited]), max_mode="off"))
+    assert [one.kind for one in found_ones] == [kinds.OFF.name]
 
 
 def test_relay_that_is_missing_is_no_finding_of_each_pod() -> None:

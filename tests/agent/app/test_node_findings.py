@@ -6,7 +6,7 @@ import pytest
 
 from agent.admin import finding_kinds as kinds
 from agent.admin.finding import Finding, found
-from agent.app.node_findings import NodeFindings
+from agent.app.node_findings import GUARDS, NodeFindings
 from agent.pods.conditions import Conditions
 from agent.pods.events import PodEvent, PodEvents
 from agent.pods.store import PodStore
@@ -64,3 +64,19 @@ async def test_label_of_a_namespace_is_an_event_about_it() -> None:
 
 async def test_pod_that_is_gone_has_none() -> None:
     assert await Recorded(GONE).after(5) == []
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+async def test_guard_is_in_force_unless_a_finding_is_that_it_is_not(guard: str) -> None:
+    store, now = PodStore(Conditions()), [found(kinds.OFF, "It is off")]
+    node = NodeFindings(lambda: now, PodEvents(), store, guards=lambda: {guard})
+
+    async def in_force() -> list[tuple[dict[str, str], float]]:
+        await node.refresh()
+        _, metric = node.collect()
+        return [(sample.labels, sample.value) for sample in metric.samples]
+
+    assert await in_force() == [({"guard": guard}, 1.0)]
+    for kind in GUARDS[guard]:
+        now[:] = [found(kind, "It is not")]
+        assert await in_force() == [({"guard": guard}, 0.0)]

@@ -56,9 +56,11 @@ class Cluster:
             for name, generation in self._generations.items()
         )
 
-    def report(self, node: str, *failed: Json, revision: str = "") -> None:
+    def report(self, node: str, *failed: Json, revision: str = "", effects: str = "") -> None:
         """A node has these policies; the newest ones without a revision."""
         policies = {"revision": revision or self.revision(), "failed": list(failed)}
+        if effects:
+            policies["effects"] = effects
         self.server.put(
             {"metadata": {"name": node, "uid": f"r-{node}"}, "status": {"policies": policies}},
             path=REPORTS.path,
@@ -130,6 +132,52 @@ async def test_policy_is_programmed_when_all_nodes_have_it(
         count = len(cluster.writes)
         await asyncio.sleep(3600)
     assert len(cluster.writes) == count, "a status that is right is not written"
+
+
+@pytest.mark.parametrize(
+    ("effects", "reason", "words"),
+    [
+        (("00,2", "00,0"), "NoPodSelected", "it selects no pod of these."),
+        (("01,2", "02,2"), "NoSourceFound", "source or port of: the kernel, TCP 80."),
+        (("12,2", "21,2"), "Programmed", "In force on all 2 selected nodes."),
+        (("01,2", ""), "Programmed", "In force on all 2 selected nodes."),
+        (("01,2", "01"), "Programmed", "In force on all 2 selected nodes."),
+        (("01,2", "0,2"), "Programmed", "In force on all 2 selected nodes."),
+        (("01,2", "0x,2"), "Programmed", "In force on all 2 selected nodes."),
+    ],
+)
+async def test_policy_without_an_effect_on_any_node_is_not_programmed(
+    cluster: Cluster, api: ApiClient, effects: tuple[str, str], reason: str, words: str
+) -> None:
+    """Its rules are by port: two of the first policy, one of the second."""
+    ports = [{"port": 80}, {"port": 90}]
+    cluster.policy("backup", ports=ports)
+    cluster.policy("other")
+    for name, reported in zip(("one", "two"), effects, strict=True):
+        cluster.node(name)
+        cluster.report(name, effects=reported)
+    async with running(api):
+        await asyncio.sleep(20)
+        is_programmed = reason == "Programmed"
+        assert cluster.condition("backup", "Programmed") == (str(is_programmed), reason)
+        accepted = "Valid" if is_programmed else reason
+        assert cluster.condition("backup", "Accepted") == ("True", accepted)
+        (message,) = (
+            one["message"]
+            for one in cluster.status("backup")["conditions"]
+            if one["type"] == "Programmed"
+        )
+        assert message.endswith(words)
+        # Nodes that are behind by a change of another policy change nothing.
+        count = sum(name == "backup" for name, _ in cluster.writes)
+        cluster.policy("other")
+        await asyncio.sleep(20)
+        assert sum(name == "backup" for name, _ in cluster.writes) == count
+        for name in ("one", "two"):
+            cluster.report(name, effects="22,2")
+        await asyncio.sleep(20)
+        assert cluster.condition("backup", "Programmed") == ("True", "Programmed")
+        assert cluster.condition("backup", "Accepted") == ("True", "Valid")
 
 
 async def test_change_of_one_policy_does_not_affect_the_others(

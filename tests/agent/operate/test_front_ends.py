@@ -117,7 +117,7 @@ async def test_event_and_metric(kind: Kind, subject: str) -> None:
     store.set_pod(Pod(uid="uid", namespace="shop", name="web"))
     node = NodeFindings(lambda: [one], events, store)
     await node.refresh()
-    (metric,) = node.collect()
+    metric, _ = node.collect()
     assert [(sample.labels, sample.value) for sample in metric.samples] == [
         ({"severity": kind.severity, "kind": kind.name}, 1)
     ]

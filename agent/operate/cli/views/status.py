@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from agent import labels
 from agent.admin import findings
-from agent.admin.finding_kinds import Severity
 from agent.admin.report import AgentReport, PodStatus, RelayStatus
 from agent.operate.cli.output import (
     Cell,
@@ -32,10 +31,9 @@ def _isolation_signal(pod: PodStatus) -> Signal | None:
     condition = _condition(pod, labels.ISOLATION_READY)
     if condition is None:
         return None
-    if condition.status == TRUE:
-        return Signal.SAFE if condition.reason in (ENFORCED, STRICT) else Signal.CAUTION
-    kind = findings.kind_of(condition, pod.mode)
-    return signal_of_severity(kind.severity if kind else Severity.DEGRADED) or Signal.CAUTION
+    if kind := findings.kind_of(condition, pod.mode):
+        return signal_of_severity(kind.severity) or Signal.CAUTION
+    return Signal.SAFE if condition.reason in (ENFORCED, STRICT) else Signal.CAUTION
 
 
 def _probes_signal(pod: PodStatus) -> Signal | None:

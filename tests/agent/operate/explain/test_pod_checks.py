@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import ipaddress
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from agent.kube.objects import (
 )
 from agent.kube.saved_pods import SavedObjects, SavedPods
 from agent.operate.explain import pod_checks
-from agent.operate.explain.facts import GateFacts
+from agent.operate.explain.facts import GateFacts, RelayFacts
 from agent.operate.explain.model import Check
 from agent.operate.explain.pod_checks import PodFacts
 from agent.operate.explain.pods import NamedPods
@@ -196,3 +197,15 @@ def test_gate_is_compared_with_the_mode() -> None:
     other = gate_of("strict", (enforcing,))
     assert "veth7 is in mode enforce" in other.text
     assert gate_of("enforce", (), has_pins=False).state == "unknown"
+
+
+def test_relay_of_another_pod_with_the_same_address_is_not_this_one() -> None:
+    """A pod may claim the address of another one, to which the relay proxies."""
+    own, claimed, relay = map(ipaddress.IPv4Address, ("198.18.1.1", "198.18.1.9", "198.18.9.1"))
+    whole = msgspec.to_builtins(report("strict"))
+    whole["pods"][0]["unconfirmed"] = {str(claimed): "no route"}
+    found = facts(msgspec.convert(whole, AgentReport))
+    assert set(found.pod.addresses) == {own, claimed}
+    for target, text in ((claimed, "proxies no port of this pod"), (own, "proxies 198.18.1.1")):
+        relayed = dataclasses.replace(found, relay=RelayFacts(targets={(target, 80): relay}))
+        assert text in checks(relayed)["relay"].text

@@ -241,6 +241,25 @@ def test_ceiling_below_a_namespaces_label_that_is_not_off_is_degraded(
     assert expected in capsys.readouterr().out
 
 
+def test_ceiling_is_one_finding_with_the_pods_that_its_agent_names(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limited = Problem(modes.LIMITED, "Mode strict is limited to audit by --max-mode.", "node")
+    web = msgspec.structs.replace(pod("web", "audit", "Audit"), mode_problems=[limited])
+    kubectl.serve_nodes("a")
+    kubectl.respond("exec", output=report(web, max_mode="audit", max_mode_from="--max-mode"))
+    shop = {"metadata": {"name": "shop", "labels": {"podgate.io/mode": "strict"}}}
+    kubectl.respond("get", "namespaces", output={"items": [shop]})
+    run(kubectl, "-o", "json")
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (found["finding"]["kind"], found["pods"]) == (kinds.MODE_LIMITED.name, ["shop/web"])
+    # Users who may not list namespaces have the agent's own.
+    kubectl.respond("get", "namespaces", error="Error from server (Forbidden): no\n")
+    run(kubectl, "-o", "json")
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert found["finding"]["sentence"] == limited.message
+
+
 def test_ceiling_of_the_whole_cluster_is_one_line(
     kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
 ) -> None:

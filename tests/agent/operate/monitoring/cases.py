@@ -33,6 +33,19 @@ def _gauge(name: str, more: str = "") -> str:
     return f"{name}{{{_NODE}{',' if more else ''}{more}}}"
 
 
+def _found(fires: str, quiet: str, severity: str = "degraded") -> Case:
+    """Kinds of findings: one of the alert's, for an hour and for a minute, and another one."""
+    series = {
+        kind: _gauge("podgate_findings", f'severity="{severity}",kind="{kind}"')
+        for kind in (fires, quiet)
+    }
+    return Case(
+        {series[fires]: f"2{HOUR}"},
+        {series[quiet]: f"2{HOUR}", series[fires]: "_x58 2"},
+        {"kind": fires},
+    )
+
+
 def _gate(reason: str) -> str:
     more = f'namespace="shop",pod="web",interface="veth1",verdict="pass",reason="{reason}"'
     return _gauge("podgate_gate_packets_total", more)
@@ -95,7 +108,7 @@ CASES = {
             _gauge("podgate_gate_updates_failed_total"): f"2{HOUR}",
         },
     ),
-    "PodgateKubeletUnknown": one(_gauge("podgate_kubelet_admitted"), f"0{HOUR}", f"1{HOUR}"),
+    "PodgateKubeletUnknown": _found("declared-ports-open", "kubelet-unknown"),
     "PodgateAgentStale": Case(
         {_UP: "1x50 0x8"},
         {_UP: f"1{HOUR}", _gauge("podgate_heartbeat_age_seconds"): f"1{HOUR}"},
@@ -113,19 +126,9 @@ CASES = {
         *(f"0{HOUR}", f"1{HOUR}"),
         hook="hook_connect4",
     ),
-    "PodgateDefaultDenyGone": one(
-        _gauge("podgate_component_up", 'component="default_deny"'),
-        *(f"0{HOUR}", f"1{HOUR}"),
-        component="default_deny",
-    ),
-    "PodgateComponentDown": Case(
-        {_gauge("podgate_component_up", 'component="relay"'): f"0{HOUR}"},
-        {
-            _gauge("podgate_component_up", 'component="relay"'): "1x55 0x3",
-            _gauge("podgate_component_up", 'component="kubelet_pods_api"'): f"0{HOUR}",
-        },
-        {"component": "relay"},
-    ),
+    "PodgateDefaultDenyGone": _found("default-deny-missing", "hook-missing"),
+    "PodgateComponentDown": _found("relay-missing", "kubelet-api-missing"),
+    "PodgateOpen": _found("label-ignored", "gate-bypassed", severity="open"),
     "PodgateNotReady": one(_gauge("podgate_ready"), f"0{HOUR}", "1x50 0x8"),
     "PodgateProbesLate": Case(
         _late("podgate_probe_start_delay_seconds", 5), _late("podgate_probe_start_delay_seconds", 0)
@@ -149,7 +152,7 @@ CASES = {
         *(f"2{HOUR}", f"0{HOUR}"),
         policy="many",
     ),
-    "PodgatePolicyNotApplied": one(_gauge("podgate_policy_problems"), f"1{HOUR}", f"0{HOUR}"),
+    "PodgatePolicyNotApplied": _found("policy-without-effect", "policy-not-appliable"),
     "PodgateApiWritesStuck": one(
         _gauge("podgate_api_pending_seconds"), "0+60x59", "0x50 0+60x3 0x4"
     ),

@@ -70,6 +70,15 @@ def test_drops_are_listed_by_source_with_their_age() -> None:
     assert (shown["first"], shown["last"]) == ("2h ago", "5m ago")
 
 
+def test_drops_have_the_verdict_of_then_and_what_is_admitted_now() -> None:
+    found = drops(source(verdict="would-drop", is_admitted=True), source(verdict="drop"))
+    shown = rows(parse(content.full_page(report(pod()), found, now=NOW)), "Drops by source")
+    assert [(one["verdict"], one["now"]) for one in shown] == [
+        ("would-drop", "admitted by a rule"),
+        ("drop", ""),
+    ]
+
+
 def test_probe_has_a_bar_for_each_of_its_newest_results() -> None:
     page = full(pod(probes=[probe(recent_ms=[1.0, 4.0, None, 2.0])]))
     chart = section(page, "Probes").with_class("spark")[0]
@@ -136,11 +145,12 @@ def test_open_states_are_red_and_what_is_not_as_desired_is_yellow() -> None:
             probes=[probe(result="failure")],
         ),
         pod("z", mode="later"),
+        pod("lost", conditions=[condition(ISOLATION_READY, "True", "GateLost")]),
     ]
     sources = drops(source(mode="other"))
     page = parse(content.full_page(report(*pods, kubelet=None), sources, now=NOW))
     colours = {kind: in_colour(page, kind) for kind in ("open", "part", "closed")}
-    assert {"off", "bypassed", "GateFailed", "5 findings"} <= colours["open"]
+    assert {"off", "bypassed", "GateFailed", "GateLost", "5 findings"} <= colours["open"]
     assert {
         "audit",
         "Audit",

@@ -79,6 +79,7 @@ def cell(column: str, shown: PodStatus) -> tuple[object, Signal | None]:
         (labels.ISOLATION_READY, "True", "Audit", Signal.CAUTION),
         (labels.ISOLATION_READY, "False", "NoInterface", Signal.CAUTION),
         (labels.ISOLATION_READY, "False", "GateBypassed", Signal.DANGER),
+        (labels.ISOLATION_READY, "True", "GateLost", Signal.DANGER),
         (labels.PROBES_PASSING, "True", "ProbesPassing", Signal.SAFE),
         (labels.PROBES_PASSING, "False", "ProbesFailing", Signal.CAUTION),
     ],

@@ -1,0 +1,163 @@
+"""Findings of no node alone: the roll-out, the controller, and policies without an effect."""
+
+import datetime
+import pathlib
+from typing import Any
+
+import pytest
+
+from agent.admin import finding_kinds as kinds
+from agent.operate.kubectl import cluster_findings, main
+from agent.operate.kubectl.cluster import Cluster
+from agent.operate.kubectl.findings import Finding
+from agent.operate.kubectl.leftovers import POLICIES
+from tests.agent.operate.kubectl.reporting import report
+from tests.agent.operate.kubectl.standin import KubectlStandin, agent_pod
+
+CREATED = datetime.datetime(2026, 11, 22, 10, 0, tzinfo=datetime.UTC)
+
+
+class Objects:
+    """Objects of a cluster in which all is in order, until they are changed."""
+
+    def __init__(self, kubectl: KubectlStandin) -> None:
+        self.kubectl = kubectl
+        kubectl.serve_nodes("a", "b")
+        self.daemonset(2)
+        self.deployments(2)
+        self.policies()
+
+    def daemonset(self, updated: int, strategy: str = "RollingUpdate") -> None:
+        template: dict[str, Any] = {"metadata": {}, "spec": {"containers": []}}
+        body = {
+            "spec": {"template": template, "updateStrategy": {"type": strategy}},
+            "status": {"desiredNumberScheduled": 2, "updatedNumberScheduled": updated},
+        }
+        self.kubectl.respond("get", "daemonset", output=body)
+
+    def pods(self, *pods: dict[str, Any]) -> None:
+        self.kubectl.respond("get", "pods", "--namespace=podgate", output={"items": pods})
+
+    def deployments(self, *available: int) -> None:
+        items = [{"spec": {"replicas": 2}, "status": {"availableReplicas": n}} for n in available]
+        self.kubectl.respond("get", "deployments", output={"items": items})
+
+    def policies(self, **reasons: str) -> None:
+        """By name, the reason of Programmed; empty without a status."""
+        items = []
+        for name, reason in reasons.items():
+            condition = {"type": "Programmed", "reason": reason, "message": "In words."}
+            status = {"status": {"conditions": [condition]}} if reason else {}
+            items.append({"metadata": {"name": name}, **status})
+        self.kubectl.respond("get", POLICIES, output={"items": items})
+
+    def find(self, seconds: float = 0.0) -> list[Finding]:
+        """The findings this long after the agents' pods were created."""
+        now = CREATED + datetime.timedelta(seconds=seconds)
+        return cluster_findings.find(Cluster([self.kubectl.command]), now=now)
+
+
+@pytest.fixture
+def objects(tmp_path: pathlib.Path) -> Objects:
+    return Objects(KubectlStandin(tmp_path))
+
+
+def only(found: list[Finding]) -> tuple[str, str]:
+    (one,) = found
+    return one.kind, one.sentence
+
+
+def test_cluster_in_order_has_none(objects: Objects) -> None:
+    objects.policies(backup="Programmed", new="Pending")
+    assert objects.find(seconds=3600) == []
+
+
+def test_roll_out_without_a_change_for_minutes_is_stuck(objects: Objects) -> None:
+    objects.daemonset(1)
+    assert objects.find(seconds=180) == []
+    assert only(objects.find(seconds=181)) == (
+        kinds.ROLL_OUT_STUCK.name,
+        "The roll-out of the agents does not continue, 1 of 2 nodes have it.",
+    )
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-11-22T10:05:00Z"}
+    newer = agent_pod("b")
+    newer["status"]["conditions"] = [ready]
+    objects.pods(agent_pod("a"), newer)
+    assert objects.find(seconds=400) == []
+    assert objects.find(seconds=500) != []
+
+
+def test_roll_out_that_an_operator_does_pod_by_pod_is_not_stuck(objects: Objects) -> None:
+    objects.daemonset(1, strategy="OnDelete")
+    assert objects.find(seconds=3600) == []
+
+
+def test_image_that_is_nowhere_is_named_at_once(objects: Objects) -> None:
+    objects.daemonset(0)
+    stuck = agent_pod("b")
+    waiting = {"waiting": {"reason": "ErrImagePull"}}
+    stuck["status"]["containerStatuses"] = [{"name": "agent", "state": waiting}]
+    objects.pods(agent_pod("a"), stuck)
+    kind, sentence = only(objects.find())
+    assert kind == kinds.ROLL_OUT_STUCK.name
+    assert sentence.endswith("0 of 2 nodes have it: agent-b on b: ErrImagePull.")
+
+
+def test_controller_without_an_available_replica_is_missing(objects: Objects) -> None:
+    objects.deployments(0)
+    assert only(objects.find()) == (
+        kinds.CONTROLLER_MISSING.name,
+        "No controller runs (2 replicas are desired): policies get no status.",
+    )
+
+
+def test_controller_that_is_not_installed_is_missing_where_policies_wait(
+    objects: Objects,
+) -> None:
+    objects.deployments()
+    assert objects.find() == []
+    objects.policies(backup="")
+    assert only(objects.find())[0] == kinds.CONTROLLER_MISSING.name
+
+
+@pytest.mark.parametrize("reason", ["NoPodSelected", "NoSourceFound", "NoNodeSelected"])
+def test_policy_without_an_effect_has_the_sentence_of_its_status(
+    objects: Objects, reason: str
+) -> None:
+    objects.policies(other="Failed", backup=reason)
+    (one,) = objects.find()
+    assert (one.kind, one.subject) == (kinds.POLICY_WITHOUT_EFFECT.name, "policy backup")
+    assert one.sentence == "Policy backup: In words."
+
+
+def test_what_the_user_may_not_read_is_left_out(objects: Objects) -> None:
+    objects.daemonset(1)
+    objects.kubectl.respond("get", "deployments", error="Error from server (Forbidden): no\n")
+    assert only(objects.find(seconds=3600))[0] == kinds.ROLL_OUT_STUCK.name
+
+
+@pytest.mark.parametrize("command", ["status", "doctor"])
+def test_both_views_of_a_cluster_have_them(
+    objects: Objects, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    objects.kubectl.respond("exec", "status", output=report())
+    objects.kubectl.respond("exec", "doctor", output={"findings": [], "passed": []})
+    objects.deployments(0)
+    assert main.main(["--kubectl", objects.kubectl.command, command]) == 0
+    start = "degraded cluster: No controller runs (2 replicas are desired)"
+    assert capsys.readouterr().out.startswith(start)
+    assert main.main(["--kubectl", objects.kubectl.command, command, "--node", "a"]) == 0
+    assert "controller" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["status", "doctor"])
+def test_node_that_the_daemonset_no_longer_selects_is_not_a_silent_one(
+    objects: Objects, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    objects.kubectl.serve_nodes("a", without_agent=["a"])
+    left = {"items": [{"metadata": {"name": "gone"}}]}
+    objects.kubectl.respond("get", "nodereports.podgate.io", output=left)
+    main.main(["--kubectl", objects.kubectl.command, command, "-o", "json"])
+    printed = capsys.readouterr().out
+    assert f'"kind": "{kinds.NO_ANSWER.name}"' in printed
+    assert f'"kind": "{kinds.NODE_LEFT.name}"' in printed
