@@ -11,7 +11,7 @@ from typing import Any
 
 # Part of the pin path. Raised when a map's layout or name, a program's name or an enumerator's
 # number changes; new maps and new reasons do not change it.
-SCHEMA = 5
+SCHEMA = 6
 
 REASON_SLOTS = 32
 VERDICT_COUNT = 3
