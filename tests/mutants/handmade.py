@@ -35,8 +35,8 @@ EDITS = (
     Edit(
         "a problem of raw sockets is no finding",
         "agent/admin/findings.py",
-        "if report.raw_sockets.problem:",
-        "if not report.raw_sockets:",
+        "if sockets.problem:",
+        "if not sockets:",
     ),
     Edit(
         "a ceiling below a namespace's label is no finding",
