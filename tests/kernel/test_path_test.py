@@ -182,6 +182,8 @@ def test_path_test_waits_for_neighbour_resolution(operator: AgentProcess, web: L
 
 def test_audit_sends_no_path_test(operator: AgentProcess, web: LabPod) -> None:
     with web.open_socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP) as inside:
+        # Not what the agent sends inside the pod, by its loopback.
+        inside.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0")
         start(operator, web, mode="audit")
         report = operator.wait_for("audit", isolated_as("Audit"))
         assert results(report) == {}
