@@ -60,6 +60,16 @@ def full_chain(pod: LabPod) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def stopped(operator: AgentProcess) -> Iterator[None]:
+    """The agent's process does not run meanwhile."""
+    os.kill(operator.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(operator.pid, signal.SIGCONT)
+
+
 def detach_gate(operator: AgentProcess, pod: LabPod) -> None:
     (link,) = operator.bpffs.glob(f"podgate/v*/links/gate_egress-{pod.ifindex}")
     with os.fdopen(syscalls.open_pin(str(link)), "rb") as opened:
@@ -87,13 +97,15 @@ def test_lost_gate_is_attached_again_and_its_pod_stays_ready(
     start(operator, pod, "--attach", "tcx")
     operator.wait_for("the gate", has_condition(TRUE, "Enforced"))
     (ours,) = syscalls.query_programs(pod.ifindex, EGRESS)
-    with full_chain(pod):
-        detach_gate(operator, pod)
-        with foreign.attached_by_tcx(pod.ifindex, foreign.TC_ACT_UNSPEC):  # in its place
-            report = operator.wait_for("the loss counted", lambda r: losses(r) > 0)
-            condition = isolation(report)
-            assert condition is not None
-            assert (condition.status, condition.reason) == (TRUE, "GateLost")
+    with full_chain(pod), contextlib.ExitStack() as stack:
+        with stopped(operator):  # it would put the gate back
+            detach_gate(operator, pod)
+            in_its_place = foreign.attached_by_tcx(pod.ifindex, foreign.TC_ACT_UNSPEC)
+            stack.enter_context(in_its_place)
+        report = operator.wait_for("the loss counted", lambda r: losses(r) > 0)
+        condition = isolation(report)
+        assert condition is not None
+        assert (condition.status, condition.reason) == (TRUE, "GateLost")
     operator.wait_for("the gate", lambda _: syscalls.query_programs(pod.ifindex, EGRESS) == [ours])
     changes = [
         line["status"]
