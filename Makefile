@@ -63,7 +63,8 @@ mutants: setup
 
 # All proxies, three minutes.
 test-proxy: setup
-	$(PYTEST) tests/proxy -n auto
+	$(PYTEST) tests/proxy -m "not kernel" -n auto
+	$(PYTEST) tests/proxy -m kernel -n auto
 
 # The status page of a real agent in Chromium, which it installs; a minute.
 test-page: setup .venv/.page

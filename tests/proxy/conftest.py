@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import os
 import pathlib
+import subprocess
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -23,6 +24,7 @@ from agent.services.proxy.node_addresses import NodeAddressSelection
 from bpf import pins
 from bpf.services import links as service_links
 from tests.kernel import cgroups, offers
+from tests.nodes import node
 from tests.polling import PATIENCE
 from tests.proxy import limits, scene
 
@@ -66,6 +68,16 @@ def unhurried_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     for commands in (nft_commands, iptables_commands):
         limit = commands._TIMEOUT_SECONDS
         monkeypatch.setattr(commands, "_TIMEOUT_SECONDS", limit * PATIENCE)
+
+
+@pytest.fixture(autouse=True)
+def no_tables_of_iptables() -> Iterator[None]:
+    """iptables-nft keeps the tables of iptables when their last chain of podgate's is gone."""
+    yield
+    if node.current is not None:
+        tables = itertools.product(("ip", "ip6"), ("filter", "mangle", "nat"))
+        script = "".join(f"add table {f} {t}\ndelete table {f} {t}\n" for f, t in tables)
+        subprocess.run(["nft", "-f", "-"], input=script, text=True, check=True)
 
 
 @pytest.fixture
