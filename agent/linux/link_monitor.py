@@ -17,9 +17,9 @@ import struct
 from collections.abc import Callable
 
 from agent.backoff import Bucket, Pace
+from agent.linux import netlink_groups
+from agent.linux.netlink_groups import SOL_NETLINK
 
-_SOL_NETLINK = 270
-_NETLINK_ADD_MEMBERSHIP = 1
 _NETLINK_LISTEN_ALL_NSID = 8
 _RTNLGRP_LINK = 1
 _RTNLGRP_IPV4_IFADDR = 5
@@ -66,7 +66,7 @@ class LinkMonitor:
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(overrun_due):
-                        await self._readable()
+                        await netlink_groups.readable(self._socket)
                 await bucket.wait()
                 if await self._read() and overrun_due is None:
                     overrun_due = overruns.happened(loop.time())
@@ -76,15 +76,6 @@ class LinkMonitor:
                     self._on_overrun()
         finally:
             self._socket.close()
-
-    async def _readable(self) -> None:
-        loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        loop.add_reader(self._socket, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            loop.remove_reader(self._socket)
 
     async def _read(self) -> bool:
         """Read what waits and call back. Whether messages were lost."""
@@ -104,7 +95,7 @@ class LinkMonitor:
                 (
                     struct.unpack("=i", data)[0]
                     for level, kind, data in ancillary
-                    if (level, kind) == (_SOL_NETLINK, _NETLINK_LISTEN_ALL_NSID)
+                    if (level, kind) == (SOL_NETLINK, _NETLINK_LISTEN_ALL_NSID)
                 ),
                 None,
             )
@@ -123,17 +114,12 @@ class LinkMonitor:
 
 def _opened() -> socket.socket:
     """Raises `OSError`."""
-    opened = socket.socket(
-        socket.AF_NETLINK,
-        socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC,
-        socket.NETLINK_ROUTE,
+    groups = (_RTNLGRP_LINK, _RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR)
+    opened = netlink_groups.joined(
+        socket.NETLINK_ROUTE, groups, receive_buffer_bytes=_RECEIVE_BUFFER_BYTES
     )
     try:
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
-        opened.bind((0, 0))
-        opened.setsockopt(_SOL_NETLINK, _NETLINK_LISTEN_ALL_NSID, 1)
-        for group in (_RTNLGRP_LINK, _RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR):
-            opened.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, group)
+        opened.setsockopt(SOL_NETLINK, _NETLINK_LISTEN_ALL_NSID, 1)
     except BaseException:
         opened.close()
         raise

@@ -6,17 +6,14 @@ iptables' nft variant.
 """
 
 import asyncio
-import contextlib
-import errno
-import socket
 import struct
 from collections.abc import Callable, Set
 
+from agent.linux import netlink_groups
 from bpf.netlink import attributes, decode, text
 
 # include/uapi/linux/netfilter/nfnetlink.h, nf_tables.h
 _NETLINK_NETFILTER = 12
-_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP = 270, 1
 _NFNLGRP_NFTABLES = 7
 _NFNL_SUBSYS_NFTABLES = 10
 _DELTABLE, _DELCHAIN, _DELRULE = 2, 5, 8
@@ -24,8 +21,6 @@ _TABLE_NAME = 1
 _CHAIN_NAMES = {_DELCHAIN: 3, _DELRULE: 2}
 _TYPE = struct.Struct("=xxxxH")
 _HEADERS_BYTES = 20  # of netlink and nfnetlink
-_RECEIVE_BUFFER_BYTES = 1 << 20
-_MESSAGE_BYTES = 32 << 10
 # A flush is one change, and what follows it (the firewall's own rules) needs no look.
 _DEBOUNCE_SECONDS = 0.05
 
@@ -34,54 +29,33 @@ Deleted = Set[tuple[str, str]]
 
 
 class NftMonitor:
-    """Calls back on the event loop; has no state."""
+    """Calls back on the event loop."""
 
     def __init__(self, on_deleted: Callable[[Deleted | None], None]) -> None:
         """on_deleted gets what was deleted, or None if messages were lost."""
         self._on_deleted = on_deleted
+        self._has_run = False
 
     async def run(self) -> None:
-        """Listen until cancelled. Without nftables in the kernel it receives nothing."""
-        kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        """Listen until cancelled. Without nftables in the kernel it receives nothing; run again, it
+        has lost messages."""
         try:
-            sock = socket.socket(socket.AF_NETLINK, kind, _NETLINK_NETFILTER)
+            sock = netlink_groups.joined(_NETLINK_NETFILTER, (_NFNLGRP_NFTABLES,))
         except OSError:
             await asyncio.Event().wait()
             return
         with sock:
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
-                sock.bind((0, 0))
-                sock.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, _NFNLGRP_NFTABLES)
-            readable = asyncio.Event()
-            loop = asyncio.get_running_loop()
+            if self._has_run:
+                self._on_deleted(None)
+            self._has_run = True
             while True:
-                loop.add_reader(sock, readable.set)
-                try:
-                    await readable.wait()
-                finally:
-                    loop.remove_reader(sock)
+                await netlink_groups.readable(sock)
                 await asyncio.sleep(_DEBOUNCE_SECONDS)
-                readable.clear()
-                deleted = _read(sock)
-                if deleted is None or deleted:
+                messages = netlink_groups.received(sock)
+                if messages is None:
+                    self._on_deleted(None)
+                elif deleted := set[tuple[str, str]]().union(*map(deleted_in, messages)):
                     self._on_deleted(deleted)
-
-
-def _read(sock: socket.socket) -> Deleted | None:
-    found: set[tuple[str, str]] = set()
-    is_complete = True
-    while True:
-        try:
-            received = sock.recv(_MESSAGE_BYTES)
-        except BlockingIOError:
-            return found if is_complete else None
-        except OSError as error:
-            if error.errno != errno.ENOBUFS:
-                raise
-            is_complete = False
-            continue
-        found |= deleted_in(received)
 
 
 def deleted_in(received: bytes) -> Deleted:

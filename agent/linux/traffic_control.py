@@ -5,19 +5,15 @@ programs, nor for what is deleted with its interface. Those of pods' namespaces 
 pod can cause them at any rate.
 """
 
-import asyncio
-import errno
 import socket
 import struct
 from collections.abc import Callable
 
 from agent.backoff import Bucket
+from agent.linux import netlink_groups
 from bpf.netlink import HEADER_BYTES
 
-_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP = 270, 1
 _RTNLGRP_TC = 4
-_RECEIVE_BUFFER_BYTES = 1 << 20
-_MESSAGE_BYTES = 32 << 10
 _TCMSG = struct.Struct("=Bxxxi")  # family, interface; more follows
 # Messages that arrive between two reads are one change to the receiver.
 _BURST, _PER_SECOND = 50, 20.0
@@ -29,47 +25,29 @@ class TrafficControlMonitor:
     def __init__(self, on_changed: Callable[[set[int] | None], None]) -> None:
         """on_changed gets the interfaces' numbers; None if messages were lost."""
         self._on_changed = on_changed
-        kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-        self._socket = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE)
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
-            self._socket.bind((0, 0))
-            self._socket.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, _RTNLGRP_TC)
-        except BaseException:
-            self._socket.close()
-            raise
+        # Before anything is read of which messages report changes.
+        self._socket = _joined()
 
     async def run(self) -> None:
-        """Listen until cancelled; then the socket is closed."""
+        """Listen until cancelled; then the socket is closed. Run again, it has lost messages."""
+        if self._socket.fileno() < 0:
+            self._socket = _joined()
+            self._on_changed(None)
         bucket = Bucket(per_second=_PER_SECOND, burst=_BURST)
-        readable = asyncio.Event()
-        loop = asyncio.get_running_loop()
         try:
             while True:
-                loop.add_reader(self._socket, readable.set)
-                try:
-                    await readable.wait()
-                finally:
-                    loop.remove_reader(self._socket)
+                await netlink_groups.readable(self._socket)
                 await bucket.wait()
-                readable.clear()
-                self._on_changed(self._read())
+                messages = netlink_groups.received(self._socket)
+                self._on_changed(None if messages is None else set(map(_interface, messages)))
         finally:
             self._socket.close()
 
-    def _read(self) -> set[int] | None:
-        """The interfaces of all messages that wait; None if some were lost."""
-        found: set[int] = set()
-        is_complete = True
-        while True:
-            try:
-                message = self._socket.recv(_MESSAGE_BYTES)
-            except BlockingIOError:
-                return found if is_complete else None
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise
-                is_complete = False
-                continue
-            if len(message) >= HEADER_BYTES + _TCMSG.size:
-                found.add(_TCMSG.unpack_from(message, HEADER_BYTES)[1])
+
+def _joined() -> socket.socket:
+    return netlink_groups.joined(socket.NETLINK_ROUTE, (_RTNLGRP_TC,))
+
+
+def _interface(message: bytes) -> int:
+    """Its number."""
+    return int(_TCMSG.unpack_from(message, HEADER_BYTES)[1])

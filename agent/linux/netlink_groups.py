@@ -1,0 +1,53 @@
+"""Messages that the kernel sends to a netlink group: what changed in this network namespace."""
+
+import asyncio
+import errno
+import socket
+from collections.abc import Iterable
+
+SOL_NETLINK = 270
+_NETLINK_ADD_MEMBERSHIP = 1
+_MESSAGE_BYTES = 32 << 10
+
+
+def joined(
+    protocol: int, groups: Iterable[int], *, receive_buffer_bytes: int = 1 << 20
+) -> socket.socket:
+    """A socket that receives the messages of these groups. Raises `OSError`."""
+    kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+    opened = socket.socket(socket.AF_NETLINK, kind, protocol)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        opened.bind((0, 0))
+        for group in groups:
+            opened.setsockopt(SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, group)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+async def readable(sock: socket.socket) -> None:
+    """Wait for a message."""
+    loop = asyncio.get_running_loop()
+    woken = asyncio.Event()
+    loop.add_reader(sock, woken.set)
+    try:
+        await woken.wait()
+    finally:
+        loop.remove_reader(sock)
+
+
+def received(sock: socket.socket) -> list[bytes] | None:
+    """All datagrams that wait; None if some were lost. Raises `OSError`."""
+    found: list[bytes] = []
+    is_complete = True
+    while True:
+        try:
+            found.append(sock.recv(_MESSAGE_BYTES))
+        except BlockingIOError:
+            return found if is_complete else None
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                raise
+            is_complete = False
