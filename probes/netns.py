@@ -32,6 +32,21 @@ BareSocket = socket.SocketType
 _RESET_ON_CLOSE = struct.pack("=ii", 1, 0)  # struct linger
 
 
+def connect_inside(sock: BareSocket, address: tuple[str, int]) -> int:
+    """The result of a connect by the namespace's loopback: 0, EALREADY while it is pending, or the
+    error. ECONNREFUSED also for a connection to itself (`ends_self_connection`).
+
+    The whole handshake takes place during the first call, though that returns EINPROGRESS: calling
+    again at once saves the wait for an event, and later shows the result.
+    """
+    result = sock.connect_ex(address)
+    if result == errno.EINPROGRESS:
+        result = sock.connect_ex(address)
+    if result in (0, errno.EISCONN):
+        return errno.ECONNREFUSED if ends_self_connection(sock) else 0
+    return result
+
+
 def ends_self_connection(sock: BareSocket) -> bool:
     """Whether a connected TCP socket is its own peer; then the connection is reset.
 

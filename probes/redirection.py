@@ -19,7 +19,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 
 from probes import meshes, sock_diag
-from probes.netns import BareSocket, Netns, NetnsGoneError, ends_self_connection
+from probes.netns import BareSocket, Netns, NetnsGoneError, connect_inside
 from probes.sock_diag import InetSocket, SockDiag
 
 _UNUSED_PORTS = range(9650, 9653)
@@ -96,10 +96,7 @@ def find_catch_all(netns: Netns, address: str, user: int = 0) -> Redirection | N
     for port in _UNUSED_PORTS:
         sock = netns.bare_socket(family, socket.SOCK_STREAM, user)
         try:
-            code = sock.connect_ex((address, port))
-            if code == errno.EINPROGRESS:
-                code = sock.connect_ex((address, port))
-            if code not in (0, errno.EISCONN) or ends_self_connection(sock):
+            if connect_inside(sock, (address, port)):
                 return None
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             if found := find_acceptor(netns, sock):

@@ -4,7 +4,7 @@ import errno
 import socket
 
 from agent.relay.targets import RelayTarget
-from probes.netns import BareSocket, ends_self_connection
+from probes.netns import BareSocket, connect_inside
 
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 """Errors of a process without descriptors or memory."""
@@ -18,12 +18,4 @@ def dial(target: RelayTarget, port: int) -> tuple[BareSocket, int]:
     sock = target.netns.bare_socket(target.family, socket.SOCK_STREAM, target.user)
     # The kubelet's socket has already decided which data to send together.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    address = (target.dialled, port)
-    # The connection goes through the pod's loopback: the response is there when connect returns,
-    # and a second call gets it.
-    result = sock.connect_ex(address)
-    if result == errno.EINPROGRESS:
-        result = sock.connect_ex(address)
-    if result in (0, errno.EISCONN):
-        return sock, errno.ECONNREFUSED if ends_self_connection(sock) else 0
-    return sock, result
+    return sock, connect_inside(sock, (target.dialled, port))

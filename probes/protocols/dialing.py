@@ -12,7 +12,7 @@ import select
 import socket
 from collections.abc import Callable
 
-from probes.netns import BareSocket, Netns, NetnsGoneError, ends_self_connection
+from probes.netns import BareSocket, Netns, NetnsGoneError, connect_inside
 from probes.protocols import tls
 from probes.protocols.exchanges import ConnectionFailure, DialHop, Exchange, Phase, join_host_port
 from probes.redirection import Acceptor, Acceptors, Redirection
@@ -202,20 +202,10 @@ class DialAttempt:
         self._connect()
 
     def _connect(self) -> None:
-        """Start to connect, or check whether it has succeeded: connect() does both.
-
-        Inside one netns the whole handshake takes place during the first call, though that returns
-        EINPROGRESS: calling again at once saves the wait for an event.
-        """
+        """Start to connect, or check whether it has succeeded: connect() does both."""
         assert self._sock is not None
-        where = (self.address, self.hop.port)
-        code = self._sock.connect_ex(where)
-        if code == errno.EINPROGRESS:
-            code = self._sock.connect_ex(where)
-        if code in (0, errno.EISCONN):
-            if ends_self_connection(self._sock):
-                self._break(f": connect: {_strerror(errno.ECONNREFUSED)}")
-                return
+        code = connect_inside(self._sock, (self.address, self.hop.port))
+        if code == 0:
             if self._is_redirected(self._sock):
                 return
             self._connected()
