@@ -1,6 +1,6 @@
 """What podgate has on a node: detached without an agent, or removed as a whole.
 
-Each step is tried, also after one that failed, and nothing is written before all programs
+Each step is tried, also after one that failed, and nothing is written to a disk before all programs
 are detached: an exit has to work with a full or read-only run directory, and beside an agent that
 hangs.
 """

@@ -79,9 +79,11 @@ class RelayGates:
         cgroups: set[int] = set()
         try:
             previous = await orphans.find()
-            cgroups = await asyncio.to_thread(orphans.cgroup_ids, previous)
-            for process in previous:
-                process.release()
+            try:
+                cgroups = await asyncio.to_thread(orphans.cgroup_ids, previous)
+            finally:
+                for process in previous:
+                    process.release()
         except (OSError, TimeoutError) as error:
             log.error(Event.RELAY_INTERFACE_UNREADABLE, error=str(error))
         # Hooks of another version redirect the kubelet that its agent has identified, also while

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import structlog
 
+from agent import tasks
 from agent.backoff import Backoff, no_jitter
 from agent.logs import Event
 from agent.pods.changes import Subscription
@@ -185,20 +186,20 @@ class RelaySupervisor:
         """Until cancelled: then the relay continues without this agent."""
         is_woken = True
         self._predecessors = await self._launcher.find_predecessors(self._now)
-        way_watch = asyncio.create_task(self._watch_way(), name="the relay's way")
         try:
-            while True:
-                is_due = is_woken or self._now() >= self._planned_at + _PLAN_SECONDS
-                if is_due:
-                    self._make_plan()
-                before = self._state
-                await self._reconcile()
-                if is_due or self._state is not before:
-                    self._stats.keep_only(self._store.pods)
-                    self.pods.publish()
-                is_woken = await self._wait()
+            async with asyncio.TaskGroup() as group:
+                tasks.start(group, "relay-way", self._watch_way)
+                while True:
+                    is_due = is_woken or self._now() >= self._planned_at + _PLAN_SECONDS
+                    if is_due:
+                        self._make_plan()
+                    before = self._state
+                    await self._reconcile()
+                    if is_due or self._state is not before:
+                        self._stats.keep_only(self._store.pods)
+                        self.pods.publish()
+                    is_woken = await self._wait()
         finally:
-            way_watch.cancel()
             self._release_all()
 
     async def _watch_way(self) -> None:
