@@ -136,10 +136,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def isolated(pytestconfig: pytest.Config) -> None:
-    """The process is in a "node" namespace without uplink, and has a bpffs of its own."""
+    """The process is in a "node" namespace without uplink, and has a bpffs of its own. It and what
+    it starts use programs that were compiled once in the run."""
     problem = pytestconfig.stash.get(_problem, "the test lacks @pytest.mark.kernel")
     if problem:
         pytest.fail(problem, pytrace=False)
+    pytestconfig.stash[_worker].prebuilt_programs()
 
 
 @pytest.fixture(scope="session")
@@ -169,7 +171,6 @@ def own_node(isolated: None) -> None:
 def _kernel_is_there(request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("kernel"):
         request.getfixturevalue("isolated")
-        request.getfixturevalue("prebuilt_programs")
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
-"""Agents that are forked from a process which has imported podgate.
+"""Agents, and commands, that are forked from a process which has imported podgate.
 
-Importing is more than half of the CPU time of a test's agent, and the suite starts several hundred.
+Importing is more than half of the CPU time of a test's agent, and all of a command's. The suite
+starts several hundred.
 So each worker has one process that imports once and then forks, `python -m tests.forkserver FD`. It
 has one thread and runs no part of podgate: its fork is what a new process is after the imports.
 
@@ -89,8 +90,11 @@ class ForkServer:
                 stdout=subprocess.DEVNULL,
             )
 
-    def start(self, arguments: Sequence[str], log: IO[bytes]) -> ForkedProcess:
-        """Fork a process for `podgate ARGUMENTS`. log: its stdout and stderr; stdin is empty."""
+    def start(
+        self, arguments: Sequence[str], log: IO[bytes], errors: IO[bytes] | None = None, /
+    ) -> ForkedProcess:
+        """Fork a process for `podgate ARGUMENTS`. log: its stdout, and its stderr if `errors` is
+        None; stdin is empty."""
         request = {
             "arguments": arguments,
             "directory": os.getcwd(),
@@ -98,7 +102,7 @@ class ForkServer:
         }
         if node.current is not None:
             request["node"] = {"pid": os.getpid(), "cgroup": str(node.current.cgroup)}
-        return ForkedProcess(self, self._request(request, [log.fileno()]))
+        return ForkedProcess(self, self._request(request, [log.fileno(), (errors or log).fileno()]))
 
     def status_of(self, pid: int) -> int:
         """Wait for a process that has ended."""
@@ -119,7 +123,7 @@ def _serve(control: socket.socket) -> None:
     """Serve until the worker closes its end; returns in each fork, which is to run `podgate`."""
     own = os.getpid()
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, _MAX_REQUEST_BYTES, 1)
+        message, descriptors, _, _ = socket.recv_fds(control, _MAX_REQUEST_BYTES, 2)
         if not message:
             sys.exit()
         request = json.loads(message)
@@ -128,13 +132,13 @@ def _serve(control: socket.socket) -> None:
             answer = os.waitstatus_to_exitcode(status)
         elif (answer := os.fork()) == 0:
             control.close()
-            return _become(request, descriptors[0], own)
+            return _become(request, descriptors, own)
         for descriptor in descriptors:
             os.close(descriptor)
         control.send(json.dumps(answer).encode())
 
 
-def _become(request: dict[str, Any], log: int, server: int) -> None:
+def _become(request: dict[str, Any], outputs: Sequence[int], server: int) -> None:
     """Set what a new process would have."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -147,9 +151,9 @@ def _become(request: dict[str, Any], log: int, server: int) -> None:
             os._exit(1)
         os.close(pidfd)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (1, 2):
-        os.dup2(log, number)
-    os.close(log)
+    for number, output in zip((1, 2), outputs, strict=True):
+        os.dup2(output, number)
+        os.close(output)
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -163,7 +167,16 @@ if __name__ == "__main__":
 
     from agent.app import http_server, pod_services, preflight, startup  # noqa: F401
     from agent.linux import malloc, scheduling  # noqa: F401
-    from agent.operate.cli.commands import run  # noqa: F401
+    from agent.operate.cli.commands import (  # noqa: F401
+        bugtool,
+        cleanup,
+        doctor,
+        drops,
+        explain,
+        off,
+        run,
+        status,
+    )
     from agent.operate.cli.main import main
 
     gc.collect()

@@ -8,6 +8,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import IO, Any, Protocol, TypeVar
@@ -50,12 +51,21 @@ class Process(Protocol):
         """Raises `subprocess.TimeoutExpired`."""
 
 
-Launch = Callable[[Sequence[str], IO[bytes]], Process]
-"""Starts `podgate ARGUMENTS` with an open file as stdout and stderr."""
+class Launch(Protocol):
+    """Starts `podgate ARGUMENTS`."""
+
+    def __call__(
+        self, arguments: Sequence[str], log: IO[bytes], errors: IO[bytes] | None = None, /
+    ) -> Process:
+        """log: an open file as stdout; errors: as stderr, the same one if None."""
 
 
 def execute(
-    arguments: Sequence[str], log: IO[bytes], directory: pathlib.Path | None = None
+    arguments: Sequence[str],
+    log: IO[bytes],
+    errors: IO[bytes] | None = None,
+    /,
+    directory: pathlib.Path | None = None,
 ) -> Process:
     """A `Launch`: a new interpreter. directory: with packages of another version."""
     return subprocess.Popen(
@@ -63,8 +73,23 @@ def execute(
         cwd=directory,
         stdin=subprocess.DEVNULL,
         stdout=log,
-        stderr=log,
+        stderr=errors or log,
     )
+
+
+def run(launch: Launch, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
+    """Run a command of podgate to its end. Raises `subprocess.TimeoutExpired`."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = launch(arguments, output, errors)
+        try:
+            status = process.wait(timeout=patience_seconds())
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        for file in (output, errors):
+            file.seek(0)
+        return subprocess.CompletedProcess(arguments, status, output.read(), errors.read())
 
 
 class AgentProcess:
@@ -86,6 +111,8 @@ class AgentProcess:
         self.kubelet: tuple[str, ...] = ()
         """Options for the kubelet."""
         self.launch = launch
+        """Starts agents."""
+        self._launch_command = launch
         self.manifests.mkdir()
         self.events = AgentLog(self.log)
         self._process: Process | None = None
@@ -139,17 +166,13 @@ class AgentProcess:
             if directory is None:
                 self._process = self.launch(arguments, log)
             else:
-                self._process = execute(arguments, log, directory)
+                self._process = execute(arguments, log, directory=directory)
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Run another command of podgate to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "agent", *arguments],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=patience_seconds(),
-        )
+        done = run(self._launch_command, *arguments)
+        output, errors = done.stdout.decode(), done.stderr.decode()
+        return subprocess.CompletedProcess(done.args, done.returncode, output, errors)
 
     @property
     def is_running(self) -> bool:

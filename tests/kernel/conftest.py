@@ -69,12 +69,18 @@ def plugin(worker: Worker) -> pathlib.Path:
     return worker.made_once("podgate-cni", calling.build)
 
 
+@pytest.fixture(scope="session")
+def installed(worker: Worker) -> pins.Pins:
+    """An installation for the agents of a node: programs and maps are pinned there, as they were
+    loaded. Who uses it removes it."""
+    return worker.installed().pins
+
+
 @pytest.fixture
-def installed_pins(own_node: None, worker: Worker) -> Iterator[pins.Pins]:
-    """An installation for an agent: programs and maps are pinned there, as they were loaded."""
-    made = worker.installed().pins
-    yield made
-    made.remove_everything()
+def installed_pins(own_node: None, installed: pins.Pins) -> Iterator[pins.Pins]:
+    """The same, removed at the test's end."""
+    yield installed
+    installed.remove_everything()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import dataclasses
 import ipaddress
-import itertools
 import pathlib
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -25,8 +24,6 @@ from tests.kernel.cgroups import Cgroup
 
 RANGE4, RANGE6 = "198.18.64.0/18", "fd00:18:64::/64"
 REASONS = {"enforce": "Enforced", "strict": "Strict"}
-
-_numbers = itertools.count()
 
 Probes = tuple[dict[str, Any], ...]
 
@@ -189,16 +186,17 @@ def wait_until(what: str, holds: Callable[[], bool], *, patience: float = 1) -> 
 
 
 @contextlib.contextmanager
-def strict_node(lab: labs.Lab, folder: pathlib.Path, launch: Launch) -> Iterator[Node]:
-    """folder: for manifests, the agent's files and a certificate. All of it ends with the block."""
+def strict_node(
+    lab: labs.Lab, folder: pathlib.Path, launch: Launch, installed: pins.Pins
+) -> Iterator[Node]:
+    """folder: for manifests, the agent's files and a certificate. All of it ends with the block,
+    and so does what is pinned in `installed`."""
     offers.need_netns_cookie()
-    bpffs = labs.LAB_DIRECTORY / "bpf" / f"strict{next(_numbers)}"
-    bpffs.mkdir()
-    operator = AgentProcess(folder, bpffs, launch)
+    operator = AgentProcess(folder, installed.bpffs, launch)
     with cgroups.cgroup() as kubelet, fleet.fleet(folder) as served:
         try:
             yield Node(lab, served, operator, kubelet)
         finally:
             operator.stop(signal.SIGKILL)
             asyncio.run(removal.remove_relays())
-            pins.Pins(bpffs).remove_everything()
+            installed.remove_everything()

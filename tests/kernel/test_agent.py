@@ -6,7 +6,6 @@ import os
 import pathlib
 import signal
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 
@@ -301,7 +300,7 @@ def test_no_gate_is_removed_while_a_manifest_cannot_be_read(
 
 def test_second_agent_exits_with_an_error(operator: AgentProcess, web: LabPod) -> None:
     start_enforcing(operator, web)
-    second = podgate("run", "--manifests", str(operator.manifests), *directories(operator))
+    second = operator.run("run", "--manifests", str(operator.manifests), *directories(operator))
     assert second.returncode == 1
     assert "another agent is running" in second.stderr
     assert len(second.stderr.strip().splitlines()) == 1
@@ -372,10 +371,10 @@ def get(report: AgentReport, path: str) -> str:
 def test_status_shows_the_pod_as_text_and_as_json(operator: AgentProcess, web: LabPod) -> None:
     start_enforcing(operator, web)
     arguments = ("status", "--run-directory", str(operator.run_directory))
-    text = podgate(*arguments).stdout
+    text = operator.run(*arguments).stdout
     assert "demo/web" in text
     assert "Enforced" in text
-    document = json.loads(podgate(*arguments, "--output", "json").stdout)
+    document = json.loads(operator.run(*arguments, "--output", "json").stdout)
     assert document["pods"][0]["mode"] == "enforce"
 
 
@@ -471,17 +470,17 @@ def test_drops_lists_source_processes_without_a_rule(operator: AgentProcess, web
     operator.start()
     operator.wait_for("the gate", isolated_as("web", "Audit"))
     arguments = ("drops", "--run-directory", str(operator.run_directory))
-    assert "No host process" in podgate(*arguments).stdout
+    assert "No host process" in operator.run(*arguments).stdout
     assert connects(web)
-    document = json.loads(podgate(*arguments, "--output", "json").stdout)
+    document = json.loads(operator.run(*arguments, "--output", "json").stdout)
     (caller,) = document["sources"]
     assert (caller["pod"], caller["protocol"], caller["port"]) == ("web", "tcp", PORT)
     assert caller["cgroup"].startswith("/")
-    assert f"tcp {PORT}" in podgate(*arguments).stdout
+    assert f"tcp {PORT}" in operator.run(*arguments).stdout
 
 
-def test_status_without_an_agent_is_one_sentence(isolated: None, tmp_path: pathlib.Path) -> None:
-    done = podgate("status", "--run-directory", str(tmp_path))
+def test_status_without_an_agent_is_one_sentence(operator: AgentProcess) -> None:
+    done = operator.run("status", "--run-directory", str(operator.run_directory))
     assert done.returncode == 3
     assert "no agent responds" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -498,7 +497,7 @@ def test_agent_that_cannot_start_prints_one_sentence(
     operator: AgentProcess, arguments: list[str], words: str
 ) -> None:
     given = [argument.format(manifests=operator.manifests) for argument in arguments]
-    done = podgate("run", *directories(operator), *given)
+    done = operator.run("run", *directories(operator), *given)
     assert done.returncode == 1
     assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -522,13 +521,3 @@ def test_an_agent_holds_no_namespace_alive(operator: AgentProcess, lab: Lab, web
 
 def directories(operator: AgentProcess) -> list[str]:
     return ["--run-directory", str(operator.run_directory), "--bpffs", str(operator.bpffs)]
-
-
-def podgate(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "agent", *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )

@@ -18,6 +18,7 @@ import pytest
 
 from agent.lab.agent_process import Launch
 from agent.lab.lab import LabPod
+from bpf import pins
 from tests import polling
 from tests.conftest import fresh_lab
 from tests.kernel import answered, offers
@@ -44,10 +45,15 @@ LONGEST_SECONDS = PERIOD_SECONDS + 2 * TIMEOUT_SECONDS
 
 
 @pytest.fixture(scope="module")
-def node(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(
+    launch: Launch, installed: pins.Pins, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Node]:
     """A running agent. Tests that end it start it again."""
     offers.need_netns_cookie()
-    with fresh_lab() as lab, strict_node(lab, tmp_path_factory.mktemp("strict"), launch) as made:
+    with (
+        fresh_lab() as lab,
+        strict_node(lab, tmp_path_factory.mktemp("strict"), launch, installed) as made,
+    ):
         answered.add(made, "lasting", 1, answered.probes(**LASTING))
         answered.add(made, "short", 2, answered.probes(**FAST))
         made.start()

@@ -6,7 +6,6 @@ import os
 import pathlib
 import signal
 import socket
-import subprocess
 import sys
 
 import pytest
@@ -152,15 +151,8 @@ def running(operator: AgentProcess, lab: labs.Lab) -> AgentProcess:
 
 
 def test_running_agent_is_checked(running: AgentProcess) -> None:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "agent", "doctor", "--output", "json"),
-            *("--run-directory", str(running.run_directory), "--bpffs", str(running.bpffs)),
-        ],
-        capture_output=True,
-        check=False,
-        timeout=60,
-    )
+    where = ("--run-directory", str(running.run_directory), "--bpffs", str(running.bpffs))
+    done = running.run("doctor", "--output", "json", *where)
     assert done.returncode == 0, done.stdout
     findings = {one["kind"]: one for one in json.loads(done.stdout)["findings"]}
     # Nothing of that name runs here.

@@ -64,14 +64,7 @@ def test_existing_connection_stays_open_and_is_counted(
         start(operator, web)
         report = operator.wait_for("the flow counted", lambda r: existing_flows(r) == 1)
         assert_talks(client, server)
-        command = [sys.executable, "-m", "agent", "status"]
-        done = subprocess.run(
-            [*command, "--run-directory", str(operator.run_directory)],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
+        done = operator.run("status", "--run-directory", str(operator.run_directory))
     assert any(line.get("flows") == 1 for line in operator.log_lines())
     assert "demo/web: Flows that the host opened before enforcement are still open" in done.stdout
     assert report.pods

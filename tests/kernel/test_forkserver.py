@@ -10,6 +10,7 @@ from typing import IO
 
 import pytest
 
+from agent.lab import agent_process
 from agent.lab.agent_process import AgentProcess, Launch, Process, execute
 from tests import polling
 
@@ -36,8 +37,10 @@ def started(operator: AgentProcess, launch: Launch) -> Process:
     """The process of an agent that has synced."""
     processes = []
 
-    def recording(arguments: Sequence[str], log: IO[bytes]) -> Process:
-        processes.append(launch(arguments, log))
+    def recording(
+        arguments: Sequence[str], log: IO[bytes], errors: IO[bytes] | None = None, /
+    ) -> Process:
+        processes.append(launch(arguments, log, errors))
         return processes[0]
 
     operator.launch = recording
@@ -54,6 +57,8 @@ def test_output_and_exit_status_are_those_of_a_new_process(
 ) -> None:
     log = tmp_path / "log"
     assert run(launch, log, *arguments) == run(execute, log, *arguments)
+    forked, executed = agent_process.run(launch, *arguments), agent_process.run(execute, *arguments)
+    assert (forked.stdout, forked.stderr) == (executed.stdout, executed.stderr)
 
 
 def test_environment_is_the_workers_at_the_start(
@@ -95,7 +100,9 @@ def test_worker_stops_it_and_gets_its_exit_status(
 def test_no_agent_outlives_its_worker(operator: AgentProcess) -> None:
     workers = []
 
-    def launch_by_another_worker(arguments: Sequence[str], log: IO[bytes]) -> Process:
+    def launch_by_another_worker(
+        arguments: Sequence[str], log: IO[bytes], errors: IO[bytes] | None = None, /
+    ) -> Process:
         command = [sys.executable, "-c", _WORKER, *arguments]
         workers.append(subprocess.Popen(command, stderr=log))
         return workers[0]

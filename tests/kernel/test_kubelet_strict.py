@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.lab.agent_process import Launch
+from bpf import pins
 from tests.conftest import fresh_lab
 from tests.kernel import cgroups, fleet, nodeclient, offers
 from tests.kernel.cgroups import Cgroup
@@ -22,9 +23,14 @@ RESTARTS = 5
 
 
 @pytest.fixture
-def node(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(
+    launch: Launch, installed: pins.Pins, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Node]:
     offers.need_netns_cookie()
-    with fresh_lab() as lab, strict_node(lab, tmp_path_factory.mktemp("strict"), launch) as made:
+    with (
+        fresh_lab() as lab,
+        strict_node(lab, tmp_path_factory.mktemp("strict"), launch, installed) as made,
+    ):
         for number, bridged in enumerate((False, True), 1):
             name = "bridged" if bridged else "routed"
             ports = (fleet.HTTP, fleet.TCP)

@@ -65,13 +65,16 @@ def system() -> Iterator[cgroups.Cgroup]:
 
 @pytest.fixture
 def node(
-    launch: Launch, tmp_path_factory: pytest.TempPathFactory, system: cgroups.Cgroup
+    launch: Launch,
+    installed: pins.Pins,
+    tmp_path_factory: pytest.TempPathFactory,
+    system: cgroups.Cgroup,
 ) -> Iterator[Node]:
     offers.need_netns_cookie()
     with (
         cgroups.cgroup("kubelet.service", below=system) as unit,
         fresh_lab() as lab,
-        strict_node(lab, tmp_path_factory.mktemp("node"), launch) as made,
+        strict_node(lab, tmp_path_factory.mktemp("node"), launch, installed) as made,
     ):
         made.kubelet = unit
         pods = [(mode, way) for mode in ("enforce", "strict") for way in ("routed", "bridged")]

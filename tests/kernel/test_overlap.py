@@ -16,6 +16,7 @@ from agent.admin.report import AgentReport
 from agent.lab import lab as labs
 from agent.lab.agent_process import Launch, condition_of, pod_of
 from agent.lab.lab import LabPod
+from bpf import pins
 from probes.engine import hooks
 from probes.protocols.http_get import PROBE_CLIENT, HttpClientProfile, HttpTarget
 from probes.spec.specs import HttpGet
@@ -85,8 +86,10 @@ def served(pod: LabPod, *ports: int) -> Iterator[None]:
 
 
 @pytest.fixture
-def node(lab: labs.Lab, launch: Launch, tmp_path: pathlib.Path) -> Iterator[Node]:
-    with strict_node(lab, tmp_path, launch) as made:
+def node(
+    lab: labs.Lab, launch: Launch, installed: pins.Pins, tmp_path: pathlib.Path
+) -> Iterator[Node]:
+    with strict_node(lab, tmp_path, launch, installed) as made:
         yield made
 
 

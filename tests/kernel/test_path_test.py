@@ -6,7 +6,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 
@@ -203,15 +202,8 @@ def test_path_test_packets_are_in_no_list_of_drops(operator: AgentProcess, web: 
     pod = pod_of(report, "web")
     assert pod is not None
     assert pod.gates[0].packets.get("drop", {}).get("node", 0) == 0
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "agent", "drops", "--output", "json"),
-            *("--run-directory", str(operator.run_directory)),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=30,
-    )
+    where = ("--run-directory", str(operator.run_directory))
+    done = operator.run("drops", "--output", "json", *where)
     assert json.loads(done.stdout) == {"sources": [], "lostPackets": 0, "rawSockets": []}
     document = asyncio.run(admin_client.fetch(admin_socket(operator.run_directory), "/drop-events"))
     assert json.loads(document)["events"] == []

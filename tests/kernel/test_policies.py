@@ -31,7 +31,7 @@ from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import cgroups
 from tests.kernel.cgroups import Cgroup
-from tests.kernel.test_agent import is_dropped, isolated_as, podgate, reaches
+from tests.kernel.test_agent import is_dropped, isolated_as, reaches
 from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
@@ -62,7 +62,8 @@ class Node:
         self.operator.wait_for("the gate", isolated_as(pod.name, reason))
 
     def podgate(self, command: str, *arguments: str) -> str:
-        done = podgate(command, "--run-directory", str(self.operator.run_directory), *arguments)
+        where = ("--run-directory", str(self.operator.run_directory))
+        done = self.operator.run(command, *where, *arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -414,7 +415,7 @@ def test_suggested_policy_admits_exactly_the_recorded_source(
 
 def test_suggest_without_drops_prints_one_sentence(node: Node, web: LabPod) -> None:
     node.start(web)
-    done = podgate("suggest", "--run-directory", str(node.operator.run_directory))
+    done = node.operator.run("suggest", "--run-directory", str(node.operator.run_directory))
     assert done.returncode == 0
     (span,) = done.stdout.splitlines()
     assert span.startswith("# this node: ")
@@ -422,7 +423,9 @@ def test_suggest_without_drops_prints_one_sentence(node: Node, web: LabPod) -> N
 
 
 def test_missing_rules_directory_is_one_sentence(node: Node) -> None:
-    done = podgate("run", "--manifests", str(node.operator.manifests), "--rules", "/nowhere")
+    done = node.operator.run(
+        "run", "--manifests", str(node.operator.manifests), "--rules", "/nowhere"
+    )
     assert done.returncode == 1
     assert "/nowhere does not exist" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -4,7 +4,6 @@ import json
 import pathlib
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -48,13 +47,7 @@ def probe_of(report: AgentReport) -> ProbeStatus | None:
 
 
 def podgate(operator: AgentProcess, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "agent", *words, "--run-directory", str(operator.run_directory)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return operator.run(*words, "--run-directory", str(operator.run_directory))
 
 
 def has_failed_once(report: AgentReport) -> bool:

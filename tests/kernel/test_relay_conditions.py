@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -257,10 +256,8 @@ def test_hand_over_on_demand_leaves_one_relay(
     start(operator, kubelet)
     operator.wait_for("strict", is_strict)
     first = relay_pid(operator)
-    command = [sys.executable, "-m", "agent", "relay", "restart"]
-    command += ["--run-directory", str(operator.run_directory)]
-    done = subprocess.run(command, check=True, capture_output=True, timeout=60)
-    assert done.stdout == b"A new relay has taken over.\n"
+    done = operator.run("relay", "restart", "--run-directory", str(operator.run_directory))
+    assert (done.returncode, done.stdout) == (0, "A new relay has taken over.\n")
     assert relay_pid(operator) != first
     assert dial(kubelet, pod.ipv4) == pod.ipv4
     operator.wait_for("the old one gone", lambda report: len(report.relay.gates) == 1)
@@ -279,11 +276,9 @@ def test_restart_without_a_relay_is_rejected_with_a_sentence(
 ) -> None:
     start(operator, kubelet)
     operator.wait_for("the agent", lambda report: report.is_synced)
-    command = [sys.executable, "-m", "agent", "relay", "restart"]
-    command += ["--run-directory", str(operator.run_directory)]
-    done = subprocess.run(command, check=False, capture_output=True, timeout=60)
+    done = operator.run("relay", "restart", "--run-directory", str(operator.run_directory))
     assert done.returncode == 1
-    assert b"no relay runs, since no pod is in strict" in done.stderr
+    assert "no relay runs, since no pod is in strict" in done.stderr
 
 
 def test_connect_to_the_relays_range_is_rejected_counted_and_named(
@@ -300,11 +295,8 @@ def test_connect_to_the_relays_range_is_rejected_counted_and_named(
     assert report is not None
     drops = [gate.packets.get("drop", {}).get("node", 0) for gate in report.relay.gates]
     assert sum(drops) >= 1
-    command = [sys.executable, "-m", "agent", "drops", "--run-directory"]
-    done = subprocess.run(
-        [*command, str(operator.run_directory)], check=True, capture_output=True, timeout=30
-    )
-    (line,) = [line for line in done.stdout.decode().splitlines() if "8080" in line]
+    done = operator.run("drops", "--run-directory", str(operator.run_directory))
+    (line,) = [line for line in done.stdout.splitlines() if "8080" in line]
     assert line.split()[0] == "relay"
 
 

@@ -8,7 +8,6 @@ import pathlib
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -270,9 +269,7 @@ def _options() -> list[str]:
 
 
 def _cleanup(operator: AgentProcess) -> None:
-    command = [sys.executable, "-m", "agent", "cleanup", "--bpffs", str(operator.bpffs)]
-    command += ["--run-directory", str(operator.run_directory)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert operator.cleanup().returncode == 0
 
 
 async def test_packets_of_the_relay_leave_as_soon_as_the_pair_is_made(

@@ -16,6 +16,7 @@ from agent.admin.report import AgentReport
 from agent.lab.agent_process import Launch, condition_of
 from agent.lab.lab import LabPod
 from agent.pods.conditions import TRUE
+from bpf import pins
 from tests.conftest import fresh_lab
 from tests.kernel import fleet, links, nodeclient
 from tests.kernel.nodeclient import NodeClient
@@ -59,11 +60,13 @@ AWKWARD = {
 
 
 @pytest.fixture(scope="module")
-def node(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(
+    launch: Launch, installed: pins.Pins, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Node]:
     """A hundred pods: most with every kind of server, some that declare bare ports, some on a
     bridge; and one with all awkward kinds."""
     folder: pathlib.Path = tmp_path_factory.mktemp("strict")
-    with fresh_lab() as lab, strict_node(lab, folder, launch) as made:
+    with fresh_lab() as lab, strict_node(lab, folder, launch, installed) as made:
         made.add("awkward", 1, ports=(*fleet.USUAL, *fleet.AWKWARD), probes=WHOLE_PROBES)
         for number in range(2, WHOLE + 1):
             made.add(f"whole{number}", number, ports=fleet.USUAL, probes=WHOLE_PROBES)

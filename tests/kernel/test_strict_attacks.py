@@ -18,6 +18,7 @@ from agent.relay import interfaces as relay_interfaces
 from agent.relay.messages import Outcome
 from agent.settings import RelayRanges, parse_range4, parse_range6
 from agent.strict import ranges
+from bpf import pins
 from probes.netns import Netns
 from tests.conftest import fresh_lab
 from tests.kernel import cgroups, fleet, frames, links, nodeclient, syns
@@ -44,10 +45,15 @@ _PACKET_OUTGOING = 4
 
 
 @pytest.fixture(scope="module")
-def node(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(
+    launch: Launch, installed: pins.Pins, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Node]:
     """A pod that admits the kubelet to every port, one that declares a bare port and listens on two
     more, and one that no manifest names."""
-    with fresh_lab() as lab, strict_node(lab, tmp_path_factory.mktemp("strict"), launch) as made:
+    with (
+        fresh_lab() as lab,
+        strict_node(lab, tmp_path_factory.mktemp("strict"), launch, installed) as made,
+    ):
         made.add("web", 1, ports=(fleet.HTTP,), probes=WEB_PROBES, mode="strict")
         made.add("bare", 2, ports=(fleet.TCP, fleet.HTTP), probes=BARE_PROBES, mode="strict")
         lab.add_pod("stranger", 3)

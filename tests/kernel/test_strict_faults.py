@@ -24,6 +24,7 @@ import pytest
 
 from agent.lab.agent_process import Launch
 from agent.relay.targets import FIRST_HOST
+from bpf import pins
 from tests.conftest import fresh_lab
 from tests.kernel import fleet, handshakes, loads, nodeclient, pacing
 from tests.kernel.handshakes import Handshakes
@@ -66,9 +67,11 @@ Instant = tuple[float, float]
 
 
 @pytest.fixture(scope="module")
-def node(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(
+    launch: Launch, installed: pins.Pins, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Node]:
     folder = tmp_path_factory.mktemp("strict")
-    with fresh_lab() as lab, strict_node(lab, folder, launch) as made:
+    with fresh_lab() as lab, strict_node(lab, folder, launch, installed) as made:
         for name in ("witness", *(f"web{number}" for number in range(PODS))):
             number = len(made.pods) + 1
             made.add(name, number, ports=(fleet.HTTP, fleet.TCP), probes=PROBES, mode="strict")

@@ -37,7 +37,7 @@ from bpf.verdicts import Mode
 from tests import polling
 from tests.kernel import cgroups
 from tests.kernel.cgroups import Cgroup
-from tests.kernel.test_agent import is_dropped, isolated_as, podgate, reaches
+from tests.kernel.test_agent import is_dropped, isolated_as, reaches
 
 pytestmark = pytest.mark.kernel
 
@@ -251,11 +251,11 @@ def test_a_day_in_audit_suggests_policies_for_the_same_day_under_enforce(
             audit.end(second)
         observed = tmp_path / "observed.json"
         observed.write_bytes(msgspec.json.encode({"nodes": [seen]}))
-        printed = suggest(observed)
+        printed = suggest(operator, observed)
         policies = tmp_path / "rules" / "policies.yaml"
         policies.parent.mkdir()
         policies.write_text(reviewed(printed), encoding="utf-8")
-        left = suggest(observed, "--check", str(policies))
+        left = suggest(operator, observed, "--check", str(policies))
         assert f"{sources.passer_by.path} to shop/web-2: TCP {PORT + 1}" in left
         assert f"{sources.stranger.path} to shop/web-2: TCP {PORT}" in left
 
@@ -275,8 +275,8 @@ def test_a_day_in_audit_suggests_policies_for_the_same_day_under_enforce(
     }
 
 
-def suggest(observed: pathlib.Path, *options: str) -> str:
-    done = podgate("suggest", "--from", str(observed), *options)
+def suggest(operator: AgentProcess, observed: pathlib.Path, *options: str) -> str:
+    done = operator.run("suggest", "--from", str(observed), *options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -13,6 +13,7 @@ from agent.admin.report import AgentReport
 from agent.lab import lab as labs
 from agent.lab.agent_process import Launch, condition_of, pod_of
 from agent.lab.lab import LabPod
+from bpf import pins
 from tests import polling
 from tests.kernel import cgroups, fleet, links, nodeclient
 from tests.kernel.nodeclient import NodeClient
@@ -25,8 +26,10 @@ HTTP_HOOK = {"postStart": {"httpGet": {"path": "/hi", "port": fleet.HTTP}}}
 
 
 @pytest.fixture
-def node(lab: labs.Lab, launch: Launch, tmp_path: pathlib.Path) -> Iterator[Node]:
-    with strict_node(lab, tmp_path, launch) as made:
+def node(
+    lab: labs.Lab, launch: Launch, installed: pins.Pins, tmp_path: pathlib.Path
+) -> Iterator[Node]:
+    with strict_node(lab, tmp_path, launch, installed) as made:
         yield made
 
 

@@ -124,7 +124,7 @@ class _Runner:
                 self._worker.shared().load_moving_copies()
             if "loaded" in self._fixtures[key]:
                 self._worker.shared().restore()
-            if "installed_pins" in self._fixtures[key]:
+            if {"installed", "installed_pins"} & self._fixtures[key]:
                 self._worker.installed().restore()
             if "launch" in self._fixtures[key]:
                 self._worker.fork_server()
