@@ -34,7 +34,6 @@ ALWAYS_INLINE __u64 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 	struct drop_source_key source = {
 		.ifindex = packet->gate_ifindex,
 		.port = packet->destination_port,
-		.protocol = packet->protocol,
 		.mode = gate->mode,
 	};
 	__u32 only = 0;
@@ -52,6 +51,10 @@ ALWAYS_INLINE __u64 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 	if (skb->tc_index == ADMITTED_UNIDENTIFIED)
 		return pass_unidentified(node);
 	now_ns = packet_time_ns(packet);
+	/* From here on, the verifier follows all protocols and both kinds of address as one. */
+	packet->protocol = forget(packet->protocol, now_ns);
+	packet->is_stray = forget(packet->is_stray, now_ns) & 1;
+	source.protocol = packet->protocol;
 	source.cgroup = source_cgroup(skb, false);
 	is_kubelet = may_be_kubelet_at(gate, skb, false, node, source.cgroup, now_ns);
 	/* Only the identified kubelet is redirected to the relay. */

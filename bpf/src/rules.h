@@ -152,7 +152,8 @@ ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook, struct gate *
 	if (!is_hook && has_no_origin(skb))
 		source_kinds |= 1 << SOURCE_KERNEL;
 
-	flow.source_kinds = source_kinds;
+	/* The verifier follows the rules once, and not once for each set of kinds. */
+	flow.source_kinds = forget(source_kinds, gate->version);
 	found = match_rules(skb, is_hook, &flow, gate->rules, gate->rule_count, GATE_FIRST_RULES);
 	if (found || gate->rule_count <= GATE_FIRST_RULES)
 		return found;

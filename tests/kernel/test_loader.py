@@ -1,6 +1,7 @@
 """Loading: once, whole or not at all, and never with the compiler in this process."""
 
 import asyncio
+import dataclasses
 import errno
 import os
 import pathlib
@@ -35,6 +36,18 @@ def nothing_prebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the gates at egress and of devices, for each of which the verifier takes 0.2 s."""
+    small = {name: abi.PROGRAMS[name] for name in (abi.GATE_INGRESS, abi.STAMP_HOST_SENT)}
+    specs = loader.PROGRAM_SET.programs
+    chosen = tuple(spec for spec in specs if spec.name in small or spec.name not in abi.PROGRAMS)
+    monkeypatch.setattr(abi, "PROGRAMS", small)
+    monkeypatch.setattr(
+        loader, "PROGRAM_SET", dataclasses.replace(loader.PROGRAM_SET, programs=chosen)
+    )
+
+
+@pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object, **options: object) -> NoReturn:
         raise AssertionError(f"a process was started: {arguments}")
@@ -63,7 +76,9 @@ async def test_second_load_uses_the_pins(
     assert await load(fresh_pins) == (Origin.PINNED, ids)
 
 
-async def test_layout_of_the_kernel_s_buffers_is_written(fresh_pins: pins.Pins) -> None:
+async def test_layout_of_the_kernel_s_buffers_is_written(
+    fresh_pins: pins.Pins, small_programs: None
+) -> None:
     loaded = await loader.load(fresh_pins)
     content = loaded.map(abi.BUFFER_LAYOUT).get(bytes(4))
     loaded.close()
@@ -83,7 +98,7 @@ def accepted_programs() -> list[str]:
 
 
 async def test_layout_that_cannot_be_written_leaves_no_descriptor_open(
-    fresh_pins: pins.Pins, monkeypatch: pytest.MonkeyPatch
+    fresh_pins: pins.Pins, small_programs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await load(fresh_pins)
 
@@ -154,7 +169,9 @@ async def test_pin_that_is_no_map_is_an_error(fresh_pins: pins.Pins) -> None:
         await loader.load(fresh_pins)
 
 
-async def test_wrong_pin_is_found_also_when_programs_are_current(fresh_pins: pins.Pins) -> None:
+async def test_wrong_pin_is_found_also_when_programs_are_current(
+    fresh_pins: pins.Pins, small_programs: None
+) -> None:
     await load(fresh_pins)
     os.unlink(fresh_pins.map(abi.INJECTABLE))
     stranger = foreign.create_map(4, 8, 16)
@@ -164,7 +181,7 @@ async def test_wrong_pin_is_found_also_when_programs_are_current(fresh_pins: pin
         await loader.load(fresh_pins)
 
 
-async def test_half_finished_load_is_not_used(fresh_pins: pins.Pins) -> None:
+async def test_half_finished_load_is_not_used(fresh_pins: pins.Pins, small_programs: None) -> None:
     fresh_pins.prepare()
     unfinished = fresh_pins.programs / f"{sources.fingerprint()}-unfinished"
     unfinished.mkdir()
@@ -189,14 +206,16 @@ async def test_loads_of_a_killed_agent_and_the_next_do_not_disturb_each_other(
     assert (await load(fresh_pins))[0] is Origin.PINNED
 
 
-async def test_half_removed_programs_are_made_again(fresh_pins: pins.Pins) -> None:
+async def test_half_removed_programs_are_made_again(
+    fresh_pins: pins.Pins, small_programs: None
+) -> None:
     await load(fresh_pins)
-    os.unlink(fresh_pins.programs / sources.fingerprint() / abi.GATE_EGRESS)
+    os.unlink(fresh_pins.programs / sources.fingerprint() / abi.GATE_INGRESS)
     origin, _ = await load(fresh_pins)
     assert origin is Origin.PREBUILT
 
 
-async def test_missing_map_is_one_sentence(fresh_pins: pins.Pins) -> None:
+async def test_missing_map_is_one_sentence(fresh_pins: pins.Pins, small_programs: None) -> None:
     await load(fresh_pins)
     os.unlink(fresh_pins.map(abi.COUNTERS))
     with pytest.raises(errors.PinError, match=r"cannot open .*counters \(No such file"):
@@ -229,7 +248,10 @@ async def test_compile_error_contains_the_compilers_line(
 
 
 async def test_failed_compile_leaves_the_previous_programs(
-    fresh_pins: pins.Pins, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    fresh_pins: pins.Pins,
+    small_programs: None,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _, ids = await load(fresh_pins)
     source = versions.copy_of_sources(tmp_path)
@@ -242,7 +264,9 @@ async def test_failed_compile_leaves_the_previous_programs(
     assert await load(fresh_pins) == (Origin.PINNED, ids)
 
 
-async def test_old_programs_are_discarded_and_ours_are_kept(fresh_pins: pins.Pins) -> None:
+async def test_old_programs_are_discarded_and_ours_are_kept(
+    fresh_pins: pins.Pins, small_programs: None
+) -> None:
     await load(fresh_pins)
     old = fresh_pins.programs / "old"
     old.mkdir()

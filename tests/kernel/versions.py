@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import re
@@ -42,7 +43,8 @@ def other_version(
     """A changed copy that is loaded over the same maps."""
     with copy_of_sources(directory).open("a", encoding="ascii") as source:
         source.write("/* the next version */\n")
-    _compile(directory, installation)
+    _copy_compiled(directory)
+    _load(directory, installation)
     known = sources.fingerprint()
     (made,) = (
         path
@@ -95,14 +97,34 @@ def load_as(directory: pathlib.Path, installation: pins.Pins) -> loader.Loaded:
     """Our own programs and layouts, loaded under the directory of another schema."""
     installation.prepare()
     of_schema(directory, int(installation.schema.name[1:]))
-    _compile(directory, installation)
+    _load(directory, installation)
     return asyncio.run(loader.load(installation))
 
 
-def _compile(directory: pathlib.Path, installation: pins.Pins) -> None:
+def _copy_compiled(directory: pathlib.Path) -> None:
+    """Our compiled programs, as those of a copy that differs in comments alone."""
+    fingerprint = subprocess.run(
+        [sys.executable, "-c", "from bpf import sources; print(sources.fingerprint())"],
+        cwd=directory,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    compiled(directory).mkdir()
+    for path in pathlib.Path(os.environ[artefacts.DIRECTORY_VARIABLE]).iterdir():
+        content = json.loads(path.read_bytes()) | {"fingerprint": fingerprint}
+        (compiled(directory) / path.name).write_text(json.dumps(content), encoding="ascii")
+
+
+def _load(directory: pathlib.Path, installation: pins.Pins) -> None:
+    """By a process of this version, with what is compiled in its directory, or else with ours."""
+    environment = dict(os.environ)
+    if compiled(directory).exists():
+        environment[artefacts.DIRECTORY_VARIABLE] = str(compiled(directory))
     subprocess.run(
         [sys.executable, "-c", LOAD, str(installation.bpffs)],
         cwd=directory,
+        env=environment,
         check=True,
         capture_output=True,
     )
