@@ -15,13 +15,9 @@ log() {
 # is built for the distribution's Python, so that Python creates the virtual environment.
 packages="python3-bpfcc python3-venv iproute2 util-linux nftables"
 extras="[demo]"
-# Python compiles the modules that it imports. To compile all others takes as long as the rest of the
-# installation.
-pip_options="--no-compile"
 
 if [ "$what" != run ]; then
 	extras="[dev]"
-	pip_options=""
 	# gcc and the C library's headers are for podgate-cni, bpftool is what maps are compared with, curl
 	# is what README's commands use, iptables is a backend of `podgate proxy`, and the rest is for tests with
 	# a container runtime.
@@ -66,8 +62,9 @@ if [ ! -x .venv/bin/python ]; then
 	/usr/bin/python3 -m venv --system-site-packages .venv
 fi
 log "installing Python packages (the first time: some 15 s)"
-# shellcheck disable=SC2086
-.venv/bin/python -m pip install -q --disable-pip-version-check --root-user-action ignore $pip_options \
+# Python compiles the modules that it imports. To compile all others takes as long as the rest of the
+# installation.
+.venv/bin/python -m pip install -q --disable-pip-version-check --root-user-action ignore --no-compile \
 	-c deploy/constraints.txt -e ".$extras"
 
 # promtool tests metrics and alerts, Prometheus draws dashboards. Debian's package starts the server, so it
