@@ -21,8 +21,7 @@ demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
 
 test: setup
-	@$(MAKE) --no-print-directory -j2 --output-sync lint types
-	@$(MAKE) --no-print-directory test-unit
+	@$(MAKE) --no-print-directory -j3 --output-sync lint types test-unit
 	@$(MAKE) --no-print-directory test-kernel
 
 lint: setup

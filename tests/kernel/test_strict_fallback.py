@@ -158,6 +158,7 @@ def test_without_fallback_the_kubelet_waits_for_a_relay(
     start(operator, kubelet, "--strict-without-fallback", *ENDS_WITH_AGENT)
     assert connects(kubelet, pod)
     where = ("--run-directory", str(operator.run_directory), "--bpffs", str(operator.bpffs))
+    operator.wait_for("its first result", lambda report: not report.findings)
     assert "all pods synced, strict without fallback" in operator.run("doctor", *where).stdout
     operator.stop(signal.SIGKILL)
     wait_until("probes fail", lambda: fails(kubelet, pod))

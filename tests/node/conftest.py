@@ -14,13 +14,13 @@ from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.conftest import write_kubeconfig
 from tests.kernel import cgroups
 from tests.kernel.cgroups import Cgroup
-from tests.kernel.conftest import installed_pins, plugin
+from tests.kernel.conftest import installed, installed_pins, plugin
 from tests.node.node import Node
 from tests.runtime.conftest import driver, runtime
 from tests.runtime.containerd import Containerd
 from tests.runtime.driving import Driver
 
-__all__ = ["driver", "installed_pins", "plugin", "runtime"]
+__all__ = ["driver", "installed", "installed_pins", "plugin", "runtime"]
 
 
 @pytest.fixture
