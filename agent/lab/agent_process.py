@@ -112,7 +112,8 @@ class AgentProcess:
         """Options for the kubelet."""
         self.launch = launch
         """Starts agents."""
-        self._launch_command = launch
+        self.launch_command = launch
+        """Starts other commands."""
         self.manifests.mkdir()
         self.events = AgentLog(self.log)
         self._process: Process | None = None
@@ -170,7 +171,7 @@ class AgentProcess:
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Run another command of podgate to its end."""
-        done = run(self._launch_command, *arguments)
+        done = run(self.launch_command, *arguments)
         output, errors = done.stdout.decode(), done.stderr.decode()
         return subprocess.CompletedProcess(done.args, done.returncode, output, errors)
 

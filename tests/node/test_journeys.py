@@ -39,8 +39,8 @@ def trace(node: Node, tmp_path: pathlib.Path) -> Iterator[Trace]:
     directory = tmp_path / "trace"
     directory.mkdir()
     made = Trace(directory)
-    # A forked agent has started before.
-    node.operator.launch = agent_process.execute
+    # What is forked has started before.
+    node.operator.launch = node.operator.launch_command = agent_process.execute
     with made.recording():
         yield made
 
