@@ -1,5 +1,6 @@
 """etcd and an API server without nodes: they start in seconds, and objects are all there is."""
 
+import base64
 import contextlib
 import dataclasses
 import http.client
@@ -14,12 +15,14 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from agent.controller import webhook_certificate
 from agent.lab.lab import NODE_IPV4, Lab
 from agent.linux.cgroups import cgroup2_mount
 from tests import polling
 from tests.cluster.api import Api, Json
 from tests.cluster.control_plane import PORT, SERVICE_ADDRESS, ControlPlane
 from tests.conftest import fresh_lab
+from tests.image import manifests
 
 # In the API server's range of services, and an address of the node.
 CONTROLLER_ADDRESS = "198.18.200.9"
@@ -99,6 +102,35 @@ class ApiOnly:
         path.write_text(json.dumps(content), encoding="utf-8")
         return path
 
+    def install_certificate(self) -> None:
+        """Run the webhooks' Job, with the rights of the manifests, and write the controller's
+        files as the kubelet does."""
+        job = manifests.of_kind("Job", webhook_certificate.NAME)
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        installed = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
+        names = {
+            f"{kind}/{one['metadata']['name']}"
+            for kind in installed
+            for one in self.api.items(f"/apis/admissionregistration.k8s.io/v1/{kind}")
+        }
+        arguments = [
+            one
+            for one in container["args"]
+            if not one.startswith("--configuration=") or one.partition("=")[2] in names
+        ]
+        command = [sys.executable, "-m", "agent", *arguments]
+        kubeconfig = self.kubeconfig(webhook_certificate.NAME)
+        subprocess.run([*command, f"--kubeconfig={kubeconfig}"], check=True, timeout=120)
+        secret = self.api.get(webhook_certificate.secret_path("podgate"))
+        self.webhook_tls.mkdir(exist_ok=True)
+        for name in ("tls.crt", "tls.key"):
+            content = base64.b64decode(secret["data"][name])
+            (self.webhook_tls / name).write_bytes(content)
+
+    @property
+    def webhook_tls(self) -> pathlib.Path:
+        return self._directory / "webhook-tls"
+
     @contextlib.contextmanager
     def controller(self, *, port: int = 9651, webhook: int = 9443) -> Iterator["Replica"]:
         """A replica of the controller, with the rights of the manifests."""
@@ -108,6 +140,7 @@ class ApiOnly:
             f"--kubeconfig={self.kubeconfig('podgate-controller')}",
             f"--http-address=127.0.0.1:{port}",
             f"--webhook-address={CONTROLLER_ADDRESS}:{webhook}",
+            f"--webhook-tls={self.webhook_tls}",
         ]
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output)
