@@ -68,7 +68,12 @@ class Server:
     async def start(self) -> None:
         running = asyncio.create_task(self.publisher.run())
         self._stack.callback(running.cancel)
-        served = NodesServer(self.publisher, ("127.0.0.1", self.port), CurrentTls(self._files))
+        served = NodesServer(
+            self.publisher,
+            ("127.0.0.1", self.port),
+            CurrentTls(self._files),
+            inner=self._files.key.parent / f"inner-{id(self)}" / "nodes.sock",
+        )
         self.port = await self._stack.enter_async_context(served.serve())
 
     async def stop(self) -> None:
