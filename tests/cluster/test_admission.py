@@ -353,7 +353,7 @@ _EARLIER_NAMES = tuple(path.partition("/")[2] for path in webhook_certificate.OB
 
 
 def test_controller_s_token_writes_no_admission_objects_secrets_and_roles(server: ApiOnly) -> None:
-    """C4: with these rights it was the cluster's administrator."""
+    """The content of webhooks and policies is free: they are worth the cluster."""
     token = server.token("podgate-controller")
     for path in _OF_THE_CLUSTER:
         for name in ("podgate-webhook-inject", *_EARLIER_NAMES):
