@@ -190,7 +190,10 @@ def running(binaries: pathlib.Path, directory: pathlib.Path, *flags: str) -> Ite
         lab = undo.enter_context(fresh_lab())
         for address in (SERVICE_ADDRESS, CONTROLLER_ADDRESS):
             subprocess.run(
-                ("ip", "address", "add", f"{address}/32", "dev", "lo"), check=True, timeout=60
+                # Another server of this node may have had them.
+                ("ip", "address", "replace", f"{address}/32", "dev", "lo"),
+                check=True,
+                timeout=60,
             )
         cgroup.mkdir()
         undo.callback(cgroup.rmdir)

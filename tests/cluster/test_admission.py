@@ -5,6 +5,8 @@ Each answer is compared with the recorded one. PODGATE_TEST_RECORD=1 records the
 
 import json
 import os
+import pathlib
+import subprocess
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
@@ -45,11 +47,12 @@ def server(
     flags = () if request.param == "policies" else _WITHOUT_POLICIES
     directory = tmp_path_factory.mktemp(request.param)
     with api_only.running(conftest.binaries(), directory, *flags) as made:
+        # Before the guard that rejects the last label.
+        for inject in ("", "isolation", "probes", "all", "everything"):
+            _make_namespace(made, inject)
         _leave_previous_objects(made)
         _apply(made, request.param)
         made.install_certificate()
-        for inject in ("", "isolation", "probes", "all", "everything"):
-            _make_namespace(made, inject)
         with made.controller() as controller:
             controller.wait_until_ready()
             _wait_until_applied(made, request.param)
@@ -119,7 +122,7 @@ def _wait_until_applied(server: ApiOnly, way: str) -> None:
         return len(gates) == 2
 
     def is_validating() -> bool:
-        return _create(server, cases.PROBE_SPECS[1]).code >= 400
+        return _create(server, cases.MISSPELT).code >= 400
 
     polling.wait_until(f"gates are injected by {way}", is_injecting)
     polling.wait_until("probe specs are validated", is_validating)
@@ -323,6 +326,29 @@ def test_api_server_trusts_the_webhooks_and_previous_ones_are_gone(server: ApiOn
     assert found["webhooks"][0]["clientConfig"]["caBundle"]
     for path in webhook_certificate.OBSOLETE:
         assert server.api.find(f"{_ADMISSION}/{path}") is None
+
+
+@pytest.mark.parametrize("options", [(), ("--server-side", "--force-conflicts")])
+def test_bundle_outlives_the_next_apply(
+    server: ApiOnly, options: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    path = f"{_ADMISSION}/validatingwebhookconfigurations/podgate-webhook-probe-spec"
+    before = server.api.get(path)["webhooks"]
+    (thing,) = (
+        one for one in manifests.read("webhooks.yaml") if one["kind"].startswith("Validating")
+    )
+    file = tmp_path / "webhooks.json"
+    kubeconfig = server.control_plane.kubeconfig("admin")
+    for seconds in (3, 5):
+        thing["webhooks"][0]["timeoutSeconds"] = seconds
+        file.write_text(json.dumps(thing), encoding="utf-8")
+        command = ["kubectl", f"--kubeconfig={kubeconfig}", "apply", *options, f"--filename={file}"]
+        subprocess.run(command, check=True, timeout=60)
+    after = server.api.get(path)["webhooks"]
+    assert after[0].pop("timeoutSeconds") == 5
+    before[0].pop("timeoutSeconds")
+    assert after == before
+    assert after[0]["clientConfig"]["caBundle"]
 
 
 def test_job_has_no_rights_any_more(server: ApiOnly) -> None:

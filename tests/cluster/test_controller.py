@@ -85,12 +85,17 @@ def test_new_leader_writes_what_was_lost_meanwhile(
 ) -> None:
     first, second = replicas
     path = f"{_POLICIES}/web"
-    spec = {"pods": {"podSelector": {}}, "from": [{"kernel": {}}]}
-    server.api.create(_POLICIES, {"metadata": {"name": "web"}, "spec": spec})
+    policy = {
+        "apiVersion": "policy.podgate.io/v1alpha1",
+        "kind": "HostAccessPolicy",
+        "metadata": {"name": "web"},
+        "spec": {"pods": {"podSelector": {}}, "from": [{"kernel": {}}]},
+    }
+    server.api.create(_POLICIES, policy)
     polling.wait_until("it has a status", lambda: server.api.get(path).get("status"))
     first.process.kill()
     first.process.wait(30)
     server.api.delete(path)
-    server.api.create(_POLICIES, {"metadata": {"name": "web"}, "spec": spec})
+    server.api.create(_POLICIES, policy)
     polling.wait_until("the second leads", lambda: second.is_leading)
     polling.wait_until("it has a status again", lambda: server.api.get(path).get("status"))
