@@ -43,10 +43,14 @@ _NAMESPACES = "/api/v1/namespaces"
 def server(
     isolated: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ApiOnly]:
-    """An API server with and without MutatingAdmissionPolicies, and podgate's controller."""
+    """An API server with and without MutatingAdmissionPolicies, and podgate's controller. The
+    second has a client certificate for webhooks."""
     flags = () if request.param == "policies" else _WITHOUT_POLICIES
     directory = tmp_path_factory.mktemp(request.param)
-    with api_only.running(conftest.binaries(), directory, *flags) as made:
+    has_certificate = request.param == "webhook"
+    with api_only.running(
+        conftest.binaries(), directory, *flags, has_client_certificate=has_certificate
+    ) as made:
         # Before the guard that rejects the last label.
         for inject in ("", "isolation", "probes", "all", "everything"):
             _make_namespace(made, inject)
