@@ -78,7 +78,10 @@ class WebhookServer:
         self._has_certificate = asyncio.Event()
         self._queue = ReviewQueue()
 
-    def is_certificate_valid(self) -> bool:
+    def is_certificate_valid(self) -> bool | None:
+        """None if the webhook is not to be served."""
+        if self._settings.directory is None:
+            return None
         return self._loaded is not None and self._loaded.pair.is_valid(self._now())
 
     def unready_reason(self) -> str | None:

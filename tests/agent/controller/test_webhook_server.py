@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
 import msgspec
+import prometheus_client
 import pytest
 import structlog
 from cryptography import x509
@@ -19,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from agent.controller import review, webhook_server
+from agent.controller import metrics, review, webhook_server
 from agent.controller.settings import WebhookSettings
 from agent.controller.webhook_server import WebhookServer
 from agent.kube import self_signed
@@ -251,3 +252,18 @@ async def test_clients_without_the_certificate_of_an_api_server_are_rejected(
         assert await status(None) == 0
         assert await status(new_client("kube-apiserver")) == 0
         assert await status(other) == 403
+
+
+def test_metric_of_the_certificate_is_for_replicas_with_a_webhook(tmp_path: pathlib.Path) -> None:
+    def exported(settings: WebhookSettings) -> str:
+        made = WebhookServer(settings)
+        if settings.directory:
+            made.load()
+        registry = metrics.new_registry(lambda: True, made.is_certificate_valid)
+        return prometheus_client.generate_latest(registry).decode()
+
+    assert "certificate_valid" not in exported(WebhookSettings())
+    name = "podgate_controller_webhook_certificate_valid"
+    assert f"{name} 0.0" in exported(WebhookSettings(directory=tmp_path))
+    write(tmp_path, new_pair())
+    assert f"{name} 1.0" in exported(WebhookSettings(directory=tmp_path))
