@@ -25,7 +25,7 @@ from agent.controller.settings import WebhookSettings
 from agent.controller.webhook_server import WebhookServer
 from agent.kube import self_signed
 from agent.kube.self_signed import KeyPair
-from tests import polling
+from tests import polling, unprivileged
 
 NAME = "podgate-controller"
 REVIEW = msgspec.json.encode({"request": {"uid": "1", "object": {"spec": {"containers": []}}}})
@@ -51,11 +51,11 @@ def write(directory: pathlib.Path, pair: KeyPair) -> None:
 
 class Webhook:
     def __init__(self, port: int, authority: bytes) -> None:
-        self._port = port
+        self.port = port
         self.tls = ssl.create_default_context(cadata=authority.decode())
 
     async def review(self, body: bytes = REVIEW) -> int:
-        url = f"https://127.0.0.1:{self._port}{review.PROBE_SPEC_PATH}"
+        url = f"https://127.0.0.1:{self.port}{review.PROBE_SPEC_PATH}"
         async with (
             aiohttp.ClientSession() as session,
             session.post(
@@ -68,7 +68,7 @@ class Webhook:
     async def hold(self) -> asyncio.StreamWriter:
         """A review whose last byte does not come."""
         _, writer = await asyncio.open_connection(
-            "127.0.0.1", self._port, ssl=self.tls, server_hostname=NAME
+            "127.0.0.1", self.port, ssl=self.tls, server_hostname=NAME
         )
         with contextlib.suppress(ConnectionError):
             writer.write(HEAD.encode() + bytes(1 << 20))
@@ -117,6 +117,30 @@ async def test_unfinished_reviews_hold_little_memory_and_keep_no_other_review_ou
 
 def is_open(writer: asyncio.StreamWriter) -> bool:
     return not writer.is_closing()
+
+
+_HOLD = """
+import socket, ssl
+tls = ssl._create_unverified_context()
+held = []
+for _ in range(60):
+    try:
+        one = tls.wrap_socket(socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=5))
+        held.append(one)
+        one.sendall(sys.argv[2].encode() + bytes(1 << 20))
+    except OSError:
+        pass  # the server has closed one of them
+ready(len(held))
+"""
+
+
+@pytest.mark.kernel
+async def test_user_without_rights_keeps_no_review_out(webhook: Webhook) -> None:
+    with contextlib.ExitStack() as stack:
+        attack = unprivileged.running(_HOLD, str(webhook.port), HEAD)
+        held = await asyncio.to_thread(stack.enter_context, attack)
+        assert int(held) > 0
+        assert await webhook.review() == 200
 
 
 async def test_review_beyond_the_limit_of_the_api_server_is_rejected(webhook: Webhook) -> None:
