@@ -61,7 +61,6 @@ class Event(enum.Enum):
 
     ADDRESSES_UNCONFIRMED = "Pod has addresses that are not confirmed as its own."
     ADMIN_API_NOT_SERVED = "Admin API cannot be served; commands do not reach the agent. Retrying."
-    ADMISSION_NOT_WRITTEN = "Admission objects cannot be written; retrying."
     AGENT_NOT_READY = "Agent is not ready."
     AGENT_READY = "Agent holds the node and is ready."
     AGENT_STARTED = "Agent started."
@@ -70,8 +69,8 @@ class Event(enum.Enum):
         "cgroups cannot be watched; rules follow restarted services and pods up to 0.5 s later."
     )
     CERTIFICATE_LOADED = "Certificate of the webhook loaded."
-    CERTIFICATE_NOT_READ = "Certificate of the webhook cannot be read; using the last one."
-    CERTIFICATE_RENEWED = "Certificate of the webhook renewed."
+    CERTIFICATE_NOT_READ = "Certificate of the webhook is not usable; using the last one."
+    CERTIFICATE_RENEWED = "Certificate of the webhook made and stored."
     CHAIN_ORDER_UNKNOWN = "Program order on gated interfaces cannot be read."
     CLIENT_AFFINITY_LOST = "Service table replaced; clients may get another endpoint."
     CNI_PLUGIN_INSTALLED = "podgate-cni is in the CNI configuration."

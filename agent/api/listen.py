@@ -23,27 +23,21 @@ def unix_socket(path: pathlib.Path, *, directory_mode: int, mode: int) -> socket
     return bound
 
 
-def add_grpc_socket(server: "grpc.aio.Server", path: pathlib.Path) -> None:
-    """Have gRPC listen at `path`, in a directory that only root enters. Raises `ListenError`."""
+def add_grpc_socket(
+    server: "grpc.aio.Server",
+    path: pathlib.Path,
+    credentials: "grpc.ServerCredentials | None" = None,
+) -> None:
+    """Have gRPC listen at `path`, in a directory that only root enters. credentials: with TLS, for
+    connections that are forwarded from other machines. Raises `ListenError`."""
     try:
         _prepare(path, 0o700)
-        server.add_insecure_port(f"unix:{path}")
+        if credentials:
+            server.add_secure_port(f"unix:{path}", credentials)
+        else:
+            server.add_insecure_port(f"unix:{path}")
     except (OSError, RuntimeError) as error:
         raise _socket_error(path, error) from error
-
-
-def add_grpc_tls_port(
-    server: "grpc.aio.Server", host: str, port: int, credentials: "grpc.ServerCredentials"
-) -> int:
-    """Have gRPC listen on TCP with TLS, for other machines; host: empty for all addresses. Returns
-    the port, a free one for 0. Raises `ListenError`."""
-    address = f"[{host}]:{port}" if ":" in host else f"{host or '[::]'}:{port}"
-    try:
-        return int(server.add_secure_port(address, credentials))
-    except RuntimeError as error:
-        raise ListenError(
-            f"{address} cannot be served ({error}); choose another --services-listen"
-        ) from error
 
 
 def _prepare(path: pathlib.Path, directory_mode: int) -> None:

@@ -1,12 +1,11 @@
 """Peer credentials for gRPC on unix sockets: a proxy that accepts connections and records users.
 
 grpcio does not report which process is at the other end of a unix socket. The proxy accepts each
-connection, reads its user from the kernel (SO_PEERCRED), and forwards it to gRPC's own socket,
-which only root reaches. The forwarding end is bound to a name that the kernel chooses (unix(7):
-autobind); gRPC reports that name as the peer, so each call has its user. The proxy also limits
-connections (`agent/serving/places.py`): no user can exhaust the agent's file descriptors or lock
-out other users. And it paces users (`agent/api/paced_user.py`): what one sends too fast is not
-read, so a flood costs little.
+connection, reads its user from the kernel (SO_PEERCRED), and forwards it to gRPC's own socket
+(`agent/api/forwarding.py`), which only root reaches. The proxy also limits connections
+(`agent/serving/places.py`): no user can exhaust the agent's file descriptors or lock out other
+users. And it paces users (`agent/api/paced_user.py`): what one sends too fast is not read, so a
+flood costs little.
 """
 
 import asyncio
@@ -19,6 +18,7 @@ from collections.abc import AsyncIterator
 import structlog
 
 from agent.api import listen
+from agent.api.forwarding import DESCRIPTORS_PER_CONNECTION, Forwarder
 from agent.api.paced_user import Pace, PacedUser
 from agent.api.proxied_connection import ProxiedConnection
 from agent.logs import Event
@@ -31,12 +31,9 @@ log = structlog.get_logger(__name__)
 
 # After a restart all clients reconnect at the same moment; the kernel rejects those beyond this.
 _BACKLOG = 4096
-_CONNECT_SECONDS = 5.0
 # A user who is dropped from the table starts again.
 _MAX_USERS = 1024
 
-# The accepted socket, the forwarding one, and gRPC's end of it.
-_DESCRIPTORS_PER_CONNECTION = 3
 # For pods, probes and all other work of the agent.
 _RESERVED_DESCRIPTORS = 512
 _UNKNOWN = -1
@@ -58,11 +55,10 @@ class PeerCredentialProxy:
         """path: the public socket; inner: gRPC's; connections: the maximum, half of it for one
         user."""
         self._path = path
-        self._inner = inner
+        self._forwarder: Forwarder[int] = Forwarder(inner)
         self._places = _places(connections)
         self._pace = pace or Pace()
         self._users: collections.OrderedDict[int, PacedUser] = collections.OrderedDict()
-        self._names: dict[str, int] = {}
         self._proxying: set[asyncio.Task[None]] = set()
         self._past_pauses = 0
         """Of users that are no longer in the table."""
@@ -84,7 +80,8 @@ class PeerCredentialProxy:
 
     def user_of(self, peer: str) -> int:
         """The user id of a call's peer, as gRPC names it; -1 if it is not known."""
-        return self._names.get(peer.removeprefix("unix-abstract:"), -1)
+        found = self._forwarder.client_of(peer)
+        return _UNKNOWN if found is None else found
 
     @property
     def open(self) -> int:
@@ -129,7 +126,7 @@ class PeerCredentialProxy:
     def limit(self) -> None:
         """Raise the limit of open files, and lower the maximum of connections to what fits."""
         limit = descriptors.raise_limit()
-        fitting = max(1, (limit - _RESERVED_DESCRIPTORS) // _DESCRIPTORS_PER_CONNECTION)
+        fitting = max(1, (limit - _RESERVED_DESCRIPTORS) // DESCRIPTORS_PER_CONNECTION)
         if fitting < self.connections:
             log.warning(Event.PODINFO_CLIENTS_LIMITED, clients=fitting)
             self._places = _places(fitting)
@@ -148,7 +145,10 @@ class PeerCredentialProxy:
         user.connected()
         loop = asyncio.get_running_loop()
         opened_at = loop.time()
-        task = loop.create_task(self._proxy(accepted, user), name=f"connection of user {user.uid}")
+        task = loop.create_task(
+            self._forwarder.forward(accepted, ProxiedConnection(user), user.uid),
+            name=f"connection of user {user.uid}",
+        )
         self._proxying.add(task)
 
         def close() -> None:
@@ -174,34 +174,6 @@ class PeerCredentialProxy:
                 del self._users[found.uid]
                 self._past_pauses += found.pauses
         return user
-
-    async def _proxy(self, accepted: socket.socket, user: PacedUser) -> None:
-        loop = asyncio.get_running_loop()
-        connection = ProxiedConnection(user)
-        name = ""
-        try:
-            forwarding = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        except OSError:  # no free descriptor
-            return
-        try:
-            forwarding.setblocking(False)
-            forwarding.bind("")
-            # A zero byte and five hexadecimal digits.
-            name = forwarding.getsockname()[1:].decode("ascii")
-            self._names[name] = user.uid
-            async with asyncio.timeout(_CONNECT_SECONDS):
-                await loop.sock_connect(forwarding, str(self._inner))
-                await loop.connect_accepted_socket(lambda: connection.client, accepted)
-                await loop.create_connection(lambda: connection.server, sock=forwarding)
-            await connection.closed.wait()
-        except (OSError, TimeoutError):
-            pass
-        finally:
-            connection.abort()
-            # Without a transport, which closes its own.
-            if not connection.server.is_opened:
-                forwarding.close()
-            self._names.pop(name, None)
 
 
 def _places(connections: int) -> Places:

@@ -1,4 +1,4 @@
-"""One proxied connection: both sides, with backpressure, at its user's pace."""
+"""One proxied connection: both sides, with backpressure, at its user's pace if it has one."""
 
 import asyncio
 from typing import Final
@@ -43,7 +43,8 @@ class RequestCounter:
 class ProxiedConnection:
     """A client's connection, which is opened first, and the one to gRPC."""
 
-    def __init__(self, user: PacedUser) -> None:
+    def __init__(self, user: PacedUser | None) -> None:
+        """user: at whose pace it is read; None: as fast as gRPC reads."""
         self.closed = asyncio.Event()
         """Set once both are closed. When one closes, the other closes after its buffered data."""
         self.user = user
@@ -114,7 +115,8 @@ class _Server(_Side, asyncio.Protocol):
             self._connection.client.set_other_full(False)
 
     def data_received(self, data: bytes) -> None:
-        self._connection.user.received(len(data))
+        if user := self._connection.user:
+            user.received(len(data))
         self._connection.client.transport.write(data)
 
     def pause_writing(self) -> None:
@@ -135,11 +137,12 @@ class _Client(_Side, asyncio.BufferedProtocol):
 
     @property
     def _is_paused(self) -> bool:
-        return self._connection.user.is_paused
+        return self._connection.user is not None and self._connection.user.is_paused
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._connection.user.readers.add(self)
+        if user := self._connection.user:
+            user.readers.add(self)
         # Not at once: asyncio starts to read after this, paused or not.
         asyncio.get_running_loop().call_soon(self.update_reading)
 
@@ -149,7 +152,8 @@ class _Client(_Side, asyncio.BufferedProtocol):
     def buffer_updated(self, size: int) -> None:
         data = bytes(memoryview(_buffer)[:size])
         self._connection.server.transport.write(data)
-        self._connection.user.sent(self._counter.feed(data), size)
+        if user := self._connection.user:
+            user.sent(self._counter.feed(data), size)
 
     def pause_writing(self) -> None:
         self._connection.server.set_other_full(True)
@@ -158,5 +162,6 @@ class _Client(_Side, asyncio.BufferedProtocol):
         self._connection.server.set_other_full(False)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._connection.user.readers.discard(self)
+        if user := self._connection.user:
+            user.readers.discard(self)
         super().connection_lost(error)

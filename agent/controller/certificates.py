@@ -1,29 +1,27 @@
-"""The webhook's certificate: made by the leader, stored in a Secret, renewed before it expires.
+"""The webhook's certificate: the Secret's content, and when an installation replaces it.
 
-It is its own authority: clients trust exactly the certificates that are served, and no key signs
-anything else. A new one is first trusted, then served, so that no request meets one that the API
-server does not trust yet.
+A Job of the installation makes it, as `podgate webhook-certificate`. It is its own authority:
+clients trust exactly the certificate that is served, and no key signs anything else. The previous
+one stays trusted until it expires, since replicas serve it until the kubelet has written the new
+one.
 """
 
 import base64
 import dataclasses
 import datetime
-from typing import Any, Final
 
 import msgspec
 
 from agent.kube import responses, self_signed
 from agent.kube.self_signed import KeyPair
 
-SECRET_NAME: Final = "podgate-controller-tls"  # noqa: S105  a name
+SECRET_NAME = "podgate-controller-tls"  # noqa: S105  a name
+SERVICE_NAME = "podgate-controller"
 
-LIFETIME: Final = datetime.timedelta(days=90)
-RENEWED_BEFORE: Final = LIFETIME / 3
-"""Before the end: a month to notice that renewal fails."""
-TRUSTED_BEFORE: Final = datetime.timedelta(minutes=10)
-"""Between trust and use: API servers read a changed configuration within seconds."""
-# Up to 64 characters; clients read the alternative names.
-_NAME: Final = "podgate-controller"
+LIFETIME = datetime.timedelta(days=3650)
+"""As of kubeadm's authorities: nothing renews it but an installation, and cert-manager."""
+REPLACED_AFTER = datetime.timedelta(days=365)
+"""By the next installation or upgrade."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,24 +29,17 @@ class Certificates:
     """Content of the Secret."""
 
     serving: KeyPair
-    next: KeyPair | None = None
-    """Trusted already, and served later."""
-    retired: bytes = b""
-    """The previous certificate, until it expires: a replica may still serve it."""
-
-    @property
-    def trusted(self) -> bytes:
-        """All that clients trust: the caBundle, PEM."""
-        following = self.next.certificate if self.next else b""
-        return self.serving.certificate + following + self.retired
+    trusted: bytes
+    """All that clients trust: the caBundle, PEM. Replicas may still serve the previous one."""
 
 
-class _SecretData(msgspec.Struct, rename={"serving_key": "tls.key", "serving": "tls.crt"}):
+class _SecretData(
+    msgspec.Struct,
+    rename={"serving_key": "tls.key", "serving": "tls.crt", "trusted": "ca.crt"},
+):
     serving: str
     serving_key: str
-    next: str = msgspec.field(default="", name="next.crt")
-    next_key: str = msgspec.field(default="", name="next.key")
-    retired: str = msgspec.field(default="", name="retired.crt")
+    trusted: str = ""
 
 
 class _Secret(msgspec.Struct):
@@ -56,50 +47,48 @@ class _Secret(msgspec.Struct):
 
 
 def read(content: bytes) -> Certificates | None:
-    """The content of a Secret's JSON; None if it is not usable and a new one is needed."""
+    """The content of a Secret's JSON; None if it is not usable."""
     try:
         data = responses.decode(content, _Secret).data
-        found = Certificates(
-            KeyPair(base64.b64decode(data.serving), base64.b64decode(data.serving_key)),
-            KeyPair(base64.b64decode(data.next), base64.b64decode(data.next_key))
-            if data.next
-            else None,
-            base64.b64decode(data.retired),
-        )
-        for pair in (found.serving, found.next):
-            if pair:
-                pair.check()
+        serving = KeyPair(base64.b64decode(data.serving), base64.b64decode(data.serving_key))
+        serving.check()
+        # A Secret of a previous version has only what is served.
+        return Certificates(serving, base64.b64decode(data.trusted) or serving.certificate)
     except (msgspec.DecodeError, ValueError):
         return None
-    return found
 
 
-def secret(found: Certificates) -> dict[str, Any]:
-    """The Secret's `data`."""
+def secret(stored: Certificates) -> dict[str, str]:
+    """The Secret's `data`, with the names of cert-manager."""
     data = {
-        "tls.crt": found.serving.certificate,
-        "tls.key": found.serving.key,
-        "next.crt": found.next.certificate if found.next else b"",
-        "next.key": found.next.key if found.next else b"",
-        "retired.crt": found.retired,
+        "ca.crt": stored.trusted,
+        "tls.crt": stored.serving.certificate,
+        "tls.key": stored.serving.key,
     }
     return {name: base64.b64encode(value).decode() for name, value in data.items()}
 
 
-def following(
-    found: Certificates | None, names: list[str], now: datetime.datetime
-) -> Certificates | None:
-    """What is to be stored in place of `found`; None if it stays. names: of the service."""
-    if found is None or not found.serving.is_for(names) or not found.serving.is_valid(now):
-        # Also the case at installation, and after a leader whose clock was ahead. Requests fail
-        # until it is trusted; pods start without.
-        return Certificates(self_signed.certificate(_NAME, names, now, LIFETIME))
-    if found.next and not found.next.is_valid(now):
-        return dataclasses.replace(found, next=None)
-    if found.next and now - found.next.made >= TRUSTED_BEFORE:
-        return Certificates(found.next, retired=found.serving.certificate)
-    if found.next is None and found.serving.expires - now < RENEWED_BEFORE:
-        return dataclasses.replace(found, next=self_signed.certificate(_NAME, names, now, LIFETIME))
-    if found.retired and now >= self_signed.expiry(found.retired):
-        return dataclasses.replace(found, retired=b"")
-    return None
+def following(found: Certificates | None, names: list[str], now: datetime.datetime) -> Certificates:
+    """What is to be stored in place of `found`: the same, or a new one. names: of the service."""
+    usable = found if found and _is_usable(found.serving, names, now) else None
+    if usable and now - usable.serving.made < REPLACED_AFTER and _is_lasting(usable.serving, now):
+        return usable
+    made = self_signed.certificate(SERVICE_NAME, names, now, LIFETIME)
+    previous = usable.serving.certificate if usable else b""
+    return Certificates(made, made.certificate + previous)
+
+
+def service_names(namespace: str) -> list[str]:
+    """DNS names of the service; the API server uses the first one."""
+    service = f"{SERVICE_NAME}.{namespace}"
+    return [f"{service}.svc", service, f"{service}.svc.cluster.local"]
+
+
+def _is_usable(found: KeyPair, names: list[str], now: datetime.datetime) -> bool:
+    """Not one of the future: after an installation from a machine whose clock was ahead."""
+    return found.is_for(names) and found.is_valid(now)
+
+
+def _is_lasting(found: KeyPair, now: datetime.datetime) -> bool:
+    """Certificates of previous versions are valid for 90 days, and were renewed by controllers."""
+    return found.expires - now > LIFETIME / 2

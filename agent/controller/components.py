@@ -8,15 +8,12 @@ replica takes over.
 
 from collections.abc import Awaitable, Callable, Iterator
 
-from agent.controller.admission import Admission
 from agent.controller.leader_client import LeaderClient
 from agent.controller.policies import PolicyStatusWriter
-from agent.controller.settings import ControllerSettings
 
 Run = Callable[[], Awaitable[None]]
 
 
-def components(api: LeaderClient, settings: ControllerSettings) -> Iterator[tuple[str, Run]]:
+def components(api: LeaderClient) -> Iterator[tuple[str, Run]]:
     """All components by name, made for one term of leadership. api: writes while it lasts."""
-    yield "admission", Admission(api, settings.namespace).run
     yield "policy status", PolicyStatusWriter(api).run

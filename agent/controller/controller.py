@@ -49,12 +49,7 @@ async def run(settings: ControllerSettings) -> None:
         lease = Lease(
             lease_client, namespace=settings.namespace, name=LEASE_NAME, identity=settings.identity
         )
-        webhook = WebhookServer(
-            lease_client,
-            settings.namespace,
-            host=settings.webhook_host,
-            port=settings.webhook_port,
-        )
+        webhook = WebhookServer(settings.webhook)
         controller = Controller(settings, lease, webhook)
         await undo.enter_async_context(http_server.serve(controller, settings))
         log.info(Event.CONTROLLER_STARTED, version=VERSION, identity=settings.identity)
@@ -78,7 +73,7 @@ class Controller:
         self._webhook = webhook
         self._lease = lease
         self.is_leading = False
-        self._registry = metrics.new_registry(lambda: self.is_leading)
+        self._registry = metrics.new_registry(lambda: self.is_leading, webhook.is_certificate_valid)
 
     def unhealthy_reason(self) -> str | None:
         """Why this process is to be restarted: it leads without the Lease."""
@@ -111,10 +106,7 @@ class Controller:
     async def _run_components(self, api: LeaderClient) -> None:
         """Run them until the Lease is lost."""
         async with asyncio.TaskGroup() as group:
-            running = [
-                tasks.start(group, name, run)
-                for name, run in components.components(api, self._settings)
-            ]
+            running = [tasks.start(group, name, run) for name, run in components.components(api)]
             self.is_leading = True
             try:
                 await self._lease.hold()

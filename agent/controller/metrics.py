@@ -1,6 +1,6 @@
 """Metrics of the controller."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import prometheus_client
@@ -13,22 +13,32 @@ _LEADING: Final = MetricFamily(
     "gauge",
     "Whether this replica of the controller holds the Lease and writes.",
 )
+_CERTIFICATE_VALID: Final = MetricFamily(
+    "podgate_controller_webhook_certificate_valid",
+    "gauge",
+    "Whether the webhook has a certificate that is valid now; without one pods are not reviewed.",
+)
 
 
-class _Leadership(registry.Collector):
-    def __init__(self, is_leading: Callable[[], bool]) -> None:
+class _Replica(registry.Collector):
+    def __init__(
+        self, is_leading: Callable[[], bool], is_certificate_valid: Callable[[], bool | None]
+    ) -> None:
         self._is_leading = is_leading
+        self._is_certificate_valid = is_certificate_valid
 
     def collect(self) -> Iterator[core.Metric]:
         yield single(_LEADING, self._is_leading())
+        is_valid = self._is_certificate_valid()
+        if is_valid is not None:
+            yield single(_CERTIFICATE_VALID, is_valid)
 
 
 def new_registry(
-    is_leading: Callable[[], bool], collectors: Iterable[registry.Collector] = ()
+    is_leading: Callable[[], bool], is_certificate_valid: Callable[[], bool | None]
 ) -> prometheus_client.CollectorRegistry:
-    """All metrics of one replica."""
+    """All metrics of one replica. is_certificate_valid: None without a webhook."""
     made = prometheus_client.CollectorRegistry()
-    for collector in (_Leadership(is_leading), *collectors):
-        made.register(collector)
+    made.register(_Replica(is_leading, is_certificate_valid))
     prometheus_client.ProcessCollector(registry=made)
     return made

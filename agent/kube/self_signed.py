@@ -29,8 +29,12 @@ class KeyPair:
         return expiry(self.certificate)
 
     @property
+    def valid_from(self) -> datetime.datetime:
+        return _loaded(self.certificate).not_valid_before_utc
+
+    @property
     def made(self) -> datetime.datetime:
-        return _loaded(self.certificate).not_valid_before_utc + _BACKDATED
+        return self.valid_from + _BACKDATED
 
     def is_valid(self, now: datetime.datetime) -> bool:
         """Whether clients accept it at this time."""
@@ -49,9 +53,12 @@ class KeyPair:
             raise ValueError("the key is not the certificate's")
 
     def is_for(self, names: list[str]) -> bool:
-        found = _loaded(self.certificate).extensions.get_extension_for_class(
-            x509.SubjectAlternativeName
-        )
+        try:
+            found = _loaded(self.certificate).extensions.get_extension_for_class(
+                x509.SubjectAlternativeName
+            )
+        except x509.ExtensionNotFound:
+            return False
         return found.value.get_values_for_type(x509.DNSName) == names
 
 

@@ -94,10 +94,11 @@ class Places:
         *,
         trusted: int,
         of_peer: int,
+        max_trusted: int = _MAX_TRUSTED,
         now: Callable[[], float] | None = None,
     ) -> None:
         """trusted: of these, places that only trusted clients get; of_peer: the maximum of one
-        client; now: in seconds."""
+        client; max_trusted: clients that are remembered as trusted; now: in seconds."""
         self.connections = connections
         self.trusted_connections = trusted
         self.peer_connections = of_peer
@@ -105,6 +106,7 @@ class Places:
         """Connections that have a place."""
         self.rejected = 0
         """Connections that got no place, or lost it."""
+        self._max_trusted = max_trusted
         self._now = now or (lambda: asyncio.get_running_loop().time())
         self._held: dict[Peer, _Held] = {}
         self._trusted_until: collections.OrderedDict[Peer, float] = collections.OrderedDict()
@@ -134,7 +136,7 @@ class Places:
         """For some minutes."""
         self._trusted_until[peer] = self._now() + _TRUST_SECONDS
         self._trusted_until.move_to_end(peer)
-        if len(self._trusted_until) > _MAX_TRUSTED:
+        if len(self._trusted_until) > self._max_trusted:
             self._trusted_until.popitem(last=False)
 
     def is_trusted(self, peer: Peer) -> bool:

@@ -101,6 +101,8 @@ async def _serve(directory: str) -> None:
         publisher,
         ("127.0.0.1", 0),
         CurrentTls(_files(directory)),
+        inner=pathlib.Path(directory, "inner", "nodes.sock"),
+        connections_of_address=2 * _NODES,
         burst=1 << 30,
         calls_per_user=2 * _NODES,
     )

@@ -36,6 +36,8 @@ VALUES: dict[str, dict[str, Any]] = {
             "tolerations": [{"operator": "Exists"}],
             "podAnnotations": {"example.org/note": "x"},
             "podLabels": {"example.org/team": "nodes"},
+            "webhook": {"clientAuthority": "apiservers", "clientNames": ["kube-apiserver"]},
+            "networkPolicy": {"from": [{"ipBlock": {"cidr": "192.0.2.10/32"}}]},
             "podDisruptionBudget": {"maxUnavailable": "50%"},
         },
         "proxy": {
@@ -78,8 +80,15 @@ VALUES: dict[str, dict[str, Any]] = {
             "tolerations": [{"operator": "Exists"}],
         },
     },
+    "policies": {"injection": {"mechanism": "policies"}},
+    "own certificate": {
+        "injection": {"mechanism": "webhook"},
+        "controller": {"webhook": {"certificate": "secret", "caBundle": "QQ=="}},
+    },
+    "cert-manager": {"controller": {"webhook": {"certificate": "cert-manager"}}},
     "least": {
         "metrics": {"port": 0},
+        "injection": {"mechanism": "none"},
         "controller": {"enabled": False},
         "guards": {"enabled": False},
         "rbac": {"aggregate": False},

@@ -2,7 +2,8 @@
 
 `recorded/openapi.json` has those of the kinds that the chart renders, without texts.
 tests/cluster/test_chart.py compares it with the server. `recorded/operator.json` has those of the
-Prometheus operator's kinds, as that server describes them with the definitions of operator 0.93.0.
+Prometheus operator's kinds, as that server describes them with the definitions of operator 0.93.0;
+`recorded/cert-manager.json` those of the definitions of cert-manager 1.21.0.
 """
 
 import functools
@@ -17,12 +18,15 @@ RECORDED = pathlib.Path(__file__).parent / "recorded" / "openapi.json"
 PATHS = {
     "v1": "api/v1",
     "apps/v1": "apis/apps/v1",
+    "batch/v1": "apis/batch/v1",
+    "networking.k8s.io/v1": "apis/networking.k8s.io/v1",
     "policy/v1": "apis/policy/v1",
     "rbac.authorization.k8s.io/v1": "apis/rbac.authorization.k8s.io/v1",
     "apiextensions.k8s.io/v1": "apis/apiextensions.k8s.io/v1",
     "admissionregistration.k8s.io/v1": "apis/admissionregistration.k8s.io/v1",
 }
-OPERATOR = "monitoring.coreos.com/v1"
+DEFINED = ("monitoring.coreos.com/v1", "cert-manager.io/v1")
+"""Of other projects' definitions."""
 _KINDS = "x-kubernetes-group-version-kind"
 
 
@@ -86,4 +90,8 @@ def _without_texts(schema: Json) -> Json:
 
 @functools.cache
 def _recorded() -> Json:
-    return schemas.read(RECORDED) | schemas.read(RECORDED.with_name("operator.json"))
+    others = (RECORDED.with_name(name) for name in ("operator.json", "cert-manager.json"))
+    made = schemas.read(RECORDED)
+    for path in others:
+        made |= schemas.read(path)
+    return made

@@ -3,6 +3,7 @@
 import copy
 import functools
 import pathlib
+from collections.abc import Collection
 from typing import Any
 
 import yaml
@@ -28,16 +29,22 @@ def with_values(overrides: Json) -> Json:
 
 
 def texts(
-    overrides: Json | None = None, *, namespace: str = "podgate", service: str = "Helm"
+    overrides: Json | None = None,
+    *,
+    namespace: str = "podgate",
+    service: str = "Helm",
+    served: Collection[str] = (),
 ) -> dict[str, str]:
     """The rendered files by name, without empty ones.
 
-    service: what manages the objects, which is in a label.
+    service: what manages the objects, which is in a label; served: kinds of the API server, which
+    the chart looks for, with group and version.
     """
     root = {
         "Values": with_values(overrides or {}),
         "Release": {"Name": "podgate", "Namespace": namespace, "Service": service},
         "Chart": {"Name": "podgate", "Version": VERSION, "AppVersion": VERSION},
+        "Capabilities": {"APIVersions": {"Has": lambda name: name in served}},
         "Files": {"Get": _file, "Glob": _files},
     }
     made = {name: _templates().render(name, root) for name in _names()}
@@ -45,10 +52,14 @@ def texts(
 
 
 def objects(
-    overrides: Json | None = None, *, namespace: str = "podgate", service: str = "Helm"
+    overrides: Json | None = None,
+    *,
+    namespace: str = "podgate",
+    service: str = "Helm",
+    served: Collection[str] = (),
 ) -> list[Json]:
-    """All objects, in the order of the files' names."""
-    found = texts(overrides, namespace=namespace, service=service)
+    """As `texts`: all objects, in the order of the files' names."""
+    found = texts(overrides, namespace=namespace, service=service, served=served)
     return [
         thing
         for name, text in found.items()

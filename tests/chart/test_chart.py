@@ -8,8 +8,9 @@ import click
 import pytest
 import yaml
 
-from agent import VERSION
-from agent.controller import admission
+from agent import VERSION, labels
+from agent.controller import certificates, injection, review, webhook_certificate
+from agent.controller.settings import WEBHOOK_PORT
 from agent.operate.cli import main as cli
 from bpf.verdicts import Mode
 from tests.chart import examples, kubernetes, outputs, rendering, schemas
@@ -386,9 +387,262 @@ def test_service_proxy_s_capabilities_are_those_that_podgate_checks() -> None:
     assert mounted == sorted(one["name"] for one in spec["volumes"])
 
 
-def test_webhook_s_service_is_that_which_the_controller_names() -> None:
-    service = _found(rendering.objects(), "Service", admission.SERVICE_NAME)
-    assert [one["port"] for one in service["spec"]["ports"]] == [admission.WEBHOOK_PORT]
+def test_webhooks_call_paths_that_the_controller_serves_at_its_service() -> None:
+    things = rendering.objects()
+    service = _found(things, "Service", certificates.SERVICE_NAME)
+    assert [one["port"] for one in service["spec"]["ports"]] == [WEBHOOK_PORT]
+    found = {
+        f"{one['kind'].lower()}s/{one['metadata']['name']}": one["webhooks"]
+        for one in things
+        if one["kind"].endswith("WebhookConfiguration")
+    }
+    names = {key: tuple(one["name"] for one in webhooks) for key, webhooks in found.items()}
+    assert names == webhook_certificate.CONFIGURATIONS
+    called = [one["clientConfig"]["service"] for webhooks in found.values() for one in webhooks]
+    assert {one["path"] for one in called} == {
+        review.PROBE_SPEC_PATH,
+        *review.INJECT_PATHS.values(),
+    }
+    for one in called:
+        assert (one["name"], one["namespace"]) == (service["metadata"]["name"], "podgate")
+        assert one["port"] == WEBHOOK_PORT
+    # A webhook that fails costs a gate, and not the pod.
+    policies = {one["failurePolicy"] for webhooks in found.values() for one in webhooks}
+    assert policies == {"Ignore"}
+
+
+def test_webhooks_s_job_names_the_configurations_that_are_installed() -> None:
+    for mechanism in ("webhook", "policies", "none"):
+        things = rendering.objects({"injection": {"mechanism": mechanism}})
+        job = _found(things, "Job", webhook_certificate.NAME)
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        command, *arguments = container["args"]
+        installed = {
+            f"{one['kind'].lower()}s/{one['metadata']['name']}"
+            for one in things
+            if one["kind"].endswith("WebhookConfiguration")
+        }
+        assert set(_options(command, arguments)["configurations"]) == installed
+        assert len(installed) == 1 + (mechanism == "webhook")
+
+
+def test_job_s_rights_are_named_and_its_bindings_are_those_that_it_deletes() -> None:
+    things = rendering.objects()
+    for kind in ("Role", "ClusterRole"):
+        for rule in _found(things, kind, webhook_certificate.NAME)["rules"]:
+            assert rule["resourceNames"]
+    bound = {
+        f"/apis/{one['apiVersion']}/"
+        + (f"namespaces/{namespace}/" if (namespace := one["metadata"].get("namespace")) else "")
+        + f"{one['kind'].lower()}s/{one['metadata']['name']}"
+        for one in things
+        if one["kind"].endswith("Binding")
+        and webhook_certificate.NAME in [subject["name"] for subject in one.get("subjects", ())]
+    }
+    assert bound == set(webhook_certificate.own_bindings("podgate"))
+
+
+def test_helm_removes_the_job_and_its_rights_after_each_installation_and_upgrade() -> None:
+    hooks = [
+        one for one in rendering.objects() if one["metadata"]["name"] == webhook_certificate.NAME
+    ]
+    assert len(hooks) == 6
+    for one in hooks:
+        annotations = one["metadata"]["annotations"]
+        assert annotations["helm.sh/hook"] == "post-install,post-upgrade"
+        assert "hook-succeeded" in annotations["helm.sh/hook-delete-policy"]
+        # Its rights first.
+        assert (int(annotations["helm.sh/hook-weight"]) < 0) == (one["kind"] != "Job")
+    plain = rendering.objects(service="kubectl")
+    assert [one for one in plain if "annotations" in one["metadata"] and one in hooks] == []
+
+
+_ADMISSION = "admissionregistration.k8s.io"
+
+
+def test_controller_has_no_right_to_admission_objects_secrets_or_roles() -> None:
+    for values in examples.VALUES.values():
+        things = rendering.objects(values)
+        roles = {
+            (one["roleRef"]["kind"], one["roleRef"]["name"])
+            for one in things
+            if one["kind"].endswith("RoleBinding")
+            and "podgate-controller" in [subject["name"] for subject in one["subjects"]]
+        }
+        rules = [
+            rule
+            for one in things
+            if (one["kind"], one["metadata"]["name"]) in roles
+            for rule in one["rules"]
+        ]
+        assert bool(rules) == values.get("controller", {}).get("enabled", True)
+        groups = {group for rule in rules for group in rule["apiGroups"]}
+        assert groups <= {"", "coordination.k8s.io", "podgate.io", "policy.podgate.io"}
+        written = {
+            (resource, verb)
+            for rule in rules
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+            if verb not in ("get", "list", "watch")
+        }
+        assert written <= {
+            ("hostaccesspolicies/status", "patch"),
+            ("leases", "create"),
+            ("leases", "update"),
+        }
+        assert "secrets" not in {name for rule in rules for name in rule["resources"]}
+
+
+_POLICY = f"{_ADMISSION}/v1/MutatingAdmissionPolicy"
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "served", "kinds"),
+    [
+        ("auto", (), {"MutatingWebhookConfiguration"}),
+        ("auto", (_POLICY,), {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}),
+        ("policies", (), {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}),
+        ("webhook", (_POLICY,), {"MutatingWebhookConfiguration"}),
+        ("none", (_POLICY,), set()),
+    ],
+)
+def test_gates_are_injected_in_one_way(
+    mechanism: str, served: tuple[str, ...], kinds: set[str]
+) -> None:
+    things = rendering.objects({"injection": {"mechanism": mechanism}}, served=served)
+    assert {one["kind"] for one in things if one["kind"].startswith("Mutating")} == kinds
+
+
+def test_policies_inject_without_a_controller_and_webhooks_do_not_exist_then() -> None:
+    things = rendering.objects({"controller": {"enabled": False}}, served=(_POLICY,))
+    assert [one for one in things if "WebhookConfiguration" in one["kind"]] == []
+    assert len([one for one in things if one["kind"] == "MutatingAdmissionPolicy"]) == 2
+    assert [
+        one for one in rendering.objects({"controller": {"enabled": False}}) if "Mut" in one["kind"]
+    ] == []
+
+
+def test_policies_and_webhooks_select_the_same_pods() -> None:
+    things = rendering.objects({"injection": {"mechanism": "policies"}})
+    policies = [one["spec"] for one in things if one["kind"] == "MutatingAdmissionPolicy"]
+    (configuration,) = (
+        one for one in rendering.objects() if one["kind"] == "MutatingWebhookConfiguration"
+    )
+    webhooks = configuration["webhooks"]
+    assert len(webhooks) == len(policies) == len(injection.VALUES)
+    for policy, webhook in zip(policies, webhooks, strict=True):
+        assert policy["matchConditions"] == webhook["matchConditions"]
+        constraints = policy["matchConstraints"]
+        assert constraints["namespaceSelector"] == webhook["namespaceSelector"]
+        (rule,) = webhook["rules"]
+        assert [{**constraints["resourceRules"][0], "scope": "Namespaced"}] == [rule]
+        (values,) = (
+            one["values"]
+            for one in webhook["namespaceSelector"]["matchExpressions"]
+            if one["key"] == labels.INJECT_LABEL
+        )
+        (gate,) = (gate for gate, found in injection.VALUES.items() if found == tuple(values))
+        (mutation,) = policy["mutations"]
+        assert f'conditionType: "{gate}"' in mutation["jsonPatch"]["expression"]
+        assert webhook["clientConfig"]["service"]["path"] == review.INJECT_PATHS[gate]
+
+
+def test_names_are_not_those_that_controllers_of_previous_versions_wrote() -> None:
+    """Helm takes over no object that it has not created, and the Job deletes the earlier ones."""
+    things = rendering.objects({"injection": {"mechanism": "policies"}}) + rendering.objects()
+    names = {
+        f"{one['kind'].lower().removesuffix('y')}/{one['metadata']['name']}"
+        for one in things
+        if one["apiVersion"].startswith(_ADMISSION)
+    }
+    obsolete = {path.partition("/")[2] for path in webhook_certificate.OBSOLETE}
+    assert names
+    assert {name.partition("/")[2] for name in names}.isdisjoint(obsolete)
+
+
+def test_certificate_of_the_controller_is_mounted_and_may_come_later() -> None:
+    for certificate in ("job", "cert-manager", "secret"):
+        values = {"controller": {"webhook": {"certificate": certificate}}}
+        deployment = _found(rendering.objects(values), "Deployment", "podgate-controller")
+        spec = deployment["spec"]["template"]["spec"]
+        (container,) = spec["containers"]
+        (mount,) = container["volumeMounts"]
+        (volume,) = spec["volumes"]
+        parsed = _options("controller", container["args"][1:])
+        assert str(parsed["webhook_tls"]) == mount["mountPath"]
+        assert volume["secret"]["secretName"] == certificates.SECRET_NAME
+        assert volume["secret"]["optional"]
+
+
+def test_without_a_certificate_there_are_no_webhooks() -> None:
+    things = rendering.objects({"controller": {"webhook": {"certificate": "none"}}})
+    assert [one for one in things if "Webhook" in one["kind"] or one["kind"] == "Job"] == []
+    deployment = _found(things, "Deployment", "podgate-controller")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert _options("controller", container["args"][1:])["webhook_tls"] is None
+
+
+def test_cert_manager_makes_the_certificate_of_the_service_and_writes_the_bundle() -> None:
+    things = rendering.objects({"controller": {"webhook": {"certificate": "cert-manager"}}})
+    certificate = _found(things, "Certificate", "podgate-controller")
+    assert certificate["spec"]["dnsNames"] == certificates.service_names("podgate")
+    assert certificate["spec"]["secretName"] == certificates.SECRET_NAME
+    for one in things:
+        if one["kind"].endswith("WebhookConfiguration"):
+            annotations = one["metadata"]["annotations"]
+            assert annotations["cert-manager.io/inject-ca-from"] == "podgate/podgate-controller"
+    assert "Job" not in {one["kind"] for one in things}
+
+
+def test_own_bundle_is_in_every_webhook() -> None:
+    values = {"controller": {"webhook": {"certificate": "secret", "caBundle": "QQ=="}}}
+    bundles = {
+        webhook["clientConfig"]["caBundle"]
+        for one in rendering.objects(values)
+        if one["kind"].endswith("WebhookConfiguration")
+        for webhook in one["webhooks"]
+    }
+    assert bundles == {"QQ=="}
+
+
+def test_clients_certificates_and_names_are_those_of_the_values() -> None:
+    webhook = {"clientAuthority": "apiservers", "clientNames": ["kube-apiserver"]}
+    things = rendering.objects({"controller": {"webhook": webhook}})
+    spec = _found(things, "Deployment", "podgate-controller")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    parsed = _options("controller", container["args"][1:])
+    assert parsed["webhook_client_name"] == ("kube-apiserver",)
+    mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+    volume = mounts[str(parsed["webhook_client_ca"].parent)]
+    (found,) = (one for one in spec["volumes"] if one["name"] == volume)
+    assert found["configMap"]["name"] == "apiservers"
+
+
+def test_controller_prefers_the_control_plane_and_tolerates_its_taint() -> None:
+    things = rendering.objects()
+    for kind, name in (("Deployment", "podgate-controller"), ("Job", webhook_certificate.NAME)):
+        spec = _found(things, kind, name)["spec"]["template"]["spec"]
+        affinity = spec["affinity"]["nodeAffinity"]
+        (preferred,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+        (expression,) = preferred["preference"]["matchExpressions"]
+        label = "node-role.kubernetes.io/control-plane"
+        assert expression == {"key": label, "operator": "Exists"}
+        assert {"key": label, "operator": "Exists", "effect": "NoSchedule"} in spec["tolerations"]
+
+
+def test_network_policy_admits_only_the_named_peers_to_the_webhook() -> None:
+    peers = [{"ipBlock": {"cidr": "192.0.2.10/32"}}]
+    things = rendering.objects({"controller": {"networkPolicy": {"from": peers}}})
+    policy = _found(things, "NetworkPolicy", "podgate-controller")
+    pods = _found(things, "Deployment", "podgate-controller")["spec"]["template"]["metadata"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= pods["labels"].items()
+    admitted = {
+        port["port"]: rule.get("from")
+        for rule in policy["spec"]["ingress"]
+        for port in rule["ports"]
+    }
+    assert admitted == {"webhook": peers, "http": None}
+    assert [one for one in rendering.objects() if one["kind"] == "NetworkPolicy"] == []
 
 
 def test_notes_have_the_way_to_enforce_and_the_way_out() -> None:

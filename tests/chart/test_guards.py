@@ -1,10 +1,12 @@
 """The chart's admission policies: what they reject, and that they reject nothing else."""
 
 import copy
+import json
 from typing import Any
 
 import pytest
 
+from probes.spec import probespec
 from tests.chart import admission
 
 Json = dict[str, Any]
@@ -262,3 +264,41 @@ def test_pod_that_a_controller_makes_is_made() -> None:
     pod = _labelled("Pod", {"podgate.io/mode": "enfroce"})
     owned = _changed(pod, "metadata/ownerReferences", [{"kind": "ReplicaSet", "name": "a"}])
     assert _rejects_labels(owned) == []
+
+
+def _rejects_probe_spec(text: str) -> list[str]:
+    return admission.rejects(
+        "podgate-probe-spec-form", {"metadata": {"annotations": {"podgate.io/probe-spec": text}}}
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"apiVersion": "podgate.io/v2", "containers": []}',
+        '\n {"containers": [], "apiVersion":\n"podgate.io/v2"}\n',
+        # As PHP writes JSON.
+        '{"apiVersion":"podgate.io\\/v2","containers":[]}',
+    ],
+)
+def test_probe_spec_that_may_be_valid_is_admitted(text: str) -> None:
+    assert probespec.API_VERSION == "podgate.io/v2"
+    assert json.loads(text)["apiVersion"] == probespec.API_VERSION
+    assert _rejects_probe_spec(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("readiness: podgate.io/v2", "is no JSON object"),
+        ('["podgate.io/v2"]', "is no JSON object"),
+        ('{"apiVersion": "podgate.io/v9"}', "apiVersion is not podgate.io/v2"),
+    ],
+)
+def test_probe_spec_of_another_form_or_version_is_rejected(text: str, message: str) -> None:
+    (found,) = _rejects_probe_spec(text)
+    assert found.endswith(message)
+
+
+def test_pod_without_a_probe_spec_is_admitted() -> None:
+    assert admission.rejects("podgate-probe-spec-form", {"metadata": {}}) == []

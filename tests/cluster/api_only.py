@@ -1,5 +1,6 @@
 """etcd and an API server without nodes: they start in seconds, and objects are all there is."""
 
+import base64
 import contextlib
 import dataclasses
 import http.client
@@ -14,15 +15,18 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from agent.controller import webhook_certificate
 from agent.lab.lab import NODE_IPV4, Lab
 from agent.linux.cgroups import cgroup2_mount
 from tests import polling
 from tests.cluster.api import Api, Json
 from tests.cluster.control_plane import PORT, SERVICE_ADDRESS, ControlPlane
 from tests.conftest import fresh_lab
+from tests.image import manifests
 
 # In the API server's range of services, and an address of the node.
 CONTROLLER_ADDRESS = "198.18.200.9"
+_CLIENT = "apiserver-to-webhooks"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,11 +45,18 @@ class Answer:
 class ApiOnly:
     """A running API server."""
 
-    def __init__(self, control_plane: ControlPlane, directory: pathlib.Path, lab: Lab) -> None:
-        """lab: of the node that it runs on."""
+    def __init__(
+        self,
+        control_plane: ControlPlane,
+        directory: pathlib.Path,
+        lab: Lab,
+        has_client_certificate: bool,
+    ) -> None:
+        """lab: of the node that it runs on; has_client_certificate: as of `running`."""
         self.control_plane = control_plane
         self.lab = lab
         self._directory = directory
+        self._has_client_certificate = has_client_certificate
 
     @property
     def api(self) -> Api:
@@ -99,6 +110,35 @@ class ApiOnly:
         path.write_text(json.dumps(content), encoding="utf-8")
         return path
 
+    def install_certificate(self) -> None:
+        """Run the webhooks' Job, with the rights of the manifests, and write the controller's
+        files as the kubelet does."""
+        job = manifests.of_kind("Job", webhook_certificate.NAME)
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        installed = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
+        names = {
+            f"{kind}/{one['metadata']['name']}"
+            for kind in installed
+            for one in self.api.items(f"/apis/admissionregistration.k8s.io/v1/{kind}")
+        }
+        arguments = [
+            one
+            for one in container["args"]
+            if not one.startswith("--configuration=") or one.partition("=")[2] in names
+        ]
+        command = [sys.executable, "-m", "agent", *arguments]
+        kubeconfig = self.kubeconfig(webhook_certificate.NAME)
+        subprocess.run([*command, f"--kubeconfig={kubeconfig}"], check=True, timeout=120)
+        secret = self.api.get(webhook_certificate.secret_path("podgate"))
+        self.webhook_tls.mkdir(exist_ok=True)
+        for name in ("tls.crt", "tls.key"):
+            content = base64.b64decode(secret["data"][name])
+            (self.webhook_tls / name).write_bytes(content)
+
+    @property
+    def webhook_tls(self) -> pathlib.Path:
+        return self._directory / "webhook-tls"
+
     @contextlib.contextmanager
     def controller(self, *, port: int = 9651, webhook: int = 9443) -> Iterator["Replica"]:
         """A replica of the controller, with the rights of the manifests."""
@@ -108,7 +148,12 @@ class ApiOnly:
             f"--kubeconfig={self.kubeconfig('podgate-controller')}",
             f"--http-address=127.0.0.1:{port}",
             f"--webhook-address={CONTROLLER_ADDRESS}:{webhook}",
+            f"--webhook-tls={self.webhook_tls}",
         ]
+        if self._has_client_certificate:
+            # The authority signs others, too.
+            authority = self.control_plane.pki.authority
+            command += [f"--webhook-client-ca={authority}", f"--webhook-client-name={_CLIENT}"]
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output)
         replica = Replica(process, port, log)
@@ -147,9 +192,50 @@ class Replica:
         return ""
 
 
+def _configure_clients(control_plane: ControlPlane) -> pathlib.Path:
+    """The file of an AdmissionConfiguration (apiserver.config.k8s.io/v1) with the certificate that
+    the API server presents to the controller's webhooks."""
+    pki = control_plane.pki
+    pki.sign(_CLIENT, user=_CLIENT)
+    kubeconfig = pki.directory / "webhooks.conf"
+    user = {
+        # The port is a part of it unless it is 443.
+        "name": "podgate-controller.podgate.svc:9443",
+        "user": {
+            "client-certificate": str(pki.certificate(_CLIENT)),
+            "client-key": str(pki.key(_CLIENT)),
+        },
+    }
+    content: Json = {"apiVersion": "v1", "kind": "Config", "users": [user]}
+    kubeconfig.write_text(json.dumps(content), encoding="utf-8")
+    group = "apiserver.config.k8s.io/v1"
+    configuration = {
+        "apiVersion": group,
+        "kind": "WebhookAdmissionConfiguration",
+        "kubeConfigFile": str(kubeconfig),
+    }
+    plugins = ("MutatingAdmissionWebhook", "ValidatingAdmissionWebhook")
+    path = pki.directory / "admission.json"
+    content = {
+        "apiVersion": group,
+        "kind": "AdmissionConfiguration",
+        "plugins": [{"name": name, "configuration": configuration} for name in plugins],
+    }
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
 @contextlib.contextmanager
-def running(binaries: pathlib.Path, directory: pathlib.Path, *flags: str) -> Iterator[ApiOnly]:
-    """Start an API server with these flags in addition."""
+def running(
+    binaries: pathlib.Path,
+    directory: pathlib.Path,
+    *flags: str,
+    has_client_certificate: bool = False,
+) -> Iterator[ApiOnly]:
+    """Start an API server with these flags in addition.
+
+    has_client_certificate: whether it presents one to the controller's webhooks, which requires it.
+    """
     cgroup2 = cgroup2_mount()
     assert cgroup2 is not None, "cgroup v2 is not mounted"
     cgroup = cgroup2 / f"podgate-api-{os.getpid()}-{uuid.uuid4().hex[:6]}"
@@ -157,16 +243,22 @@ def running(binaries: pathlib.Path, directory: pathlib.Path, *flags: str) -> Ite
         lab = undo.enter_context(fresh_lab())
         for address in (SERVICE_ADDRESS, CONTROLLER_ADDRESS):
             subprocess.run(
-                ("ip", "address", "add", f"{address}/32", "dev", "lo"), check=True, timeout=60
+                # Another server of this node may have had them.
+                ("ip", "address", "replace", f"{address}/32", "dev", "lo"),
+                check=True,
+                timeout=60,
             )
         cgroup.mkdir()
         undo.callback(cgroup.rmdir)
         control_plane = ControlPlane(binaries, directory / "made", cgroup, str(NODE_IPV4))
         control_plane.api_server.command.extend(flags)
+        if has_client_certificate:
+            path = _configure_clients(control_plane)
+            control_plane.api_server.command.append(f"--admission-control-config-file={path}")
         undo.callback(control_plane.etcd.kill)
         undo.callback(control_plane.api_server.kill)
         undo.callback(control_plane.api.close)
         control_plane.etcd.start()
         control_plane.api_server.start()
         control_plane.wait_until_ready()
-        yield ApiOnly(control_plane, directory, lab)
+        yield ApiOnly(control_plane, directory, lab, has_client_certificate)

@@ -5,12 +5,15 @@ Each answer is compared with the recorded one. PODGATE_TEST_RECORD=1 records the
 
 import json
 import os
+import pathlib
+import subprocess
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
 import pytest
 
+from agent.controller import webhook_certificate
 from tests import polling
 from tests.agent.controller import admission_cases as cases
 from tests.agent.controller.admission_cases import Case
@@ -24,6 +27,7 @@ _APPLIED = {
     *("Namespace", "CustomResourceDefinition", "ServiceAccount", "Service"),
     *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
     *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
+    *("ValidatingWebhookConfiguration", "MutatingWebhookConfiguration"),
 }
 _WITHOUT_POLICIES = (
     "--runtime-config=admissionregistration.k8s.io/v1/mutatingadmissionpolicies=false,"
@@ -39,22 +43,42 @@ _NAMESPACES = "/api/v1/namespaces"
 def server(
     isolated: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ApiOnly]:
-    """An API server with and without MutatingAdmissionPolicies, and podgate's controller."""
+    """An API server with and without MutatingAdmissionPolicies, and podgate's controller. The
+    second has a client certificate for webhooks."""
     flags = () if request.param == "policies" else _WITHOUT_POLICIES
     directory = tmp_path_factory.mktemp(request.param)
-    with api_only.running(conftest.binaries(), directory, *flags) as made:
-        _apply(made)
+    has_certificate = request.param == "webhook"
+    with api_only.running(
+        conftest.binaries(), directory, *flags, has_client_certificate=has_certificate
+    ) as made:
+        # Before the guard that rejects the last label.
         for inject in ("", "isolation", "probes", "all", "everything"):
             _make_namespace(made, inject)
+        _leave_previous_objects(made)
+        _apply(made, request.param)
+        made.install_certificate()
         with made.controller() as controller:
             controller.wait_until_ready()
             _wait_until_applied(made, request.param)
             yield made
 
 
-def _apply(server: ApiOnly) -> None:
-    """The manifests, without what needs nodes."""
-    for thing in manifests.applied():
+def _leave_previous_objects(server: ApiOnly) -> None:
+    """Webhooks that a controller of a previous version wrote."""
+    for path in webhook_certificate.OBSOLETE:
+        kind, _, name = path.partition("/")
+        if "webhook" in kind:
+            server.api.create(f"{_ADMISSION}/{kind}", {"metadata": {"name": name}})
+
+
+def _apply(server: ApiOnly, way: str) -> None:
+    """The manifests, without what needs nodes. way: of injection."""
+    things = manifests.applied()
+    if way == "policies":
+        things = [one for one in things if one["kind"] != "MutatingWebhookConfiguration"]
+        for thing in manifests.read("optional/injection.yaml"):
+            server.api.create(deployment.PATHS[thing["kind"]], thing)
+    for thing in things:
         if thing["kind"] not in _APPLIED:
             continue
         if thing["kind"] == "Service":
@@ -102,7 +126,7 @@ def _wait_until_applied(server: ApiOnly, way: str) -> None:
         return len(gates) == 2
 
     def is_validating() -> bool:
-        return _create(server, cases.PROBE_SPECS[1]).code >= 400
+        return _create(server, cases.MISSPELT).code >= 400
 
     polling.wait_until(f"gates are injected by {way}", is_injecting)
     polling.wait_until("probe specs are validated", is_validating)
@@ -300,10 +324,73 @@ def test_probe_spec_is_frozen_after_the_pod_is_created(
     assert server.send("PATCH", path, change, content_type=MERGE).code == 200
 
 
-def test_objects_come_back_and_belong_to_the_controller_s_role(server: ApiOnly) -> None:
-    path = f"{_ADMISSION}/validatingwebhookconfigurations/podgate-probe-spec"
+def test_api_server_trusts_the_webhooks_and_previous_ones_are_gone(server: ApiOnly) -> None:
+    path = f"{_ADMISSION}/validatingwebhookconfigurations/podgate-webhook-probe-spec"
     found = server.api.get(path)
-    (owner,) = found["metadata"]["ownerReferences"]
-    roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
-    assert owner["uid"] == server.api.get(f"{roles}/podgate-controller")["metadata"]["uid"]
     assert found["webhooks"][0]["clientConfig"]["caBundle"]
+    for path in webhook_certificate.OBSOLETE:
+        assert server.api.find(f"{_ADMISSION}/{path}") is None
+
+
+@pytest.mark.parametrize("options", [(), ("--server-side", "--force-conflicts")])
+def test_bundle_outlives_the_next_apply(
+    server: ApiOnly, options: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    path = f"{_ADMISSION}/validatingwebhookconfigurations/podgate-webhook-probe-spec"
+    before = server.api.get(path)["webhooks"]
+    (thing,) = (
+        one for one in manifests.read("webhooks.yaml") if one["kind"].startswith("Validating")
+    )
+    file = tmp_path / "webhooks.json"
+    kubeconfig = server.control_plane.kubeconfig("admin")
+    for seconds in (3, 5):
+        thing["webhooks"][0]["timeoutSeconds"] = seconds
+        file.write_text(json.dumps(thing), encoding="utf-8")
+        command = ["kubectl", f"--kubeconfig={kubeconfig}", "apply", *options, f"--filename={file}"]
+        subprocess.run(command, check=True, timeout=60)
+    after = server.api.get(path)["webhooks"]
+    assert after[0].pop("timeoutSeconds") == 5
+    before[0].pop("timeoutSeconds")
+    assert after == before
+    assert after[0]["clientConfig"]["caBundle"]
+
+
+def test_job_has_no_rights_any_more(server: ApiOnly) -> None:
+    for path in webhook_certificate.own_bindings(deployment.NAMESPACE):
+        assert server.api.find(path) is None
+    path = f"{_ADMISSION}/validatingwebhookconfigurations/podgate-webhook-probe-spec"
+    answer = server.send(
+        "PATCH",
+        path,
+        {"webhooks": []},
+        content_type=MERGE,
+        token=server.token(webhook_certificate.NAME),
+    )
+    assert answer.code == HTTPStatus.FORBIDDEN
+
+
+_OF_THE_CLUSTER = (
+    "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies",
+    "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+    "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
+    "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+    "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "/apis/policy.podgate.io/v1alpha1/hostaccesspolicies",
+    f"/api/v1/namespaces/{deployment.NAMESPACE}/secrets",
+    f"/api/v1/namespaces/{deployment.NAMESPACE}/pods",
+)
+_EARLIER_NAMES = tuple(path.partition("/")[2] for path in webhook_certificate.OBSOLETE)
+
+
+def test_controller_s_token_writes_no_admission_objects_secrets_and_roles(server: ApiOnly) -> None:
+    """The content of webhooks and policies is free: they are worth the cluster."""
+    token = server.token("podgate-controller")
+    for path in _OF_THE_CLUSTER:
+        for name in ("podgate-webhook-inject", *_EARLIER_NAMES):
+            body = {"metadata": {"name": name}}
+            answers = [
+                server.send("POST", path, body, token=token),
+                server.send("PATCH", f"{path}/{name}", body, content_type=MERGE, token=token),
+                server.send("DELETE", f"{path}/{name}", {}, token=token),
+            ]
+            assert {answer.code for answer in answers} == {HTTPStatus.FORBIDDEN}, path

@@ -17,7 +17,7 @@ _KINDS = {
     *("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
 }
 _LEASE = "/apis/coordination.k8s.io/v1/namespaces/podgate/leases/podgate-controller"
-_WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+_POLICIES = "/apis/policy.podgate.io/v1alpha1/hostaccesspolicies"
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +80,22 @@ def test_leader_that_hangs_is_followed_and_does_not_write_when_it_continues(
     polling.wait_until("the first leads again", lambda: first.is_leading)
 
 
-def test_new_leader_brings_back_what_was_deleted_meanwhile(
+def test_new_leader_writes_what_was_lost_meanwhile(
     server: ApiOnly, replicas: tuple[Replica, Replica]
 ) -> None:
     first, second = replicas
+    path = f"{_POLICIES}/web"
+    policy = {
+        "apiVersion": "policy.podgate.io/v1alpha1",
+        "kind": "HostAccessPolicy",
+        "metadata": {"name": "web"},
+        "spec": {"pods": {"podSelector": {}}, "from": [{"kernel": {}}]},
+    }
+    server.api.create(_POLICIES, policy)
+    polling.wait_until("it has a status", lambda: server.api.get(path).get("status"))
     first.process.kill()
     first.process.wait(30)
-    server.api.delete(f"{_WEBHOOKS}/podgate-probe-spec")
+    server.api.delete(path)
+    server.api.create(_POLICIES, policy)
     polling.wait_until("the second leads", lambda: second.is_leading)
-    polling.wait_until("it is back", lambda: server.api.find(f"{_WEBHOOKS}/podgate-probe-spec"))
+    polling.wait_until("it has a status again", lambda: server.api.get(path).get("status"))

@@ -10,7 +10,8 @@ import yaml
 
 from agent import labels
 from agent.app.node_reporter import NodeReporter
-from agent.controller import admission
+from agent.controller import certificates
+from agent.controller.settings import WEBHOOK_PORT
 from agent.kube.api_pods import ApiPods
 from agent.kube.client import ApiClient
 from agent.kube.condition_writer import ConditionWriter
@@ -93,8 +94,8 @@ def test_arguments_and_ports_of_the_controller_are_those_of_the_command_line() -
     assert parsed.params["http_address"] == ("", ports["http"])
     assert parsed.params["webhook_address"] == ("", ports["webhook"])
     service = manifests.of_kind("Service", "podgate-controller")
-    assert [one["port"] for one in service["spec"]["ports"]] == [admission.WEBHOOK_PORT]
-    assert service["metadata"]["name"] == admission.SERVICE_NAME
+    assert [one["port"] for one in service["spec"]["ports"]] == [WEBHOOK_PORT]
+    assert service["metadata"]["name"] == certificates.SERVICE_NAME
     for probe in ("readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"]["port"] == "http"
 

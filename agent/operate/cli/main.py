@@ -15,7 +15,7 @@ _MODULES = {"on": "off"}
 _COMMANDS = (
     *("bugtool", "cleanup", "cni", "completion", "controller", "doctor", "drops", "explain", "hub"),
     *("maps", "metrics", "off", "on", "pods", "probe", "probes", "programs", "proxy", "relay"),
-    *("rules", "run", "services", "status", "suggest"),
+    *("rules", "run", "services", "status", "suggest", "webhook-certificate"),
 )
 _NO_AGENT = 3
 _FAILURES = (PodgateError, errors.KernelSideError, OSError)
@@ -32,8 +32,9 @@ class _Podgate(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return super().get_command(ctx, cmd_name)
-        module = _MODULES.get(cmd_name, cmd_name)
-        found = getattr(importlib.import_module(f"agent.operate.cli.commands.{module}"), cmd_name)
+        name = cmd_name.replace("-", "_")
+        module = _MODULES.get(name, name)
+        found = getattr(importlib.import_module(f"agent.operate.cli.commands.{module}"), name)
         assert isinstance(found, click.Command)
         return found
 

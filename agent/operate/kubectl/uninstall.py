@@ -11,7 +11,7 @@ from agent.operate.kubectl.cluster import Cluster, KubectlError, Object
 _NAME = "app.kubernetes.io/name"
 _OWN = "podgate"
 
-# Before all else: what would give new pods a readiness gate, and what restores that.
+# Before all else: what would give new pods a readiness gate.
 _ADMISSION = (
     "mutatingadmissionpolicybindings",
     "mutatingadmissionpolicies",
@@ -20,10 +20,16 @@ _ADMISSION = (
     "validatingadmissionpolicies",
     "validatingwebhookconfigurations",
 )
+# What restores that: controllers of previous versions, and the Job of their webhooks' certificate.
+_WRITERS = ("deployments.apps", "jobs.batch")
 _NAMESPACED = (
-    "deployments.apps",
+    *_WRITERS,
     "daemonsets.apps",
     "poddisruptionbudgets.policy",
+    "networkpolicies.networking.k8s.io",
+    # Before Secrets, which cert-manager would write again.
+    "certificates.cert-manager.io",
+    "issuers.cert-manager.io",
     "resourcequotas",
     "podmonitors.monitoring.coreos.com",
     "prometheusrules.monitoring.coreos.com",
@@ -123,8 +129,7 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
         return 1
     if not _check_templates(arguments, cluster) or not _check_labels(arguments, labelled):
         return 1
-    # The controller first, which restores its own.
-    _delete_own(cluster, ("deployments.apps",), cluster.namespace)
+    _delete_own(cluster, _WRITERS, cluster.namespace)
     _delete_own(cluster, _ADMISSION)
     # A proxy would restore what is removed on its node.
     _delete_own(cluster, ("daemonsets.apps",), cluster.namespace, but=cluster.daemonset)

@@ -259,6 +259,13 @@ ALERTS = (
         "10m",
         "The service proxy of {{ $labels.instance }} cannot write services to the kernel.",
     ),
+    Alert(
+        "PodgateWebhookCertificate",
+        Severity.WARNING,
+        "podgate_controller_webhook_certificate_valid == 0",
+        "15m",
+        "The controller {{ $labels.instance }} has no valid certificate, so it reviews no pods.",
+    ),
 )
 
 

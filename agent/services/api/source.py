@@ -85,7 +85,14 @@ class ServiceEndpoints:
             address=address,
         )
         self.nodes_server = (
-            NodesServer(self.publisher, others.address, others.tls) if others else None
+            NodesServer(
+                self.publisher,
+                others.address,
+                others.tls,
+                inner=run_directory / "admin" / "nodes.sock",
+            )
+            if others
+            else None
         )
         self.source = make_source(self._on_service_change, self._on_slice_change)
         self.saved_at: datetime.datetime | None = None

@@ -21,7 +21,7 @@ from agent.kube.client import ApiClient
 from agent.operate.page.server import StatusPage
 from agent.serving import peers
 from agent.serving.places import Places
-from tests import polling
+from tests import polling, unprivileged
 from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.test_token_reviews import Cluster
 from tests.agent.operate.page.reports import Reporter
@@ -148,6 +148,24 @@ async def test_silent_clients_do_not_keep_prometheus_out(port: int) -> None:
     assert await get(port, headers=BEARER) == (200, METRICS)
     for _, writer in silent:
         writer.close()
+
+
+_HOLD = """
+import socket
+held = [
+    socket.create_connection(("127.0.0.1", int(sys.argv[1])), source_address=(f"127.0.7.{one}", 0))
+    for one in range(1, 201)
+]
+ready(len(held))
+"""
+
+
+@pytest.mark.kernel
+async def test_user_without_rights_does_not_keep_prometheus_out(port: int) -> None:
+    with contextlib.ExitStack() as stack:
+        attack = unprivileged.running(_HOLD, str(port))
+        assert await asyncio.to_thread(stack.enter_context, attack) == "200"
+        assert await get(port, headers=BEARER) == (200, METRICS)
 
 
 async def test_client_that_was_authorized_gets_one_of_the_places_that_are_kept(

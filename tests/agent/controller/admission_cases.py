@@ -121,10 +121,12 @@ def _spec(**container: Any) -> str:
     return json.dumps({"apiVersion": "podgate.io/v2", "containers": containers})
 
 
+MISSPELT = _annotated("misspelt field", _spec(readiness={"http": {"port": 8080, "paht": "/"}}))
+"""What only the webhook rejects."""
 PROBE_SPECS = [
     _annotated("usable", _spec(readiness={"http": {"port": "web"}, "periodMilliseconds": 200})),
     _annotated("no JSON", "readiness: 8080"),
-    _annotated("misspelt field", _spec(readiness={"http": {"port": 8080, "paht": "/"}})),
+    MISSPELT,
     _annotated("unknown port", _spec(readiness={"tcp": {"port": "metrics"}})),
     _annotated("unknown version", _spec().replace("v2", "v9")),
     _annotated("no handler", _spec(startup={"periodSeconds": 1})),

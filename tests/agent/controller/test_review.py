@@ -75,7 +75,9 @@ def test_probe_spec_is_rejected_with_the_sentence_that_users_read(case: Case) ->
     assert answer["allowed"] is (recorded["code"] == 201)
     if answer["allowed"]:
         return
-    assert _PREFIX + answer["status"]["message"] == recorded["message"]
+    # A policy of the chart is evaluated before the webhook, and rejects some in its own words.
+    if "podgate-probe-spec-form" not in recorded["message"]:
+        assert _PREFIX + answer["status"]["message"] == recorded["message"]
     assert answer["status"]["code"] == recorded["code"]
     (cause,) = answer["status"]["details"]["causes"]
     assert cause["field"].startswith("metadata.annotations[podgate.io/probe-spec]")

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pathlib
 import uuid
 
 import click
@@ -29,6 +30,27 @@ from agent.operate.cli.commands import options
     show_default=True,
     help="Address of the admission webhook; without a host, all addresses.",
 )
+@click.option(
+    "--webhook-tls",
+    type=options.PATH,
+    metavar="DIR",
+    help="Directory with tls.crt and tls.key of the webhook, which are read again when they "
+    "change. Without it, or while it has no certificate, the webhook is not served.",
+)
+@click.option(
+    "--webhook-client-ca",
+    type=options.PATH,
+    metavar="FILE",
+    help="Authorities (PEM) of the API servers' client certificates. Clients without one are "
+    "rejected then.",
+)
+@click.option(
+    "--webhook-client-name",
+    multiple=True,
+    metavar="NAME",
+    help="A common name that clients may have; may be repeated. Without it, every certificate of "
+    "--webhook-client-ca.",
+)
 @options.log_format
 @options.log_level
 def controller(
@@ -36,6 +58,9 @@ def controller(
     namespace: str,
     http_address: tuple[str, int],
     webhook_address: tuple[str, int],
+    webhook_tls: pathlib.Path | None,
+    webhook_client_ca: pathlib.Path | None,
+    webhook_client_name: tuple[str, ...],
     log_format: str,
     log_level: str,
 ) -> None:
@@ -45,8 +70,10 @@ def controller(
     """
     from agent import logs
     from agent.controller import controller as replica
-    from agent.controller.settings import ControllerSettings
+    from agent.controller.settings import ControllerSettings, WebhookSettings
 
+    if webhook_client_name and not webhook_client_ca:
+        raise click.UsageError("--webhook-client-name needs --webhook-client-ca")
     settings = ControllerSettings(
         kubeconfig=kubeconfig,
         namespace=namespace,
@@ -54,8 +81,13 @@ def controller(
         identity=f"{os.uname().nodename}_{uuid.uuid4()}",
         http_host=http_address[0],
         http_port=http_address[1],
-        webhook_host=webhook_address[0],
-        webhook_port=webhook_address[1],
+        webhook=WebhookSettings(
+            host=webhook_address[0],
+            port=webhook_address[1],
+            directory=webhook_tls,
+            client_ca=webhook_client_ca,
+            client_names=webhook_client_name,
+        ),
         log_format=LogFormat(log_format),
     )
     logs.configure(settings.log_format, LogLevel(log_level))

@@ -43,3 +43,110 @@ app.kubernetes.io/component: hub
 {{- define "podgate.agentUser" -}}
 system:serviceaccount:{{ .Release.Namespace }}:podgate
 {{- end }}
+
+{{- /* Whether the API server adds readiness gates by itself; empty if not. */}}
+{{- define "podgate.injectsByPolicies" -}}
+{{- if eq .Values.injection.mechanism "auto" }}
+{{- if .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy" }}true{{ end }}
+{{- else if eq .Values.injection.mechanism "policies" }}true{{ end }}
+{{- end }}
+
+{{- /* Whether the controller's webhook adds them; empty if not. */}}
+{{- define "podgate.injectsByWebhook" -}}
+{{- if or (eq .Values.injection.mechanism "auto") (eq .Values.injection.mechanism "webhook") }}
+{{- if not (include "podgate.injectsByPolicies" .) }}true{{ end }}
+{{- end }}
+{{- end }}
+
+{{- /* Whether webhooks call the controller; empty if not. */}}
+{{- define "podgate.hasWebhooks" -}}
+{{- if and .Values.controller.enabled (ne .Values.controller.webhook.certificate "none") }}true{{ end }}
+{{- end }}
+
+{{- /* Namespaces whose pods get a gate. word: the label's value, beside `all`. */}}
+{{- define "podgate.injectNamespaces" -}}
+matchExpressions:
+  - key: podgate.io/inject
+    operator: In
+    values: [{{ .word }}, all]
+  - key: kubernetes.io/metadata.name
+    operator: NotIn
+    values: [{{ .root.Release.Namespace | quote }}]
+{{- end }}
+
+{{- /* Pods that get a gate, the same by a policy and by a webhook. gate: of podgate.io. */}}
+{{- define "podgate.injectConditions" -}}
+- name: not-host-network
+  expression: "!has(object.spec.hostNetwork) || !object.spec.hostNetwork"
+- name: not-mirror
+  expression: >-
+    !has(object.metadata.annotations) ||
+    !('kubernetes.io/config.mirror' in object.metadata.annotations)
+- name: not-windows
+  expression: >-
+    (!has(object.spec.os) || object.spec.os.name != 'windows') &&
+    (!has(object.spec.nodeSelector) || !('kubernetes.io/os' in object.spec.nodeSelector) ||
+    object.spec.nodeSelector['kubernetes.io/os'] != 'windows')
+- name: not-yet
+  expression: >-
+    !has(object.spec.readinessGates) ||
+    !object.spec.readinessGates.exists(g, g.conditionType == 'podgate.io/{{ .gate }}')
+{{- end }}
+
+{{- /* Of a webhook: which path of the controller it calls. caBundle is written by the Job or by cert-manager. */}}
+{{- define "podgate.webhookClient" -}}
+service:
+  name: podgate-controller
+  namespace: {{ .root.Release.Namespace }}
+  path: {{ .path }}
+  port: 9443
+{{- if eq .root.Values.controller.webhook.certificate "secret" }}
+caBundle: {{ .root.Values.controller.webhook.caBundle | quote }}
+{{- end }}
+{{- end }}
+
+{{- /* Of a webhook configuration. */}}
+{{- define "podgate.webhookAnnotations" -}}
+{{- if eq .Values.controller.webhook.certificate "cert-manager" -}}
+annotations:
+  cert-manager.io/inject-ca-from: {{ .Release.Namespace }}/podgate-controller
+{{- end }}
+{{- end }}
+
+{{- /* Objects that exist for the Job alone, which Helm removes when it has succeeded. */}}
+{{- define "podgate.jobHook" -}}
+{{- if eq .root.Release.Service "Helm" -}}
+annotations:
+  helm.sh/hook: post-install,post-upgrade
+  helm.sh/hook-weight: {{ .weight | quote }}
+  helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end }}
+{{- end }}
+
+{{- /* The controller's place, and the Job's: nodes of the control plane where there are any. */}}
+{{- define "podgate.controllerPlace" -}}
+nodeSelector:
+  kubernetes.io/os: linux
+  {{- with .Values.controller.nodeSelector }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .Values.controller.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+        - matchExpressions:
+            - key: kubernetes.io/arch
+              operator: In
+              values: {{ toJson .Values.agent.architectures }}
+    # Root of a node reads the tokens of its pods.
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        preference:
+          matchExpressions:
+            - key: node-role.kubernetes.io/control-plane
+              operator: Exists
+{{- end }}

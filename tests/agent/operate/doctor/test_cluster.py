@@ -3,6 +3,7 @@
 import copy
 import datetime
 import pathlib
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.agent.operate.doctor import answers
 from tests.image import manifests
 
 Json = dict[str, Any]
+ROOT = pathlib.Path(__file__).parents[4]
 
 
 class Answering:
@@ -94,6 +96,12 @@ async def test_each_right_that_is_missing_is_named(
     assert finding.sentence.startswith(f"The account may not {right.verbs[-1]} {right.resource}")
     assert finding.sentence.endswith(f": {right.effect}.")
     assert "apply" in finding.remedy
+
+
+def test_page_names_every_right_of_an_agent_s_token() -> None:
+    page = (ROOT / "docs/security.md").read_text(encoding="utf-8")
+    section = page.partition("## The API server's side")[2].partition("The controller's token")[0]
+    assert {right.resource for right in RIGHTS} <= set(re.findall(r"`([a-z/]+)`", section))
 
 
 def test_rights_are_those_that_the_manifests_grant() -> None:

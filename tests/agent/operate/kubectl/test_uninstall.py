@@ -9,7 +9,7 @@ import yaml
 
 from agent.operate.kubectl import cleaning, main, uninstall
 from tests.agent.operate.kubectl.standin import KubectlStandin, agent_pod, node
-from tests.chart import rendering
+from tests.chart import examples, rendering
 
 ROOT = pathlib.Path(__file__).parents[4]
 START = cleaning.Start("/etc/cni/net.d", "/opt/cni/bin")
@@ -342,7 +342,12 @@ def test_every_object_of_the_chart_is_removed() -> None:
         "metrics": {"podMonitor": {"enabled": True}, "reader": {"name": "x", "namespace": "y"}},
     }
     removed = {kind.partition(".")[0] for kind in uninstall.KINDS}
-    for one in rendering.objects(everything):
+    rendered = [
+        one
+        for values in (everything, *examples.VALUES.values())
+        for one in rendering.objects(values)
+    ]
+    for one in rendered:
         name = one["metadata"]["labels"]["app.kubernetes.io/name"]
         assert name.startswith("podgate"), one["metadata"]["name"]
         kind = one["kind"].lower()

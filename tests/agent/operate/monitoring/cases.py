@@ -178,6 +178,9 @@ CASES = {
     "PodgateProxyNotInStep": one(
         _gauge("podgate_proxy_sync_failures_total"), "0x20 0+2x38", "0x50 2x8"
     ),
+    "PodgateWebhookCertificate": one(
+        _gauge("podgate_controller_webhook_certificate_valid"), "1x40 0x18", "0x5 1x53"
+    ),
 }
 
 # A full map that replaces old entries is as it should be.

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import datetime
+import itertools
 import pathlib
 from collections.abc import AsyncIterator
 
@@ -50,8 +51,11 @@ def client_files(authority: Authority, tmp_path: pathlib.Path) -> TlsFiles:
 class Server:
     """Serves a store to other nodes, until it is stopped; again on the same port."""
 
+    _numbers = itertools.count()
+
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
+        self._number = next(self._numbers)
         self._stack = contextlib.AsyncExitStack()
         self.port = 0
         self.renew()
@@ -68,7 +72,12 @@ class Server:
     async def start(self) -> None:
         running = asyncio.create_task(self.publisher.run())
         self._stack.callback(running.cancel)
-        served = NodesServer(self.publisher, ("127.0.0.1", self.port), CurrentTls(self._files))
+        served = NodesServer(
+            self.publisher,
+            ("127.0.0.1", self.port),
+            CurrentTls(self._files),
+            inner=self._files.key.parent / f"{self._number}.sock",
+        )
         self.port = await self._stack.enter_async_context(served.serve())
 
     async def stop(self) -> None:
