@@ -61,30 +61,30 @@ _COMPONENTS: Mapping[str, tuple[Kind, str]] = {
     ),
 }
 
-_ISOLATION: Mapping[str, Kind] = {
-    "GateBypassed": kinds.GATE_BYPASSED,
-    "GateFailed": kinds.GATE_FAILED,
-    isolation.GATE_LOST: kinds.GATE_FAILED,
-    "NetnsMissing": kinds.NETNS_UNUSABLE,
-    "NetnsInvalid": kinds.NETNS_UNUSABLE,
-    "NetnsInUse": kinds.NETNS_UNUSABLE,
-    "NetnsNotFound": kinds.POD_STARTING,
-    "SandboxMissing": kinds.POD_STARTING,
-    "NoInterface": kinds.POD_STARTING,
+_BY_REASON: Mapping[str, Mapping[str, Kind]] = {
+    labels.ISOLATION_READY: {
+        "GateBypassed": kinds.GATE_BYPASSED,
+        "GateFailed": kinds.GATE_FAILED,
+        isolation.GATE_LOST: kinds.GATE_FAILED,
+        "NetnsMissing": kinds.NETNS_UNUSABLE,
+        "NetnsInvalid": kinds.NETNS_UNUSABLE,
+        "NetnsInUse": kinds.NETNS_UNUSABLE,
+        "NetnsNotFound": kinds.POD_STARTING,
+        "SandboxMissing": kinds.POD_STARTING,
+        "NoInterface": kinds.POD_STARTING,
+    },
+    labels.PROBES_PASSING: {
+        "ProbeFailing": kinds.PROBE_FAILING,
+        "ProbePending": kinds.POD_STARTING,
+        "ProbeRedirected": kinds.PROBE_REDIRECTED,
+        "ContainerNotRunning": kinds.POD_STARTING,
+        "NotScheduled": kinds.POD_STARTING,
+        "PodSpecUnknown": kinds.POD_STARTING,
+        "NoNetns": kinds.POD_STARTING,
+    },
 }
-"""By the reason of a condition that is not as desired; others of one that is not True are of
-manifests."""
-
-_PROBES: Mapping[str, Kind] = {
-    "ProbeFailing": kinds.PROBE_FAILING,
-    "ProbePending": kinds.POD_STARTING,
-    "ProbeRedirected": kinds.PROBE_REDIRECTED,
-    "ContainerNotRunning": kinds.POD_STARTING,
-    "NotScheduled": kinds.POD_STARTING,
-    "PodSpecUnknown": kinds.POD_STARTING,
-    "NoNetns": kinds.POD_STARTING,
-}
-"""Likewise; others are of probes that cannot be read."""
+"""By type and reason of a condition that is not as desired. Other reasons are of manifests, and of
+probes that cannot be read."""
 
 _LABELS: Mapping[str, Kind] = {
     modes.NOT_ALLOWED: kinds.MODE_NOT_ALLOWED,
@@ -290,7 +290,7 @@ def kind_of(condition: Condition, mode: str) -> Kind | None:
     """What a condition of a pod in this mode is; None if it is as desired."""
     is_isolation = condition.type == labels.ISOLATION_READY
     if condition.status != TRUE:
-        by_reason = _ISOLATION if is_isolation else _PROBES
+        by_reason = _BY_REASON.get(condition.type, {})
         return by_reason.get(condition.reason, kinds.MANIFEST_INVALID)
     if is_isolation and condition.reason == isolation.GATE_LOST:
         return kinds.GATE_FAILED

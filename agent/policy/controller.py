@@ -117,6 +117,13 @@ class PolicyController:
             self._hits.retain(())
             await self._admit_raw_sockets()
             return
+        self._effective = EffectivePolicies(await self._sources())
+        await asyncio.to_thread(self._effective.restore)
+        self._rule_set, _ = await self._refreshed()
+        await self._admit_raw_sockets()
+
+    async def _sources(self) -> list[PolicyProvider]:
+        """Of two policies with one name that of the first source is in force."""
         sources: list[PolicyProvider] = []
         if self._path:
             sources.append(await asyncio.to_thread(_files, self._path, self._state))
@@ -124,10 +131,7 @@ class PolicyController:
             sources.append(self._api)
         if self._defaults:
             sources.append(self._defaults)
-        self._effective = EffectivePolicies(sources)
-        await asyncio.to_thread(self._effective.restore)
-        self._rule_set, _ = await self._refreshed()
-        await self._admit_raw_sockets()
+        return sources
 
     async def run(self) -> None:
         """Follow policies and cgroups until cancelled.
