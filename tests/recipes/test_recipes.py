@@ -229,16 +229,19 @@ DISK_SLOW = define(
             '    ({"disk_problem": "wrong"}, kinds.DISK_SLOW, "The disk is wrong."),\n',
         ),
     )
+    tree.edit(
+        "tests/agent/operate/finding_states.py",
+        ("UNMADE: dict[str, str] = {", '"disk-slow": "a test has no slow disk"'),
+    )
     shown = tree.run(
         """
-import datetime
 from agent.admin.finding_kinds import page
 from agent.app import reports
 from agent.operate.cli.output import Screen
 from agent.operate.cli.views import status
 from agent.operate.page import content
 from tests.agent.admin import test_findings
-from tests.agent.operate import test_front_ends
+from tests.agent.operate import finding_states, test_front_ends
 from tests.agent.operate.page.reports import NOW, drops, report
 
 changes, kind, sentence = test_findings.OF_NODE[0]
@@ -248,6 +251,7 @@ status.show(Screen(), whole)
 assert b"The disk is far too slow." in content.full_page(whole, drops(), now=NOW)
 assert "`disk-slow`" in page.text()
 test_front_ends.test_each_kind_of_a_report_has_a_state_that_makes_it()
+assert finding_states.problems() == []
 """
     )
     assert shown.startswith("broken: The disk is far too slow.")
