@@ -18,7 +18,8 @@ def pack(target: pathlib.Path) -> None:
         for package in ("agent", "agent/admin", "agent/operate"):
             (root / package).mkdir()
             shutil.copy(SOURCE / package / "__init__.py", root / package)
-        shutil.copy(SOURCE / "agent/operate/flow_text.py", root / "agent/operate")
+        for module in ("agent/labels.py", "agent/operate/flow_text.py"):
+            shutil.copy(SOURCE / module, root / module)
         for package in ("agent/admin/finding_kinds", "agent/operate/kubectl"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(SOURCE / package, root / package, ignore=ignored)

@@ -11,11 +11,11 @@ from typing import Any
 
 from agent import VERSION
 from agent.admin import finding_kinds as kinds
+from agent.labels import ISOLATION_READY
 from agent.operate.kubectl import findings, printing
 from agent.operate.kubectl.cluster import Cluster, NodeAnswer, Object
 from agent.operate.kubectl.findings import Finding
 
-ISOLATION_READY = "podgate.io/isolation-ready"
 # By the condition's reason, in ascending order of what is closed.
 _MODES = {"Off": "off", "Audit": "audit", "Enforced": "enforce", "Strict": "strict"}
 MODES = tuple(_MODES.values())

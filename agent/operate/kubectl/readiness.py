@@ -7,11 +7,11 @@ The kubelet sets Ready when ContainersReady is True and each readiness gate's co
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
+from agent.labels import DOMAIN, ISOLATION_READY
 from agent.operate.kubectl.cluster import Object
-from agent.operate.kubectl.node_status import ISOLATION_READY, NodeStatus
+from agent.operate.kubectl.node_status import NodeStatus
 
-PROBES_PASSING = "podgate.io/probes-passing"
-_PODGATE = "podgate.io/"
+_PODGATE = f"{DOMAIN}/"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
