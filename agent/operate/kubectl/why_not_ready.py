@@ -9,6 +9,7 @@ from agent.operate.kubectl.exit_status import NO, YES
 from agent.operate.kubectl.node_status import NodeStatus
 from agent.operate.kubectl.printing import Cell
 from agent.operate.kubectl.readiness import ReadinessCheck
+from agent.operate.text import printable
 
 
 def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -62,13 +63,13 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
 
 def _show(pod: Object, found: list[ReadinessCheck], next_command: str, *, is_ready: bool) -> None:
     head = Cell("Ready", printing.GREEN) if is_ready else Cell("not Ready", printing.YELLOW)
-    printing.line(f"Pod {printing.clean(pods.full_name(pod))} is {printing.coloured(head)}.")
+    printing.line(f"Pod {printable(pods.full_name(pod))} is {printing.coloured(head)}.")
     for one in found:
         mark = Cell("+", printing.GREEN) if one.is_met else Cell("-", printing.RED)
-        text = printing.clean(f"{one.subject}: {one.text}")
+        text = printable(f"{one.subject}: {one.text}")
         printing.line(f"{printing.coloured(mark)} {text}")
     if next_command:
-        printing.line(f"Next: {printing.clean(next_command)}")
+        printing.line(f"Next: {printable(next_command)}")
 
 
 def _node(cluster: Cluster, pod: Object) -> Object | None:

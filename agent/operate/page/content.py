@@ -23,6 +23,7 @@ from agent.admin.report import (
 from agent.listing import listed
 from agent.operate.page import sparkline, style
 from agent.operate.page.markup import Markup, Node, document, element, join
+from agent.operate.text import ago
 
 RELOAD_SECONDS = 10
 """How often an open page loads itself again; there is no script to do less."""
@@ -319,8 +320,4 @@ def _time(at: datetime.datetime) -> str:
 
 def _age(at: datetime.datetime, now: datetime.datetime) -> Markup:
     """As "5m ago", with the time as its title."""
-    seconds = max(0, int((now - at).total_seconds()))
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= length:
-            return element("span", f"{seconds // length}{unit} ago", title=_time(at))
-    return element("span", f"{seconds}s ago", title=_time(at))
+    return element("span", ago(now - at), title=_time(at))

@@ -7,7 +7,7 @@ import pytest
 
 from agent.admin import finding_kinds as kinds
 from agent.admin.finding import Finding
-from agent.app.preflight import PreflightError
+from agent.errors import PreflightError
 from agent.linux.node_routes import DeviceRoute
 from agent.linux.rtnetlink import Link
 from agent.operate.doctor import checks, host_network, kernel, programs
