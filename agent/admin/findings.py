@@ -231,7 +231,7 @@ def _of_labels(report: AgentReport) -> Iterator[Finding]:
             if problem.subject:
                 pods.setdefault(problem, []).append(pod)
             else:
-                yield _of_label(problem, [pod], f"pod {full_name(pod)}")
+                yield _of_label(problem, [pod], f"pod {pod.full_name}")
     for problem, concerned in pods.items():
         yield _of_label(problem, concerned, problem.subject)
 
@@ -240,11 +240,11 @@ def _of_label(problem: Problem, pods: list[PodStatus], subject: str) -> Finding:
     kind = _LABELS.get(problem.reason, kinds.LABEL_INVALID)
     if problem.reason == modes.INVALID and any(pod.mode not in _CLOSED for pod in pods):
         kind = kinds.LABEL_IGNORED
-    return found(kind, problem.message, subject, pods=[full_name(pod) for pod in pods])
+    return found(kind, problem.message, subject, pods=[pod.full_name for pod in pods])
 
 
 def _of_pod(pod: PodStatus, report: AgentReport) -> Iterator[Finding]:
-    subject = f"pod {full_name(pod)}"
+    subject = f"pod {pod.full_name}"
     bypassed = [path.address for path in pod.paths if path.result == "bypassed"]
     if bypassed:
         yield found(kinds.GATE_BYPASSED, isolation.bypassed_sentence(bypassed), subject)
@@ -296,8 +296,3 @@ def kind_of(condition: Condition, mode: str) -> Kind | None:
         return kinds.GATE_FAILED
     is_ungated = is_isolation and condition.reason == "NotSupported"
     return kinds.NOT_SUPPORTED if is_ungated and mode in _CLOSED else None
-
-
-def full_name(pod: PodStatus) -> str:
-    """ "namespace/name"; the name alone for an invalid manifest."""
-    return f"{pod.namespace}/{pod.name}" if pod.namespace else pod.name

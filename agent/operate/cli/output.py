@@ -168,11 +168,6 @@ def time_text(at: datetime.datetime) -> str:
     return f"{at.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
-def full_name(namespace: str, name: str) -> str:
-    """ "namespace/name"; the name alone for an invalid manifest and for the relay."""
-    return f"{namespace}/{name}" if namespace else name
-
-
 def _is_number(column: Column[Row], rows: Sequence[Row]) -> bool:
     values = [column.cell(row) for row in rows]
     return any(isinstance(value, float | int) for value in values)

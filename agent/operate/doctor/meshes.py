@@ -2,7 +2,6 @@
 
 import collections
 
-from agent.admin.findings import full_name
 from agent.admin.report import AgentReport
 from agent.listing import listed
 from agent.operate import meshes
@@ -17,7 +16,7 @@ def check(report: AgentReport) -> list[Passed]:
     pods: dict[str, list[str]] = collections.defaultdict(list)
     for pod in report.pods:
         if mesh := meshes.read(pod):
-            pods[meshes.describe(pod, mesh)].append(full_name(pod))
+            pods[meshes.describe(pod, mesh)].append(pod.full_name)
     return [
         Passed("mesh", f"{listed(names, _NAMED_PODS)}: {text}.")
         for text, names in sorted(pods.items())
