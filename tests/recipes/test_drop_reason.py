@@ -2,17 +2,15 @@
 specification give it to the same packet.
 """
 
-import pathlib
-
 import pytest
 
-from tests.recipes.tree import Tree
+from tests.recipes.conftest import Recipe
 
 pytestmark = pytest.mark.kernel
 
 
-def test_drop_reason(isolated: None, tmp_path: pathlib.Path) -> None:
-    tree = Tree("Drop reason", "discard", tmp_path)
+def test_drop_reason(isolated: None, recipe: Recipe) -> None:
+    tree = recipe("Drop reason", "discard")
     tree.edit(
         "bpf/src/abi.h",
         (
@@ -77,10 +75,14 @@ lines = source.read_text().splitlines(keepends=True)
 others = ("host_devices.c", "tunnels.c", "hooks.c", "relay.c", "kubelet.c", "packet_sockets.c")
 lines = [line for line in lines if not line.rstrip('"\\n').endswith(others)]
 lines.insert(0, '#pragma clang diagnostic ignored "-Wunused-function"\\n')
-source.write_text("".join(lines))
+gate_alone = source.with_name("gate_alone.c")
+gate_alone.write_text("".join(lines))
 programs = [one for one in loader.PROGRAM_SET.programs if one.name == abi.GATE_EGRESS]
-programs = dataclasses.replace(loader.PROGRAM_SET, programs=tuple(programs))
+programs = dataclasses.replace(
+    loader.PROGRAM_SET, source=gate_alone.name, programs=tuple(programs)
+)
 compiled = compiling.compile_here(programs, features.offered(programs.features))
+gate_alone.unlink()
 
 address = ipaddress.ip_address("198.18.1.1")
 with GateTrial(compiled) as trial:

@@ -10,9 +10,6 @@ import sys
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = ROOT / "CONTRIBUTING.md"
 
-# Whatever the checkout has besides, such as a virtual environment, takes no part.
-_PARTS = ("agent", "bpf", "probes", "tests", "docs", "deploy")
-
 _STEP = re.compile(r"^\d+\. `([\w./]+)`", re.MULTILINE)
 
 
@@ -33,15 +30,21 @@ def steps(title: str) -> list[str]:
 
 
 class Tree:
-    """A copy of the tree for one recipe. name: of the new thing."""
+    """A copy of the tree, for one recipe. name: of the new thing."""
 
-    def __init__(self, title: str, name: str, directory: pathlib.Path) -> None:
+    def __init__(self, title: str, name: str, copy: pathlib.Path) -> None:
         self.title = title
-        self.root = directory
+        self.root = copy
         self._open = [path.replace("NAME", name) for path in steps(title)]
-        for part in _PARTS:
-            # With the times of the files, so that Python uses what it has compiled.
-            shutil.copytree(ROOT / part, directory / part, symlinks=True)
+        self._taken: list[str] = []
+
+    def restore(self) -> None:
+        """As it was, for the next recipe. With the times of the files, by which Python knows what
+        it has compiled."""
+        for path in self._taken:
+            (self.root / path).unlink(missing_ok=True)
+            if (ROOT / path).exists():
+                shutil.copy2(ROOT / path, self.root / path)
 
     def edit(self, path: str, *changes: tuple[str, str]) -> None:
         """Take the next step in an existing file: insert each text behind the lines before it.
@@ -81,4 +84,5 @@ class Tree:
         if self._open[:1] != [path]:
             raise StepError(f"The next step of {self.title!r} is {self._open[:1]}, not {path}.")
         del self._open[0]
+        self._taken.append(path)
         return self.root / path

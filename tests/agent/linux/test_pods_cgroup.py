@@ -1,4 +1,4 @@
-"""The cgroup above all pods, at any depth, and no other that somebody else can make."""
+"""The cgroup above all pods, at any depth, and none that another user or a container can make."""
 
 import os
 import pathlib

@@ -193,7 +193,7 @@ def test_no_front_end_judges_a_report(path: pathlib.Path) -> None:
 
 
 def _makes_findings(tree: ast.AST) -> bool:
-    """By `found` of agent.admin.finding, however it is imported, or by the class itself."""
+    """By `found` of agent.admin.finding under any name, or by the class itself."""
     aliases = {
         alias.asname or alias.name
         for node in ast.walk(tree)
