@@ -109,9 +109,6 @@ MADE: dict[str, dict[str, dict[str, str]]] = {
         },
     },
     "agent/operate/doctor/test_host.py": {
-        "test_ranges_of_the_relay_that_the_node_uses": {
-            "relay-ranges-unusable": "RELAY_RANGES_TAKEN"
-        },
         "test_kernel_without_cookies_of_namespaces": {"netns-cookies-missing": "COOKIES_MISSING"},
         "test_programs_of_others_that_cannot_be_read": {
             "programs-unreadable": "PROGRAMS_UNREADABLE",
@@ -179,11 +176,6 @@ MADE: dict[str, dict[str, dict[str, str]]] = {
     "agent/sources/test_manifests.py": {
         "test_invalid_manifest_is_one_problem": {
             "manifest-invalid": "manifest_problem",
-        },
-    },
-    "agent/strict/test_supervisor.py": {
-        "test_range_that_cannot_be_restored_is_reported": {
-            "relay-missing": "cannot be set apart",
         },
     },
     "cluster/test_doctor.py": {
@@ -297,6 +289,12 @@ MADE: dict[str, dict[str, dict[str, str]]] = {
         },
         "test_kernel_whose_hooks_have_no_effect_is_a_problem": {
             "raw-sockets-not-denied": "so none is rejected",
+        },
+    },
+    "kernel/test_relay_pair.py": {
+        "test_range_in_use_is_reported_and_strict_falls_back_to_enforce": {
+            "relay-missing": "RELAY_MISSING",
+            "relay-ranges-unusable": "RELAY_RANGES_TAKEN",
         },
     },
     "kernel/test_redirected.py": {

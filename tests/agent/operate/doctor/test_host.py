@@ -11,7 +11,6 @@ from agent.errors import PreflightError
 from agent.linux.node_routes import DeviceRoute
 from agent.linux.rtnetlink import Link
 from agent.operate.doctor import checks, host_network, kernel, programs
-from agent.settings import DEFAULT_RELAY_RANGES
 from bpf import errors
 
 
@@ -61,17 +60,3 @@ async def test_tun_that_carries_traffic_of_others(monkeypatch: pytest.MonkeyPatc
     assert isinstance(found, Finding)
     assert found.kind == kinds.TUN_ROUTES.name
     assert "tun0 (routes to 198.18.5.0/24)" in found.sentence
-
-
-async def test_ranges_of_the_relay_that_the_node_uses(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
-) -> None:
-    async def problem(*_: object) -> str:
-        return "198.18.0.0/24 is routed."
-
-    monkeypatch.setattr("agent.strict.check.find_problem", problem)
-    monkeypatch.setattr(host_network, "cgroup2_mount", lambda: tmp_path)
-    found = await host_network._strict(tmp_path, DEFAULT_RELAY_RANGES)
-    assert isinstance(found, Finding)
-    assert found.kind == kinds.RELAY_RANGES_TAKEN.name
-    assert found.sentence == "Strict unavailable, falling back to enforce: 198.18.0.0/24 is routed."
