@@ -16,7 +16,7 @@ from agent.linux.procfs import Procfs, raise_own
 # (kubernetes/pkg/kubelet/cm/cgroup_manager_linux.go).
 _NAME = re.compile(r"(?:.*-)?kubepods(?:\.slice)?", re.DOTALL)
 _POD_NAME = re.compile(r"(?:.*-)?pod([-_0-9a-f]{32,36})(?:\.slice)?", re.DOTALL)
-_PLACES = ("kubepods.slice", "kubepods", "*/*-kubepods.slice", "*/kubepods")
+_NAMES = ("kubepods.slice", "kubepods")
 MISSING = (
     "The cgroup of pods is not found below cgroup v2: neither by a process of a pod, nor where the "
     "kubelet usually makes it. So processes of pods count as the host's."
@@ -85,11 +85,21 @@ class PodsCgroup:
         return False
 
     def _usual(self) -> Iterator[pathlib.Path]:
+        """Once a second while none is found: a stat each, without a listing of each directory."""
         assert self._root is not None
-        for pattern in _PLACES:
-            for path in sorted(self._root.glob(pattern)):
-                if self._is_roots(path):
-                    yield path
+        try:
+            with os.scandir(self._root) as entries:
+                above = sorted(one.path for one in entries if one.is_dir(follow_symlinks=False))
+        except OSError as error:
+            raise_own(error)
+            return
+        places = [f"{self._root}/{name}" for name in _NAMES]
+        for path in above:
+            of_slice = f"{os.path.basename(path).removesuffix('.slice')}-{_NAMES[0]}"
+            places += (f"{path}/{of_slice}", f"{path}/{_NAMES[1]}")
+        for place in places:
+            if os.path.lexists(place) and self._is_roots(pathlib.Path(place)):
+                yield pathlib.Path(place)
 
     def _is_roots(self, path: pathlib.Path) -> bool:
         """Whether root alone can make cgroups on the way to it: no process chooses its own name."""
