@@ -9,7 +9,7 @@ from tests.tracing.journeys import journeys
 # Of Python, pip, pytest, image builders, kube-proxy, kubelet, Cilium, example clients, kubectl
 # podgate.
 OTHER_OPTIONS = {
-    *("--system-site-packages", "--cluster-cidr", "--root-dir"),
+    *("--system-site-packages", "--cluster-cidr", "--root-dir", "--cgroup-root"),
     *("--require-hashes", "--build-arg", "--twice"),
     *("--once", "--instance-id", "--rev", "--error-delay", "--allow-localhost"),
     "--yes",
