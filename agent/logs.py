@@ -246,6 +246,7 @@ class Event(enum.Enum):
     PODINFO_CLIENTS_LIMITED = "Low file descriptor limit; PodInfo clients limited."
     PODINFO_NOT_SERVED = "PodInfo API cannot be served; retrying."
     PODINFO_SERVING = "PodInfo API serves this node's pods."
+    PODS_CGROUP_FOUND = "Cgroup of pods found by a process of a pod."
     PODS_NOT_SAVED = "Pods cannot be saved."
     POLICIES_APPLIED = "Policies applied."
     POLICIES_NOT_SAVED = "Policies cannot be saved."

@@ -4,7 +4,6 @@ import asyncio
 import collections
 import contextlib
 import contextvars
-import errno
 import random
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import structlog
 
 from agent.backoff import Backoff, Jitter
+from agent.errors import EXHAUSTED
 from agent.logs import Event
 
 log = structlog.get_logger(__name__)
@@ -149,7 +149,7 @@ def is_shortage(error: BaseException) -> bool:
     problem."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_shortage, error.exceptions))
-    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+    return isinstance(error, OSError) and error.errno in EXHAUSTED
 
 
 def _innermost(error: Exception) -> Exception:

@@ -9,6 +9,10 @@ import sys
 import tempfile
 import zipapp
 
+_MODULES = (
+    *("agent/labels.py", "agent/listing.py"),
+    *("agent/operate/flow_text.py", "agent/operate/text.py"),
+)
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
 
 
@@ -18,7 +22,8 @@ def pack(target: pathlib.Path) -> None:
         for package in ("agent", "agent/admin", "agent/operate"):
             (root / package).mkdir()
             shutil.copy(SOURCE / package / "__init__.py", root / package)
-        shutil.copy(SOURCE / "agent/operate/flow_text.py", root / "agent/operate")
+        for module in _MODULES:
+            shutil.copy(SOURCE / module, root / module)
         for package in ("agent/admin/finding_kinds", "agent/operate/kubectl"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(SOURCE / package, root / package, ignore=ignored)

@@ -61,30 +61,30 @@ _COMPONENTS: Mapping[str, tuple[Kind, str]] = {
     ),
 }
 
-_ISOLATION: Mapping[str, Kind] = {
-    "GateBypassed": kinds.GATE_BYPASSED,
-    "GateFailed": kinds.GATE_FAILED,
-    isolation.GATE_LOST: kinds.GATE_FAILED,
-    "NetnsMissing": kinds.NETNS_UNUSABLE,
-    "NetnsInvalid": kinds.NETNS_UNUSABLE,
-    "NetnsInUse": kinds.NETNS_UNUSABLE,
-    "NetnsNotFound": kinds.POD_STARTING,
-    "SandboxMissing": kinds.POD_STARTING,
-    "NoInterface": kinds.POD_STARTING,
+_BY_REASON: Mapping[str, Mapping[str, Kind]] = {
+    labels.ISOLATION_READY: {
+        "GateBypassed": kinds.GATE_BYPASSED,
+        "GateFailed": kinds.GATE_FAILED,
+        isolation.GATE_LOST: kinds.GATE_FAILED,
+        "NetnsMissing": kinds.NETNS_UNUSABLE,
+        "NetnsInvalid": kinds.NETNS_UNUSABLE,
+        "NetnsInUse": kinds.NETNS_UNUSABLE,
+        "NetnsNotFound": kinds.POD_STARTING,
+        "SandboxMissing": kinds.POD_STARTING,
+        "NoInterface": kinds.POD_STARTING,
+    },
+    labels.PROBES_PASSING: {
+        "ProbeFailing": kinds.PROBE_FAILING,
+        "ProbePending": kinds.POD_STARTING,
+        "ProbeRedirected": kinds.PROBE_REDIRECTED,
+        "ContainerNotRunning": kinds.POD_STARTING,
+        "NotScheduled": kinds.POD_STARTING,
+        "PodSpecUnknown": kinds.POD_STARTING,
+        "NoNetns": kinds.POD_STARTING,
+    },
 }
-"""By the reason of a condition that is not as desired; others of one that is not True are of
-manifests."""
-
-_PROBES: Mapping[str, Kind] = {
-    "ProbeFailing": kinds.PROBE_FAILING,
-    "ProbePending": kinds.POD_STARTING,
-    "ProbeRedirected": kinds.PROBE_REDIRECTED,
-    "ContainerNotRunning": kinds.POD_STARTING,
-    "NotScheduled": kinds.POD_STARTING,
-    "PodSpecUnknown": kinds.POD_STARTING,
-    "NoNetns": kinds.POD_STARTING,
-}
-"""Likewise; others are of probes that cannot be read."""
+"""By type and reason of a condition that is not as desired. Other reasons are of manifests, and of
+probes that cannot be read."""
 
 _LABELS: Mapping[str, Kind] = {
     modes.NOT_ALLOWED: kinds.MODE_NOT_ALLOWED,
@@ -231,7 +231,7 @@ def _of_labels(report: AgentReport) -> Iterator[Finding]:
             if problem.subject:
                 pods.setdefault(problem, []).append(pod)
             else:
-                yield _of_label(problem, [pod], f"pod {full_name(pod)}")
+                yield _of_label(problem, [pod], f"pod {pod.full_name}")
     for problem, concerned in pods.items():
         yield _of_label(problem, concerned, problem.subject)
 
@@ -240,11 +240,11 @@ def _of_label(problem: Problem, pods: list[PodStatus], subject: str) -> Finding:
     kind = _LABELS.get(problem.reason, kinds.LABEL_INVALID)
     if problem.reason == modes.INVALID and any(pod.mode not in _CLOSED for pod in pods):
         kind = kinds.LABEL_IGNORED
-    return found(kind, problem.message, subject, pods=[full_name(pod) for pod in pods])
+    return found(kind, problem.message, subject, pods=[pod.full_name for pod in pods])
 
 
 def _of_pod(pod: PodStatus, report: AgentReport) -> Iterator[Finding]:
-    subject = f"pod {full_name(pod)}"
+    subject = f"pod {pod.full_name}"
     bypassed = [path.address for path in pod.paths if path.result == "bypassed"]
     if bypassed:
         yield found(kinds.GATE_BYPASSED, isolation.bypassed_sentence(bypassed), subject)
@@ -290,14 +290,9 @@ def kind_of(condition: Condition, mode: str) -> Kind | None:
     """What a condition of a pod in this mode is; None if it is as desired."""
     is_isolation = condition.type == labels.ISOLATION_READY
     if condition.status != TRUE:
-        by_reason = _ISOLATION if is_isolation else _PROBES
+        by_reason = _BY_REASON.get(condition.type, {})
         return by_reason.get(condition.reason, kinds.MANIFEST_INVALID)
     if is_isolation and condition.reason == isolation.GATE_LOST:
         return kinds.GATE_FAILED
     is_ungated = is_isolation and condition.reason == "NotSupported"
     return kinds.NOT_SUPPORTED if is_ungated and mode in _CLOSED else None
-
-
-def full_name(pod: PodStatus) -> str:
-    """ "namespace/name"; the name alone for an invalid manifest."""
-    return f"{pod.namespace}/{pod.name}" if pod.namespace else pod.name

@@ -5,6 +5,7 @@ import datetime
 import msgspec
 
 from agent.admin.finding import Finding
+from agent.listing import full_name
 from agent.pods.conditions import Condition
 from agent.pods.pod import Problem
 
@@ -111,6 +112,11 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     strict_problem: str = ""
     """Why it stays at enforce, or would, in mode strict; one sentence, or empty."""
     relayed: list[RelayedPortStatus] = []
+
+    @property
+    def full_name(self) -> str:
+        """ "namespace/name"; the name alone for an invalid manifest."""
+        return full_name(self.namespace, self.name)
 
 
 class HookStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

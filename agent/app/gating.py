@@ -30,11 +30,13 @@ from agent.gates.path_test import PathTester
 from agent.gates.pod_gates import PodGates
 from agent.gates.worker import GateWorker
 from agent.kube.client import ApiClient
-from agent.kubelet import admitted_ports
+from agent.kubelet.pods_search import PodsSearch
+from agent.linux import pods_cgroup
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.link_monitor import LinkMonitor
 from agent.linux.nft_monitor import NftMonitor
 from agent.linux.pod_network import PodNetworkReader
+from agent.linux.pods_cgroup import PodsCgroup
 from agent.linux.traffic_control import TrafficControlMonitor
 from agent.logs import Event
 from agent.pods.conditions import Conditions
@@ -125,6 +127,7 @@ class Gating:
         self.labels = self.cluster.pods.labels if self.cluster else ObjectLabels()
         self._reader = PodNetworkReader()
         self._authority = AddressAuthority(self.store)
+        self._pods_cgroup = PodsCgroup(cgroup2_mount())
         self.policy = PolicyController(
             settings,
             RuleHits(gate_worker.loaded),
@@ -134,6 +137,7 @@ class Gating:
             labels=self.labels,
             modes=self.modes,
             defaults=defaults,
+            pods_cgroup=self._pods_cgroup,
         )
         self._chain_order = ChainOrder(gate_worker, self.metrics)
         self.default_deny = DefaultDenyController(
@@ -142,6 +146,7 @@ class Gating:
             lambda ifindexes: gate_worker.run(gate_worker.gates.lost, ifindexes),
             is_off=self._off_marks.are_set,
             abandoned_seconds=int(settings.dead_man_hours * 3600),
+            pods_cgroup=self._pods_cgroup,
         )
         self._path_tester = PathTester(
             gate_worker.path_tests, self.store, self.metrics, self._reader, self.default_deny
@@ -185,8 +190,6 @@ class Gating:
             settings.run_directory, gate_worker.gates.attachment, self.modes
         )
         self.cni_status = installer.PluginStatus()
-        cgroup = cgroup2_mount()
-        assert cgroup is not None  # `preflight.check`
         self.relay_gates = RelayGates(
             gate_worker=gate_worker,
             store=self.store,
@@ -214,7 +217,10 @@ class Gating:
             closes=settings.close_existing_flows,
         )
         self._heartbeat = Heartbeat(
-            gate_worker.config, cgroup2=cgroup, dead_man_hours=settings.dead_man_hours
+            gate_worker.config, self._pods_cgroup, dead_man_hours=settings.dead_man_hours
+        )
+        self._pods_search = PodsSearch(
+            self._pods_cgroup, lambda: self.store.pods, on_found=self.policy.read_cgroups
         )
         self._links = LinkMonitor(
             on_link_changed=self._on_link_changed,
@@ -257,6 +263,7 @@ class Gating:
         yield "traffic-control", self._traffic_control.run
         yield "existing-flows", self.existing_flows.run
         yield "injectable", self._injectable.run
+        yield "pods-cgroup", self._pods_search.run
         yield "pods", self.source.run
         yield "modes", self.modes.run
         yield "off-marks", self._off_marks.run
@@ -326,7 +333,7 @@ class Gating:
         """Why processes of pods cannot be distinguished from the host's, where a kubelet runs."""
         if self.cluster is None or not any(state.gates for state in self.store.states()):
             return ""
-        return "" if self.gate_worker.config.read().pods_cgroup else admitted_ports.NO_PODS_CGROUP
+        return "" if self.gate_worker.config.read().pods_cgroup else pods_cgroup.MISSING
 
     def _on_link_changed(self) -> None:
         self.source.hint()

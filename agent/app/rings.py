@@ -16,7 +16,8 @@ from prometheus_client import core
 
 from agent import tasks
 from agent.backoff import Jitter
-from agent.linux.descriptors import EXHAUSTED, Reserve
+from agent.errors import EXHAUSTED
+from agent.linux.descriptors import Reserve
 from agent.logs import Event
 from agent.metrics import MetricFamily, labelled
 

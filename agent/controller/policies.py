@@ -47,6 +47,7 @@ POLICIES: Final = Query(
     api_source.QUERY.name, api_source.QUERY.path, PolicyWithStatus, may_be_absent=True
 )
 NODES: Final = Query("nodes", "/api/v1/nodes", MetadataOnly, is_metadata_only=True)
+NAMESPACES: Final = Query("namespaces", "/api/v1/namespaces", MetadataOnly, is_metadata_only=True)
 REPORTS: Final = Query("nodereports", node_report.PATH, NodeReport, may_be_absent=True)
 
 
@@ -73,12 +74,13 @@ class PolicyStatusWriter:
         self._policies = Watcher(api, POLICIES, on_change=self._on_policy, jitter=jitter)
         self._nodes = Watcher(api, NODES, on_change=self._on_node, jitter=jitter)
         self._reports = Watcher(api, REPORTS, on_change=self._on_change, jitter=jitter)
+        self._namespaces = Watcher(api, NAMESPACES, on_change=self._on_namespace, jitter=jitter)
         self._problem = ""
 
     async def run(self) -> None:
         """Write until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for watcher in (self._policies, self._nodes, self._reports):
+            for watcher in (self._policies, self._nodes, self._reports, self._namespaces):
                 tasks.start(group, f"watch of {watcher.query.name}", watcher.run)
             await self._policies.answered.wait()
             await self._nodes.synced.wait()
@@ -103,6 +105,10 @@ class PolicyStatusWriter:
         if old is None or new is None or old.metadata.labels != new.metadata.labels:
             self._changed.set()
 
+    def _on_namespace(self, old: MetadataOnly | None, new: MetadataOnly | None) -> None:
+        if old is None or new is None:
+            self._changed.set()
+
     def _on_change(self, old: NodeReport | None, new: NodeReport | None) -> None:
         self._changed.set()
 
@@ -115,6 +121,9 @@ class PolicyStatusWriter:
             for (_, name), report in self._reports.objects.items()
             if report.status.policies
         }
+        # Without the right to watch them none counts as missing.
+        namespaces = {name for _, name in self._namespaces.objects}
+        is_complete = self._namespaces.synced.is_set()
         now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
         validated = {}
         for policy in policies:
@@ -122,9 +131,11 @@ class PolicyStatusWriter:
             found = self._validated.get(key) or policy_status.validated(policy)
             validated[key] = found
             before = policy_status.read_status(policy.status)
+            missing = sorted(found.namespaces - namespaces) if is_complete else ()
             status = policy_status.evaluate(
                 policy,
                 found,
+                missing,
                 policy_status.selected(nodes, found.nodes),
                 reports,
                 self._revisions,

@@ -18,6 +18,7 @@ from agent.policy.selectors import LabelSelector
 
 ACCEPTED: Final = "Accepted"
 PROGRAMMED: Final = "Programmed"
+NO_NAMESPACE: Final = "NamespaceMissing"
 
 # Names in one sentence; kubectl shows it in one line.
 _MAX_NAMES: Final = 3
@@ -59,11 +60,12 @@ class PolicyStatus(msgspec.Struct, frozen=True, rename="camel"):
 @dataclasses.dataclass(frozen=True, slots=True)
 class ValidatedPolicy:
     """A policy as the agents read it. problem: why they cannot; nodes: None for all; rules: in
-    words, in the agents' order."""
+    words, in the agents' order; namespaces: those that it names."""
 
     problem: str = ""
     nodes: LabelSelector | None = None
     rules: tuple[str, ...] = ()
+    namespaces: frozenset[str] = frozenset()
 
 
 def validated(policy: ApiPolicy) -> ValidatedPolicy:
@@ -73,7 +75,9 @@ def validated(policy: ApiPolicy) -> ValidatedPolicy:
     except (PolicyError, msgspec.DecodeError) as error:
         return ValidatedPolicy(str(error)[:_MAX_MESSAGE])
     rules = tuple(f"{one.source}, {one.protocol_text} {one.ports_text}" for one in found.rules)
-    return ValidatedPolicy(nodes=found.nodes, rules=rules)
+    selectors = (found.pods, *found.host_pods.values())
+    names = (name for selector in selectors for name in selector.namespaces or ())
+    return ValidatedPolicy(nodes=found.nodes, rules=rules, namespaces=frozenset(names))
 
 
 def selected(nodes: Mapping[str, Mapping[str, str]], selector: LabelSelector | None) -> list[str]:
@@ -84,6 +88,7 @@ def selected(nodes: Mapping[str, Mapping[str, str]], selector: LabelSelector | N
 def evaluate(
     policy: ApiPolicy,
     found: ValidatedPolicy,
+    missing: Sequence[str],
     names: Collection[str],
     reports: Mapping[str, NodePolicies],
     revisions: PolicyRevisions,
@@ -91,7 +96,8 @@ def evaluate(
     now: str,
     before: PolicyStatus | None,
 ) -> PolicyStatus:
-    """The status that a policy should have. names: of selected nodes; reports: by node.
+    """The status that a policy should have. missing: of its namespaces, those that do not exist;
+    names: of selected nodes; reports: by node.
 
     now: RFC 3339, for conditions that change; before: the status that it has.
     """
@@ -122,6 +128,10 @@ def evaluate(
             if without[0]:
                 in_force = "False", without[0], f"{in_force[2][:-1]}; {without[1]}."[:_MAX_MESSAGE]
                 accepted = "True", without[0], f"The spec is valid; {without[1]}."[:_MAX_MESSAGE]
+        if missing:
+            are = "namespace {} does" if len(missing) == 1 else "namespaces {} do"
+            clause = f"{are.format(listed(missing, _MAX_NAMES))} not exist"
+            accepted = "True", NO_NAMESPACE, f"The spec is valid; {clause}."[:_MAX_MESSAGE]
     conditions = tuple(
         _condition(kind, *values, generation=generation, now=now, before=before)
         for kind, values in ((ACCEPTED, accepted), (PROGRAMMED, in_force))
@@ -131,12 +141,12 @@ def evaluate(
 
 def _previous_effect(before: PolicyStatus | None, generation: int) -> tuple[str, str]:
     """What was known of the policy's effect: a change of another policy does not end that."""
-    accepted = before.condition(ACCEPTED) if before else None
-    if accepted is None or accepted.observed_generation != generation:
+    in_force = before.condition(PROGRAMMED) if before else None
+    if in_force is None or in_force.observed_generation != generation:
         return "", ""
-    if accepted.reason not in policy_effects.REASONS:
+    if in_force.reason not in policy_effects.REASONS:
         return "", ""
-    return accepted.reason, accepted.message.partition("; ")[2].removesuffix(".")
+    return in_force.reason, in_force.message.partition("; ")[2].removesuffix(".")
 
 
 def _failed(

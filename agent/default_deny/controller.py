@@ -19,6 +19,7 @@ from agent.default_deny.table import DefaultDenyError, DefaultDenyTable
 from agent.kubelet.search import KubeletCgroup
 from agent.linux import nft, rtnetlink
 from agent.linux.nft_monitor import Deleted
+from agent.linux.pods_cgroup import PodsCgroup
 from agent.linux.rtnetlink import Link
 from agent.logs import Event
 from agent.pods.changes import Subscription
@@ -55,6 +56,7 @@ class DefaultDenyController:
         *,
         is_off: Callable[[], bool],
         abandoned_seconds: int = 86_400,
+        pods_cgroup: PodsCgroup | None = None,
         now: Callable[[], float] | None = None,
     ) -> None:
         """abandoned_seconds: as `DefaultDenyTable.open`; is_off: whether the node was just switched
@@ -68,6 +70,7 @@ class DefaultDenyController:
         self._modes = modes
         self._is_off = is_off
         self._abandoned_seconds = abandoned_seconds
+        self._pods_cgroup = pods_cgroup
         self._wake = asyncio.Event()
         self._changed_modes = modes.changes.subscribe(Subscription(self._wake))
         self._changes = store.in_force.subscribe()
@@ -102,7 +105,11 @@ class DefaultDenyController:
 
     async def _install(self, gated: Iterable[int]) -> None:
         self._is_desired = True
-        table = await DefaultDenyTable.open(gated=gated, abandoned_seconds=self._abandoned_seconds)
+        table = await DefaultDenyTable.open(
+            gated=gated,
+            abandoned_seconds=self._abandoned_seconds,
+            pods_cgroup=self._pods_cgroup,
+        )
         if not table.available:
             log.warning(Event.DEFAULT_DENY_UNAVAILABLE, reason=table.reason_unavailable)
             return

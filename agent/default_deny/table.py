@@ -24,6 +24,7 @@ from agent.errors import PodgateError
 from agent.linux import nft
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.nft_cgroups import CgroupGoneError, CgroupMatches, SocketMatchError
+from agent.linux.pods_cgroup import PodsCgroup
 from agent.logs import Event
 
 log = structlog.get_logger(__name__)
@@ -48,10 +49,11 @@ class DefaultDenyTable:
         desired: ruleset.Ruleset,
         cgroup2: pathlib.PurePath | None,
         pods: Iterable[str] | None,
+        pods_cgroup: PodsCgroup | None,
     ) -> None:
         """Use `open`."""
         mount = cgroup2 or cgroup2_mount()
-        self._matches = None if mount is None else CgroupMatches(mount)
+        self._matches = None if mount is None else CgroupMatches(mount, pods_cgroup)
         self._pods = None if pods is None else tuple(pods)
         self._kubelet: str | None = None
         self._desired = desired
@@ -73,6 +75,7 @@ class DefaultDenyTable:
         stale_seconds: int = 60,
         abandoned_seconds: int = 86_400,
         cgroup2: pathlib.PurePath | None = None,
+        pods_cgroup: PodsCgroup | None = None,
     ) -> "DefaultDenyTable":
         """Install the tables, or take over those of the previous run, in one transaction.
 
@@ -95,7 +98,7 @@ class DefaultDenyTable:
             stale_seconds=stale_seconds,
             abandoned_seconds=abandoned_seconds,
         )
-        self = cls(desired, cgroup2, pods)
+        self = cls(desired, cgroup2, pods, pods_cgroup)
         try:
             await self._check_kernel()
             before = await installed.interface_sets()

@@ -1,9 +1,8 @@
 """Writes the agent's heartbeat, its limits and the pods' cgroup to the gates' configuration."""
 
 import asyncio
-import pathlib
 
-from agent.kubelet.admitted_ports import pods_cgroup
+from agent.linux.pods_cgroup import PodsCgroup
 from bpf.node_config import NodeConfig
 
 _PERIOD_SECONDS = 1.0
@@ -18,11 +17,12 @@ STALE_AFTER_SECONDS = 15.0
 class Heartbeat:
     """Beats once a second. Each beat is one small system call, so it runs on the event loop."""
 
-    def __init__(self, config: NodeConfig, *, cgroup2: pathlib.Path, dead_man_hours: float) -> None:
-        """cgroup2: the mount of cgroup v2; dead_man_hours: after this time without a beat
-        everything passes; 0: never."""
+    def __init__(
+        self, config: NodeConfig, pods_cgroup: PodsCgroup, *, dead_man_hours: float
+    ) -> None:
+        """dead_man_hours: after this time without a beat everything passes; 0: never."""
         self._config = config
-        self._cgroup2 = cgroup2
+        self._pods_cgroup = pods_cgroup
         self._dead_man_seconds = dead_man_hours * 3600
 
     async def run(self) -> None:
@@ -33,6 +33,6 @@ class Heartbeat:
         while True:
             self._config.beat()
             # The kubelet creates it at its first start.
-            if pods := pods_cgroup(self._cgroup2):
+            if pods := self._pods_cgroup.identity():
                 self._config.set_pods(*pods)
             await asyncio.sleep(_PERIOD_SECONDS)

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from agent import labels as agent_labels
+from agent.listing import full_name
 from probes.spec import networks
 
 MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
@@ -81,7 +82,7 @@ class ObjectMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", 
     @property
     def full_name(self) -> str:
         """ "namespace/name"; the name alone for an object without a namespace."""
-        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+        return full_name(self.namespace, self.name)
 
 
 class ApiObject(Protocol):

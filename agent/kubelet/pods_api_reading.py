@@ -10,7 +10,7 @@ import datetime
 from typing import Any
 
 import msgspec
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from agent.errors import PodgateError
 from agent.kube.objects import ApiPod
@@ -98,36 +98,33 @@ def _probe(container: Any, name: str) -> _Json | None:
     )
     if probe.HasField("terminationGracePeriodSeconds"):
         found["terminationGracePeriodSeconds"] = probe.terminationGracePeriodSeconds
-    handler = probe.handler
-    if handler.HasField("exec"):
-        found["exec"] = {"command": list(handler.exec.command)}
-    if handler.HasField("httpGet"):
-        found["httpGet"] = _http_get(handler.httpGet)
-    if handler.HasField("tcpSocket"):
-        tcp = handler.tcpSocket
-        found["tcpSocket"] = {"port": _port(tcp.port)} | _without_zeros(host=tcp.host)
-    if handler.HasField("grpc"):
-        found["grpc"] = {"port": handler.grpc.port} | _without_zeros(service=handler.grpc.service)
-    return found
+    return found | _handlers(probe.handler)
 
 
 def _lifecycle(lifecycle: Any) -> _Json:
-    found = {}
-    for name in ("postStart", "preStop"):
-        hook = getattr(lifecycle, name)
-        if hook.HasField("httpGet"):
-            found[name] = {"httpGet": _http_get(hook.httpGet)}
-    return found
+    hooks = {name: _handlers(getattr(lifecycle, name)) for name in ("postStart", "preStop")}
+    return {name: handlers for name, handlers in hooks.items() if handlers}
 
 
-def _http_get(http: Any) -> _Json:
-    headers = [{"name": one.name, "value": one.value} for one in http.httpHeaders]
-    fields = _without_zeros(path=http.path, host=http.host, scheme=http.scheme, httpHeaders=headers)
-    return {"port": _port(http.port)} | fields
+def _handlers(message: Any) -> _Json:
+    """All that are given, of whatever kind kubelet.proto has."""
+    return {field.name: _fields(handler) for field, handler in message.ListFields()}
 
 
-def _port(port: Any) -> int | str:
-    return str(port.strVal) if port.type else int(port.intVal)
+def _fields(message: Any) -> Any:
+    """A message with all that is given in it, as the API's JSON."""
+    if isinstance(message, kubelet_pb2.IntOrString):
+        return str(message.strVal) if message.type else int(message.intVal)
+    if isinstance(message, kubelet_pb2.HTTPHeader):  # the API's has both without omitempty
+        return {"name": message.name, "value": message.value}
+    return {
+        field.name: [_value(one) for one in value] if field.is_repeated else _value(value)
+        for field, value in message.ListFields()
+    }
+
+
+def _value(value: Any) -> Any:
+    return _fields(value) if isinstance(value, Message) else value
 
 
 def condition(condition: Any) -> _Json:

@@ -3,9 +3,6 @@
 import errno
 import os
 
-EXHAUSTED = (errno.EMFILE, errno.ENFILE)
-"""Errors of a process, and of a machine, without a free descriptor."""
-
 
 class Reserve:
     """Holds descriptors until they are needed."""

@@ -4,13 +4,11 @@ import os
 import pathlib
 
 from agent.errors import PodgateError
+from agent.linux.pods_cgroup import PodsCgroup
 
 # nft accepts cgroups as paths below this directory, wherever cgroup v2 is mounted, and passes the
 # directory's inode to the kernel: a cgroup that is created again under the same name is another.
 _NFT_CGROUPS = pathlib.PurePath("/sys/fs/cgroup")
-
-# The kubelet's names with both cgroup drivers, and below --cgroup-root as in kind.
-_PODS = ("kubepods", "kubepods.slice", "*/kubepods", "*/*-kubepods.slice")
 
 
 class SocketMatchError(PodgateError):
@@ -29,8 +27,10 @@ class CgroupMatches:
     root), so paths are relative to it; paths that leave it are rejected.
     """
 
-    def __init__(self, mount: pathlib.PurePath) -> None:
+    def __init__(self, mount: pathlib.PurePath, pods_cgroup: PodsCgroup | None = None) -> None:
+        """pods_cgroup: what is known of it; by default the usual places count."""
         self._mount = pathlib.Path(mount)
+        self._pods_cgroup = pods_cgroup or PodsCgroup(self._mount)
 
     def of(self, path: str) -> str:
         """path: as /proc/PID/cgroup shows it, "/a/b". Raises `SocketMatchError` or
@@ -43,8 +43,8 @@ class CgroupMatches:
         return self._match(self._mount.joinpath(*parts), len(parts))
 
     def of_pods(self) -> tuple[str, ...]:
-        """For the cgroups of pods that exist now, by the kubelet's names."""
-        found = sorted(path for pattern in _PODS for path in self._mount.glob(pattern))
+        """For the cgroups above pods that exist now."""
+        found = sorted(self._pods_cgroup.directories())
         return tuple(self._match(path, len(path.relative_to(self._mount).parts)) for path in found)
 
     def match_none(self) -> str:

@@ -14,7 +14,7 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-from agent.linux.descriptors import EXHAUSTED
+from agent.errors import EXHAUSTED
 
 _COMM_BYTES = 15  # TASK_COMM_LEN without the zero
 _LISTENING = b"0A"  # TCP_LISTEN, as /proc/net/tcp prints it

@@ -22,6 +22,7 @@ from agent.kube.objects import ObjectMetadata
 from agent.kubelet.admitted_ports import kubelet_rules
 from agent.linux.cgroups import CgroupId, cgroup2_mount
 from agent.linux.inotify import DirectoryWatches
+from agent.linux.pods_cgroup import PodsCgroup
 from agent.logs import Event
 from agent.pods.changes import Subscription
 from agent.pods.object_labels import LabelSnapshot, ObjectLabels
@@ -78,9 +79,11 @@ class PolicyController:
         modes: PodModes,
         defaults: DefaultRules | None = None,
         cgroup2: pathlib.Path | None = None,
+        pods_cgroup: PodsCgroup | None = None,
     ) -> None:
         """api: policies of a cluster, whose watch runs elsewhere; labels: of node and namespaces;
-        modes: what waits for the default rules; defaults: of a cluster; cgroup2: for tests."""
+        modes: what waits for the default rules; defaults: of a cluster; cgroup2: for tests;
+        pods_cgroup: what is known of it; `read_cgroups` after a change."""
         self._path = settings.rules
         self._state = settings.run_directory / "state" / "policies.json"
         self._api = api
@@ -101,7 +104,7 @@ class PolicyController:
         self._wake = asyncio.Event()
         for changes in (store.desired, labels.changes):
             changes.subscribe(Subscription(self._wake))
-        self._source_cgroups = SourceCgroups(cgroup2 or cgroup2_mount())
+        self._source_cgroups = SourceCgroups(cgroup2 or cgroup2_mount(), pods_cgroup)
         self._rule_set = RuleSet()
         self._counted: set[int] = set()
         self._has_old_counters = True
@@ -117,6 +120,13 @@ class PolicyController:
             self._hits.retain(())
             await self._admit_raw_sockets()
             return
+        self._effective = EffectivePolicies(await self._sources())
+        await asyncio.to_thread(self._effective.restore)
+        self._rule_set, _ = await self._refreshed()
+        await self._admit_raw_sockets()
+
+    async def _sources(self) -> list[PolicyProvider]:
+        """Of two policies with one name that of the first source is in force."""
         sources: list[PolicyProvider] = []
         if self._path:
             sources.append(await asyncio.to_thread(_files, self._path, self._state))
@@ -124,10 +134,7 @@ class PolicyController:
             sources.append(self._api)
         if self._defaults:
             sources.append(self._defaults)
-        self._effective = EffectivePolicies(sources)
-        await asyncio.to_thread(self._effective.restore)
-        self._rule_set, _ = await self._refreshed()
-        await self._admit_raw_sockets()
+        return sources
 
     async def run(self) -> None:
         """Follow policies and cgroups until cancelled.
@@ -152,6 +159,10 @@ class PolicyController:
                     is_watched = watches is not None and not watches.problem
                     rest = _REST_PER_REFRESH if is_watched else _REST_WITHOUT_WATCHES
                     await asyncio.sleep(min(seconds * rest, _MAX_REST_SECONDS))
+
+    def read_cgroups(self) -> None:
+        """Find the cgroups of sources again, soon."""
+        self._wake.set()
 
     async def _poll_cgroups(self, watches: DirectoryWatches | None) -> None:
         """Wake up often enough while cgroups are not watched, or not all of them."""

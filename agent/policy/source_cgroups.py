@@ -12,13 +12,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from agent.linux.cgroups import CgroupId, sees_the_root
 from agent.linux.inotify import DirectoryWatches
+from agent.linux.pods_cgroup import PodsCgroup
 from agent.linux.procfs import raise_own
 from agent.policy.api_types import RuleSource
 
 _UNITS = (".service", ".scope", ".slice")
+# Of the kubelet, whose pods are not units; where it is not in the root of cgroup v2 it is below no
+# slice of systemd's.
+_PODS = ("kubepods", "kubepods.slice")
 # The kubelet's names (pkg/kubelet/cm/helpers_linux.go, qos_container_manager_linux.go), by the
 # drivers cgroupfs and systemd; the latter's begin with those of the slices above.
-_PODS = ("kubepods", "kubepods.slice")
 _CLASSES = ("burstable", "besteffort", "burstable.slice", "besteffort.slice")
 # Further directories appear while directories are read, at most this often in one refresh.
 _MAX_READS = 5
@@ -27,9 +30,11 @@ _MAX_READS = 5
 class SourceCgroups:
     """Finds the cgroups of sources, and watches where these appear and disappear."""
 
-    def __init__(self, root: pathlib.Path | None) -> None:
-        """root: the mount point of cgroup v2, None for none."""
+    def __init__(self, root: pathlib.Path | None, pods_cgroup: PodsCgroup | None = None) -> None:
+        """root: the mount point of cgroup v2, None for none; pods_cgroup: what is known of it, by
+        default that pods are in the usual places."""
         self._root = root
+        self._pods_cgroup = pods_cgroup or PodsCgroup(root)
         self.watches: DirectoryWatches | None = None
         """Gets the directories to watch; None: `resolve` is called often enough without."""
 
@@ -44,7 +49,7 @@ class SourceCgroups:
         if self._root is None:
             return {}
         for _ in range(_MAX_READS):
-            reading = _Reading(self._root)
+            reading = _Reading(self._root, self._pods_cgroup)
             found = {
                 source.name: cgroups
                 for source in sources
@@ -59,9 +64,10 @@ class SourceCgroups:
 class _Reading:
     """One pass over the cgroups' tree; `directories`: those that it depends on."""
 
-    def __init__(self, root: pathlib.Path) -> None:
+    def __init__(self, root: pathlib.Path, pods_cgroup: PodsCgroup) -> None:
         self.directories: set[pathlib.Path] = set()
         self._root = root
+        self._pods_cgroup = pods_cgroup
         self._sees_the_root = sees_the_root(root)
         self._units: dict[str, list[pathlib.Path]] | None = None
         self._pods: dict[str, list[pathlib.Path]] | None = None
@@ -114,16 +120,15 @@ class _Reading:
                 yield from self._in_slices(path)
 
     def _of_pods(self) -> dict[str, list[pathlib.Path]]:
-        """The cgroups of pods by uid: below the kubelet's directory, which is below the root or,
-        by its --cgroup-root, in a directory there."""
+        """The cgroups of pods by uid."""
         if self._pods is None:
             self._pods = {}
-            directories = self._list(self._root)
-            kubelets = [path for path in directories if path.name in _PODS]
-            for path in directories:
-                if path.name not in _PODS:
-                    kubelets += (one for one in self._list(path) if _is_named(one, path, _PODS))
-            for path in kubelets:
+            if self._pods_cgroup.confirmed is None:
+                # It may appear in any of the usual places.
+                for path in (self._root, *self._list(self._root)):
+                    self.directories.add(path)
+            for path in self._pods_cgroup.directories():
+                self._depend_on(path)
                 self._read_pods(path)
         return self._pods
 

@@ -8,6 +8,7 @@ import msgspec
 import yaml
 
 from agent.admin.observations import Observations, ObservedFlows
+from agent.listing import full_name
 from agent.policy.suggestions import Suggestion
 
 _PROTOCOLS = {1: "ICMP", 6: "TCP", 17: "UDP", 58: "ICMPv6", 132: "SCTP"}
@@ -91,7 +92,7 @@ def duration(seconds: float) -> str:
 
 def _document(suggestion: Suggestion) -> str:
     first = suggestion.flows[0]
-    pod = f"{first.pod.namespace}/{first.pod.name}" if first.pod.namespace else first.pod.name
+    pod = full_name(first.pod.namespace, first.pod.name)
     comments = [f"{source_text(first)} to {safe(pod)}"]
     comments += [f"  {flows_text(flows)}" for flows in suggestion.flows[:_MAX_LINES]]
     if len(suggestion.flows) > _MAX_LINES:

@@ -51,8 +51,6 @@ _HALF_CLOSED_SECONDS = 60.0
 _OTHER_DESCRIPTORS = 1200
 # How long connects bypass the relay after the kernel has reported a lack of resources.
 _EXHAUSTED_SECONDS = 1.0
-# As long as the agent gives a relay that it replaces.
-_ORPHAN_DRAIN_SECONDS = 30.0
 # A connect that was redirected just before a release may still arrive.
 _LINGER_SECONDS = 0.5
 # A probe that waits for a CPU on a busy node fails. A killed relay needs a CPU to exit, too.
@@ -127,7 +125,7 @@ class Relay:
 
     def _is_over(self) -> bool:
         if self._is_stopping:
-            self._release(_ORPHAN_DRAIN_SECONDS)
+            self._release(messages.DRAIN_SECONDS)
         if self._ends_at is None:
             return False
         if self._now() < self._lingers_until:
@@ -282,7 +280,7 @@ class Relay:
     def _on_agent_gone(self) -> None:
         """Continue without an agent, if this relay serves."""
         if self._configuration is None or self._redirect is None or not self._is_engaged:
-            self._release(_ORPHAN_DRAIN_SECONDS)
+            self._release(messages.DRAIN_SECONDS)
             return
         way = OwnWay(self._host.netns, self._way) if self._host else None
         seconds = self._configuration.orphan_seconds
@@ -298,7 +296,7 @@ class Relay:
             if not target.netns.exists():
                 self._remove(target)
         if self._orphanhood.is_over():
-            self._release(_ORPHAN_DRAIN_SECONDS)
+            self._release(messages.DRAIN_SECONDS)
 
     def _release(self, drain_seconds: float) -> None:
         """Stop redirecting. The links go first: the maps may already belong to the next relay."""

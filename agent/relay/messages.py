@@ -174,6 +174,12 @@ class Engage(msgspec.Struct, frozen=True, tag=True):
     """Redirect the kubelet's connects to this relay."""
 
 
+DRAIN_SECONDS = 30.0
+"""Probes end within seconds; a hook's connection may be idle, and its client opens another."""
+OVERDUE_SECONDS = DRAIN_SECONDS + 10.0
+"""A relay that still runs this long after its release hangs."""
+
+
 class Release(msgspec.Struct, frozen=True, tag=True):
     """Stop redirecting; proxy open connections for at most this time, and exit.
 

@@ -10,6 +10,8 @@ from typing import Generic, TypeVar
 
 import hpack
 
+from probes.protocols import protobuf
+
 P = TypeVar("P")
 
 _MAGIC = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -46,14 +48,6 @@ def http_response(reason: str, *, is_healthy: bool) -> bytes:
     )
 
 
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes((*encoded, number))
-
-
 def _message(message: bytes) -> bytes:
     """A gRPC message: compressed or not, length, content."""
     return struct.pack("!?I", False, len(message)) + message
@@ -81,7 +75,7 @@ _HEADERS_FRAME = struct.pack("!BBI", _HEADERS, _END_HEADERS, _STREAM)
 def grpc_request(service: str) -> bytes:
     """The DATA frame with the HealthCheckRequest for a service, which ends the request."""
     name = service.encode()
-    message = b"\x0a" + _varint(len(name)) + name if name else b""
+    message = protobuf.delimited(1, name) if name else b""
     return _frame(_DATA, _END_STREAM, _STREAM, _message(message))
 
 

@@ -6,6 +6,7 @@ from typing import Protocol
 import structlog
 
 from agent.logs import Event
+from agent.relay import messages
 from agent.relay.messages import RelayTargetSpec
 
 log = structlog.get_logger(__name__)
@@ -16,9 +17,6 @@ targets that are in no plan, since their pods changed meanwhile."""
 
 _LONGEST_SECONDS = 60.0
 """The same, if pods cannot be reconciled: new ones are not to wait for a relay any longer."""
-
-# As for a relay that this agent replaces: its drain time, and how much longer it may take.
-_OVERDUE_SECONDS = 40.0
 
 
 class Predecessor(Protocol):
@@ -92,7 +90,7 @@ class Predecessors:
             relay = self._serving.pop()
             log.info(Event.PREVIOUS_RELAY_RELEASED, pid=relay.pid)
             relay.request_release()
-            self._released[relay] = self._now() + _OVERDUE_SECONDS
+            self._released[relay] = self._now() + messages.OVERDUE_SECONDS
 
     async def kill_overdue(self) -> None:
         """Also forget those that have exited."""

@@ -44,10 +44,6 @@ _FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 30.0
 _HEALTHY_SECONDS = 60.0
 # A pod that is replaced comes back at once.
 _IDLE_SECONDS = 60.0
-# Probes end within seconds; a hook's connection may be idle, and its client opens another.
-_DRAIN_SECONDS = 30.0
-# A relay that still runs this long after its drain time hangs.
-_OVERDUE_SECONDS = 10.0
 _ROUTES_SECONDS = 30.0
 # Targets are planned at each change; so often also without one, which costs 5 ms for 100 pods.
 _PLAN_SECONDS = 10.0
@@ -352,8 +348,8 @@ class RelaySupervisor:
         self.verdicts.send_all(serving)
 
     def _release(self, relay: RelayHandle) -> None:
-        relay.channel.send(messages.Release(_DRAIN_SECONDS))
-        self._released[relay] = self._now() + _DRAIN_SECONDS + _OVERDUE_SECONDS
+        relay.channel.send(messages.Release(messages.DRAIN_SECONDS))
+        self._released[relay] = self._now() + messages.OVERDUE_SECONDS
 
     async def _kill_overdue(self) -> None:
         for relay, overdue_at in list(self._released.items()):

@@ -9,7 +9,7 @@ import functools
 from urllib.parse import unquote_to_bytes
 
 from probes.errors import ProbeError
-from probes.protocols import http2
+from probes.protocols import http2, protobuf
 from probes.protocols.exchanges import ConnectionFailure, DialHop, go_duration, join_host_port
 from probes.protocols.user_agents import PROBE_USER_AGENT
 from probes.results import ExchangeResult, ProbeResult
@@ -260,7 +260,7 @@ def encode_timeout(seconds: float) -> bytes:
 def encode_request(service: str) -> bytes:
     """HealthCheckRequest{service}: field 1, a string, left out when empty."""
     text = service.encode("utf-8", "replace")
-    return b"\x0a" + _encode_varint(len(text)) + text if text else b""
+    return protobuf.delimited(1, text) if text else b""
 
 
 def decode_response(message: bytes) -> int:
@@ -290,15 +290,6 @@ def decode_response(message: bytes) -> int:
             # An enum is an int32 on the wire of ten bytes when negative.
             status = (value & 0xFFFFFFFF) - ((value & 0x80000000) << 1)
     return status
-
-
-def _encode_varint(value: int) -> bytes:
-    data = bytearray()
-    while value > 0x7F:
-        data.append(value & 0x7F | 0x80)
-        value >>= 7
-    data.append(value)
-    return bytes(data)
 
 
 def _decode_varint(data: bytes, at: int) -> tuple[int, int]:

@@ -4,9 +4,9 @@ Defaults are those of pkg/apis/core/v1/defaults.go `SetDefaults_Probe`, checks t
 pkg/apis/core/validation/validation.go `validateProbe`; comments mark where podgate is stricter.
 """
 
-from probes.spec.definitions import ContainerPort, Handler, Probe
+from probes.spec.definitions import PORT_MAX, ContainerPort, Handler, Probe
 from probes.spec.fields import Fields
-from probes.spec.handlers import KINDS, PORT_MAX
+from probes.spec.handlers import KINDS
 
 
 def read_probe(fields: Fields, named_ports: dict[str, int], *, readiness: bool) -> Probe | None:

@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+PORT_MAX = 65535
+
 IpFamily = Literal["IPv4", "IPv6"]
 IpFamilyPolicy = Literal["SingleStack", "PreferDualStack", "RequireDualStack"]
 

@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from probes.spec.definitions import Exec, Grpc, Handler, HttpGet, TcpSocket
+from probes.spec import handler_fields
+from probes.spec.definitions import PORT_MAX, Exec, Grpc, Handler, HttpGet, TcpSocket
 from probes.spec.fields import Fields, clipped
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 HOST_REASON = "ProbeHostNotAllowed"
 """KEP-4559: a probe's `host` lets a pod's author send the prober anywhere. Never dialled."""
 
-PORT_MAX = 65535
 HEADER_NAME = re.compile(r"[-A-Za-z0-9]+")  # apimachinery's validation.IsHTTPHeaderName
 
 
@@ -26,14 +26,16 @@ HEADER_NAME = re.compile(r"[-A-Za-z0-9]+")  # apimachinery's validation.IsHTTPHe
 class HandlerKind:
     """One kind of handler.
 
-    name: in podgate's probe spec and on its command line; empty: the kubelet alone runs it.
-    read: from the handler's content in a pod's spec, with the container's named ports; None if it
-    is wrong. target: prepares a handler for an address and a timeout in seconds; protocols are
-    imported when the first probe runs. has_host: whether the API's has a field `host`.
+    name: in podgate's probe spec and on its command line, and fields: its fields there; empty: the
+    kubelet alone runs it. read: from the handler's content in a pod's spec, with the container's
+    named ports; None if it is wrong. target: prepares a handler for an address and a timeout in
+    seconds; protocols are imported when the first probe runs. has_host: whether the API's has a
+    field `host`.
     """
 
     struct: type[Any]
     name: str
+    fields: type[handler_fields.HandlerFields] | None
     read: Callable[[Fields, dict[str, int]], Handler | None]
     target: "Callable[[Any, str, float], ExchangeTarget] | None"
     has_host: bool = False
@@ -153,10 +155,14 @@ def _read_port(fields: Fields, named_ports: dict[str, int]) -> int | None:
 
 
 KINDS = {
-    "httpGet": HandlerKind(HttpGet, "http", read_http_get, _http_target, has_host=True),
-    "tcpSocket": HandlerKind(TcpSocket, "tcp", _read_tcp_socket, _tcp_target, has_host=True),
-    "grpc": HandlerKind(Grpc, "grpc", _read_grpc, _grpc_target),
-    "exec": HandlerKind(Exec, "", _read_exec, None),
+    "httpGet": HandlerKind(
+        HttpGet, "http", handler_fields.HttpFields, read_http_get, _http_target, has_host=True
+    ),
+    "tcpSocket": HandlerKind(
+        TcpSocket, "tcp", handler_fields.TcpFields, _read_tcp_socket, _tcp_target, has_host=True
+    ),
+    "grpc": HandlerKind(Grpc, "grpc", handler_fields.GrpcFields, _read_grpc, _grpc_target),
+    "exec": HandlerKind(Exec, "", None, _read_exec, None),
 }
 """By the API's name, which is the field of a probe that has the handler."""
 NAMES = tuple(kind.name for kind in KINDS.values() if kind.name)

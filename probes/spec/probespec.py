@@ -1,14 +1,14 @@
 """podgate's probe spec: the annotation `podgate.io/probe-spec`, version 2 of a probe's fields.
 
-The structs below are the only definition: they validate the annotation, and the published JSON
-Schema (docs/reference/probe-spec.schema.json) is generated from them. Names are the API's wherever
+The structs below and in probes/spec/handler_fields.py are the only definition: they validate the
+annotation, and the published JSON Schema (docs/reference/probe-spec.schema.json) is generated from
+them. Names are the API's wherever
 the API has the field (KEP-4559: moving from `tcpSocket:` to `tcp:` is the whole migration).
 """
 
 import re
-import ssl
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -17,7 +17,8 @@ from probes.errors import ProbeError
 from probes.spec import definitions
 from probes.spec.definitions import ContainerProbes, Handler, IpFamily, IpFamilyPolicy, Probe
 from probes.spec.fields import FieldProblem, clipped
-from probes.spec.handlers import HOST_REASON, NAMES, PORT_MAX
+from probes.spec.handler_fields import FieldError, HandlerFields, StrictStruct
+from probes.spec.handlers import HOST_REASON, KINDS, NAMES
 
 ANNOTATION = "podgate.io/probe-spec"
 API_VERSION = "podgate.io/v2"
@@ -29,146 +30,18 @@ SIZE_MAX_BYTES = 256 * 1024
 PERIOD_MIN_MILLISECONDS = 100
 """Ten probes a second see an outage as soon as users do; more would only load the pod."""
 
-CA_BUNDLE_MAX_CHARS = 16 * 1024
-"""Several certificates; the annotations of an object may have 256 KiB together."""
-
-STATUSES_MAX = 16
-
-BODY_CONTAINS_MAX_CHARS = 256
-"""Part of a text, not a regular expression: an expression may take forever on a hostile body."""
-
 _SECONDS_MAX = 2**31 - 1
 _MILLISECONDS_MAX = 3_600_000
 
-PortNumber = Annotated[int, Meta(ge=1, le=PORT_MAX)]
-# Without the lookahead, Python's `$` would match before a final line break.
-PortName = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,15}(?!\n)$")]
 Seconds = Annotated[int, Meta(ge=1, le=_SECONDS_MAX)]
 Milliseconds = Annotated[int, Meta(ge=1, le=_MILLISECONDS_MAX)]
 Threshold = Annotated[int, Meta(ge=1, le=_SECONDS_MAX)]
-Status = Annotated[int, Meta(ge=100, le=599)]
-StatusRange = Annotated[str, Meta(pattern=r"^[1-5][0-9]{2}-[1-5][0-9]{2}(?!\n)$")]
-ServerName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]([-A-Za-z0-9._]{0,252})(?!\n)$")]
 # As the kernel's dev_valid_name, without control characters.
 InterfaceName = Annotated[str, Meta(pattern=r"^[!-.0-9;-~]{1,15}(?!\n)$")]
 NetworkName = Annotated[str, Meta(pattern=r"^[-a-z0-9.]{1,253}(/[-a-z0-9.]{1,253})?(?!\n)$")]
-NoHost = Annotated[
-    str, Meta(max_length=0, description="Must be empty: a probe goes to its own pod only.")
-]
 
 
-class _FieldError(ValueError):
-    """A rule over several fields; `field` is the one to change."""
-
-    def __init__(self, field: str, complaint: str) -> None:
-        super().__init__(complaint)
-        self.field = field
-
-
-class _StrictStruct(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    rename="camel",
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-):
-    """A struct in which a misspelt field is an error, not a default."""
-
-
-class HeaderFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
-    """One header of the request."""
-
-    name: Annotated[str, Meta(pattern=r"^[-A-Za-z0-9]+(?!\n)$")]
-    value: str = ""
-
-
-class TlsFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
-    """What is required of the server's certificate; without it any certificate is accepted."""
-
-    server_name: ServerName
-    ca_bundle: Annotated[str, Meta(min_length=1, max_length=CA_BUNDLE_MAX_CHARS)] | UnsetType = (
-        UNSET
-    )
-
-    def __post_init__(self) -> None:
-        if self.ca_bundle is not UNSET and not _is_ca_bundle(self.ca_bundle):
-            raise _FieldError("caBundle", "has no certificate in PEM that can be read")
-
-
-class HandlerFields(Protocol):
-    """The fields of one kind of handler, as `ProbeFields` has them by the kind's name."""
-
-    @property
-    def port(self) -> int | str: ...
-
-    def handler(self, port: int) -> Handler:
-        """The handler, with the port's number."""
-        ...
-
-
-class HttpFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
-    """GET a path; 200 to 399 is healthy."""
-
-    port: PortNumber | PortName
-    path: str = "/"
-    scheme: Literal["HTTP", "HTTPS"] = "HTTP"
-    http_headers: list[HeaderFields] = []
-    protocol: Literal["HTTP1", "HTTP2"] = "HTTP1"
-    tls: TlsFields | UnsetType = UNSET
-    statuses: Annotated[list[Status | StatusRange], Meta(max_length=STATUSES_MAX)] = []
-    body_contains: Annotated[str, Meta(max_length=BODY_CONTAINS_MAX_CHARS)] = ""
-    host: NoHost = ""
-
-    def __post_init__(self) -> None:
-        if self.tls is not UNSET and self.scheme != "HTTPS":
-            raise _FieldError("tls", "may be given only with scheme HTTPS")
-        for index, (first, last) in enumerate(map(_status_range, self.statuses)):
-            if first > last:
-                raise _FieldError(f"statuses[{index}]", "must name the lower status first")
-        if self.protocol == "HTTP2" and self.scheme != "HTTP":
-            raise _FieldError("protocol", "may be HTTP2 only with scheme HTTP")
-
-    def handler(self, port: int) -> Handler:
-        return definitions.HttpGet(
-            port=port,
-            path=self.path or "/",
-            scheme=self.scheme,
-            headers=tuple((header.name, header.value) for header in self.http_headers),
-            protocol=self.protocol,
-            tls=_tls(self.tls),
-            statuses=tuple(map(_status_range, self.statuses)),
-            body_contains=self.body_contains,
-        )
-
-
-class TcpFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
-    """Connect; an open port is healthy."""
-
-    port: PortNumber | PortName
-    host: NoHost = ""
-
-    def handler(self, port: int) -> Handler:
-        return definitions.TcpSocket(port)
-
-
-class GrpcFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
-    """Call grpc.health.v1.Health/Check; only SERVING is healthy."""
-
-    port: PortNumber | PortName
-    service: str = ""
-    mode: Literal["Plaintext", "TLS"] = "Plaintext"
-    tls: TlsFields | UnsetType = UNSET
-
-    def __post_init__(self) -> None:
-        if self.tls is not UNSET and self.mode != "TLS":
-            raise _FieldError("tls", "may be given only with mode TLS")
-
-    def handler(self, port: int) -> Handler:
-        return definitions.Grpc(port, self.service, self.mode, _tls(self.tls))
-
-
-class NetworkFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
+class NetworkFields(StrictStruct, frozen=True, kw_only=True, rename="camel"):
     """A further interface of the pod: exactly one of its name and its network's."""
 
     interface: InterfaceName | UnsetType = UNSET
@@ -176,15 +49,25 @@ class NetworkFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
 
     def __post_init__(self) -> None:
         if (self.interface is UNSET) == (self.network is UNSET):
-            raise _FieldError("", "needs one of interface and network")
+            raise FieldError("", "needs one of interface and network")
 
 
-class ProbeFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
-    """One probe: exactly one of `http`, `tcp` and `grpc`."""
+if TYPE_CHECKING:
+    _HandlerOfEachKind = StrictStruct
+else:
+    # A field for each kind of handler, by the kind's name.
+    _HandlerOfEachKind = msgspec.defstruct(
+        "_HandlerOfEachKind",
+        [(kind.name, kind.fields | UnsetType, UNSET) for kind in KINDS.values() if kind.name],
+        bases=(StrictStruct,),
+        frozen=True,
+        kw_only=True,
+    )
 
-    http: HttpFields | UnsetType = UNSET
-    tcp: TcpFields | UnsetType = UNSET
-    grpc: GrpcFields | UnsetType = UNSET
+
+class ProbeFields(_HandlerOfEachKind, frozen=True, kw_only=True, rename="camel"):
+    """One probe: exactly one of the handlers, and how it is run."""
+
     initial_delay_seconds: Annotated[int, Meta(ge=0, le=_SECONDS_MAX)] = 0
     period_seconds: Seconds | UnsetType = UNSET
     period_milliseconds: (
@@ -204,15 +87,15 @@ class ProbeFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     def __post_init__(self) -> None:
         given = [name for name in NAMES if getattr(self, name) is not UNSET]
         if not given:
-            raise _FieldError("", f"needs a handler: one of {', '.join(NAMES)}")
+            raise FieldError("", f"needs a handler: one of {', '.join(NAMES)}")
         if len(given) > 1:
-            raise _FieldError(given[-1], f"is a second handler in addition to {given[0]}: keep one")
+            raise FieldError(given[-1], f"is a second handler in addition to {given[0]}: keep one")
         for name in ("period", "timeout"):
             if UNSET not in (
                 getattr(self, f"{name}_seconds"),
                 getattr(self, f"{name}_milliseconds"),
             ):
-                raise _FieldError(
+                raise FieldError(
                     f"{name}Milliseconds", f"is given in addition to {name}Seconds: keep one"
                 )
 
@@ -229,7 +112,7 @@ _ONE_HANDLER = {
 _ProbeField = Annotated[ProbeFields, Meta(extra_json_schema=_ONE_HANDLER)] | UnsetType
 
 
-class ContainerFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
+class ContainerFields(StrictStruct, frozen=True, kw_only=True, rename="camel"):
     """The probes that podgate runs for one container, in place of those of the pod's spec."""
 
     name: Annotated[str, Meta(min_length=1)]
@@ -240,18 +123,18 @@ class ContainerFields(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
     def __post_init__(self) -> None:
         for name, probe in (("startup", self.startup), ("liveness", self.liveness)):
             if probe is not UNSET and probe.success_threshold != 1:
-                raise _FieldError(f"{name}.successThreshold", "must be 1 here")
+                raise FieldError(f"{name}.successThreshold", "must be 1 here")
         readiness = self.readiness
         if readiness is not UNSET and readiness.termination_grace_period_seconds is not UNSET:
             field = "readiness.terminationGracePeriodSeconds"
-            raise _FieldError(field, "is not allowed on a readiness probe")
+            raise FieldError(field, "is not allowed on a readiness probe")
 
 
-class ProbeSpec(_StrictStruct, frozen=True, kw_only=True, rename="camel"):
+class ProbeSpec(StrictStruct, frozen=True, kw_only=True, rename="camel"):
     """The annotation's whole content."""
 
     api_version: Literal["podgate.io/v2"]
-    containers: list[ContainerFields] = []
+    containers: list[ContainerFields] = []  # noqa: RUF012
 
 
 class ProbeSpecError(ProbeError):
@@ -327,7 +210,7 @@ def _located(error: msgspec.ValidationError) -> ProbeSpecError:
     at = _AT.search(text)
     path, complaint = (at[1], text[: at.start()]) if at else ("", text)
     field = ""
-    if isinstance(error.__cause__, _FieldError):
+    if isinstance(error.__cause__, FieldError):
         field = error.__cause__.field
     elif match := _FIELD.match(complaint):
         field = match[2][:64]
@@ -363,13 +246,6 @@ def _handler(fields: ProbeFields, path: str, named: Mapping[str, int]) -> Handle
     return given.handler(_port(given.port, f"{path}.{name}", named))
 
 
-def _tls(fields: TlsFields | UnsetType) -> definitions.TlsPolicy | None:
-    if fields is UNSET:
-        return None
-    bundle = "" if fields.ca_bundle is UNSET else fields.ca_bundle
-    return definitions.TlsPolicy(fields.server_name, bundle)
-
-
 def _target(
     fields: Literal["pod", "localhost"] | NetworkFields,
 ) -> Literal["pod", "localhost"] | definitions.OtherNetwork:
@@ -379,22 +255,6 @@ def _target(
         return definitions.OtherNetwork(network=fields.network)
     assert fields.interface is not UNSET
     return definitions.OtherNetwork(interface=fields.interface)
-
-
-def _status_range(status: int | str) -> tuple[int, int]:
-    """Of 204 and "200-299"."""
-    first, _, last = str(status).partition("-")
-    return int(first), int(last or first)
-
-
-def _is_ca_bundle(text: str) -> bool:
-    if not text.isascii():
-        return False
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
-    except (ssl.SSLError, ValueError):
-        return False
-    return True
 
 
 def _port(port: int | str, path: str, named: Mapping[str, int]) -> int:

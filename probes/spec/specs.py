@@ -7,6 +7,7 @@ import msgspec
 from probes.spec import networks, probespec
 from probes.spec.apiprobes import named_ports_of, read_probe
 from probes.spec.definitions import (
+    PORT_MAX,
     ContainerPort,
     ContainerProbes,
     Exec,
@@ -18,7 +19,7 @@ from probes.spec.definitions import (
     TcpSocket,
 )
 from probes.spec.fields import FieldProblem, Fields
-from probes.spec.handlers import KINDS, PORT_MAX, read_http_get
+from probes.spec.handlers import KINDS, read_http_get
 
 __all__ = [
     "ContainerPort",

@@ -9,7 +9,7 @@ from tests.tracing.journeys import journeys
 # Of Python, pip, pytest, image builders, kube-proxy, kubelet, Cilium, example clients, kubectl
 # podgate.
 OTHER_OPTIONS = {
-    *("--system-site-packages", "--cluster-cidr", "--root-dir"),
+    *("--system-site-packages", "--cluster-cidr", "--root-dir", "--cgroup-root"),
     *("--require-hashes", "--build-arg", "--twice"),
     *("--once", "--instance-id", "--rev", "--error-delay", "--allow-localhost"),
     "--yes",
@@ -22,7 +22,9 @@ _FILE = re.compile(
 
 def test_files_that_pages_name_exist() -> None:
     named = {(page.name, path) for page in PAGES for path in _FILE.findall(page.read_text("utf-8"))}
-    assert {(page, path) for page, path in named if not (ROOT / path).exists()} == set()
+    # NAME is what a recipe's reader puts there.
+    missing = {(page, path) for page, path in named if not (ROOT / path).exists()}
+    assert {(page, path) for page, path in missing if "/NAME." not in path} == set()
 
 
 def test_names_in_a_step_are_in_its_files() -> None:

@@ -26,7 +26,7 @@ def entries() -> list[tuple[str, str]]:
 ENTRIES = [(page, text) for page, text in entries() if _PATH.search(text)]
 
 
-def test_there_are_three_recipes_and_three_rows() -> None:
+def test_there_are_recipes_and_three_rows() -> None:
     pages = [page for page, _ in ENTRIES]
     assert pages.count("CONTRIBUTING.md") >= 10
     assert pages.count("README.md") == 3
@@ -35,7 +35,8 @@ def test_there_are_three_recipes_and_three_rows() -> None:
 def test_names_of_an_entry_are_in_its_files() -> None:
     missing = []
     for page, text in ENTRIES:
-        paths = [ROOT / path for path in _PATH.findall(text)]
+        # NAME is what the reader puts there.
+        paths = [ROOT / path for path in _PATH.findall(text) if "/NAME." not in path]
         missing += [f"{page}: {path}" for path in paths if not path.exists()]
         sources = "".join(path.read_text("utf-8") for path in paths if path.is_file())
         for directory in (path for path in paths if path.is_dir()):

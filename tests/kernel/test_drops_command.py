@@ -10,7 +10,7 @@ import pytest
 
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
-from tests.kernel import cgroups
+from tests.kernel import admitting, cgroups
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.test_agent import isolated_as
 from tests.processes import BARE_PYTHON
@@ -18,15 +18,6 @@ from tests.processes import BARE_PYTHON
 pytestmark = pytest.mark.kernel
 
 PORT = 8080
-POLICY = """
-apiVersion: policy.podgate.io/v1alpha1
-kind: HostAccessPolicy
-metadata: {{name: admits-the-test}}
-spec:
-  pods: {{namespaces: [demo]}}
-  from: [{{cgroup: {{path: {path}}}}}]
-  ports: [{{protocol: UDP, port: {port}}}]
-"""
 SEND = """
 import socket, sys
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -111,5 +102,5 @@ def test_scan_is_one_line(operator: AgentProcess, web: LabPod, source: Cgroup) -
 
 def _admit(rules: pathlib.Path, source: Cgroup) -> None:
     unfinished = rules / ".a"
-    unfinished.write_text(POLICY.format(path=source.path, port=PORT), encoding="utf-8")
+    unfinished.write_text(admitting.policy(source.path, PORT, "UDP"), encoding="utf-8")
     unfinished.rename(rules / "a.yaml")

@@ -16,7 +16,7 @@ from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess, condition_of
 from agent.linux.procfs import Procfs
 from bpf import pins
-from tests.kernel import cgroups, traffic
+from tests.kernel import admitting, cgroups, traffic
 from tests.kernel.cgroups import Cgroup
 from tests.polling import wait_until
 from tests.processes import BARE_PYTHON
@@ -25,15 +25,6 @@ pytestmark = pytest.mark.kernel
 
 PORT, OTHER_PORT = 8080, 8081
 LISTENING = {"readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1}}
-POLICY = """
-apiVersion: policy.podgate.io/v1alpha1
-kind: HostAccessPolicy
-metadata: {{name: admits-the-test}}
-spec:
-  pods: {{namespaces: [demo]}}
-  from: [{{cgroup: {{path: {path}}}}}]
-  ports: [{{protocol: TCP, port: {port}}}]
-"""
 CONNECT = """
 import socket, sys
 sock = socket.socket()
@@ -74,7 +65,7 @@ def web(lab: labs.Lab) -> Iterator[labs.LabPod]:
 def start(operator: AgentProcess, pod: labs.LabPod, source: Cgroup, mode: str) -> None:
     operator.write_manifest(pod, mode=mode, container=LISTENING)
     rules = operator.manifests.parent / "rules.yaml"
-    rules.write_text(POLICY.format(path=source.path, port=OTHER_PORT))
+    rules.write_text(admitting.policy(source.path, OTHER_PORT))
     operator.start("--rules", str(rules))
     operator.wait_for(
         "the gate",

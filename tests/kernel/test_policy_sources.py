@@ -193,6 +193,24 @@ def test_labels_of_a_running_pod_are_followed(node: Node, web: LabPod, kubelet: 
         await_admission(node, container, web)
 
 
+def test_host_network_pod_below_a_deep_cgroup_root_is_admitted(
+    node: Node, web: LabPod, isolated: None
+) -> None:
+    """A process of the pod shows where the kubelet makes cgroups."""
+    node.write("a.yaml", policy("agents", AGENTS, PORT))
+    add_host_pod(node, UIDS[0])
+    with (
+        cgroups.cgroup(below=cgroups.root()) as top,
+        cgroups.cgroup("deep", below=top) as deep,
+        Kubelet(deep).pod(UIDS[0]) as container,
+    ):
+        node.start(web)
+        assert is_rejected(container, web)
+        with container.popen(["sleep", "1000"]) as process:
+            await_admission(node, container, web)
+            process.kill()
+
+
 @contextlib.contextmanager
 def serving(pod: LabPod) -> Iterator[None]:
     """Accepts and closes connections over IPv4, on another port than `web` does."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from agent.admin import finding_kinds as kinds
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab
 from agent.linux.cgroups import cgroup2_mount
@@ -25,6 +26,7 @@ from agent.strict.veth_pair import PairError
 from bpf import pins
 from probes.netns import OWN_NETNS, Netns
 from tests.kernel import links, offers
+from tests.kernel.test_findings import document, reported_by_all, sentence_of
 from tests.polling import wait_until
 
 pytestmark = pytest.mark.kernel
@@ -261,6 +263,10 @@ def test_range_in_use_is_reported_and_strict_falls_back_to_enforce(
         operator.start("--mode", "strict", *_options())
         report = operator.wait_for("the reason", lambda report: "overlaps" in report.relay.problem)
         assert "--relay-range4" in report.relay.problem
+        sentence = reported_by_all(operator, report, kinds.RELAY_MISSING)
+        assert sentence == f"Strict unavailable, falling back to enforce: {report.relay.problem}"
+        found = document(operator, "doctor", *_options())["findings"]
+        assert "overlaps" in sentence_of(found, kinds.RELAY_RANGES_TAKEN)
         assert relay_interfaces.present() == {}
 
 

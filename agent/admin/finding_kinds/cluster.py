@@ -23,6 +23,13 @@ ROLL_OUT_STUCK = define(
     "controller may have lost a timer: annotate the newest pod.",
     "kubectl -n podgate get pods -o wide",
 )
+POLICY_NAMESPACE_MISSING = define(
+    "policy-namespace-missing",
+    DEGRADED,
+    "A HostAccessPolicy names a namespace that does not exist, for pods or for a source.",
+    "Correct the name, or create the namespace.",
+    "kubectl get hostaccesspolicy {name} -o yaml",
+)
 CONTROLLER_MISSING = define(
     "controller-missing",
     DEGRADED,

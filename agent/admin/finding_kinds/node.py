@@ -109,7 +109,7 @@ PODS_CGROUP_MISSING = define(
     DEGRADED,
     "The cgroup of the node's pods is not found, so processes of pods on the host network count "
     "as the host's, and --raw-sockets=deny-pods rejects none.",
-    "Run the kubelet with the --cgroup-root of its default, or /kubelet.",
+    "Run the kubelet and its containers in cgroups of version 2, in directories that root owns.",
     "podgate doctor",
 )
 DEFAULT_DENY_MISSING = define(

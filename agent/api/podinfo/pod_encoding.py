@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from agent.api.podinfo import pod_fields
-
-_VARINT: Final = 0
-_LENGTH_DELIMITED: Final = 2
+from probes.protocols import protobuf
 
 
 def encode(kind: str, value: Mapping[str, Any]) -> bytes:
@@ -68,7 +66,7 @@ def _message(kind: str, values: Any) -> bytes:
     encoded = bytearray()
     for field in _inlined(kind):
         if content := _message(field.kind, values):
-            encoded += _delimited(field.number, content)
+            encoded += protobuf.delimited(field.number, content)
     fields = _schema()[kind]
     for name, value in values.items():
         field_of = fields.get(name)
@@ -88,37 +86,18 @@ def _field(field: _Field, value: Any) -> bytes:
 
 
 def _map_entry(field: _Field, key: Any, value: Any) -> bytes:
-    return _delimited(field.number, _value(1, "string", key) + _value(2, field.kind, value))
+    return protobuf.delimited(field.number, _value(1, "string", key) + _value(2, field.kind, value))
 
 
 def _value(number: int, kind: str, value: Any) -> bytes:
     """One value with its key; empty if it is of another type."""
     try:
         if kind in ("int", "bool"):
-            return _varint(number << 3 | _VARINT) + _varint(_integer(value))
+            return protobuf.varint(number << 3 | protobuf.VARINT) + protobuf.varint(_integer(value))
         encoder = _ENCODERS.get(kind)
-        return _delimited(number, encoder(value) if encoder else _message(kind, value))
+        return protobuf.delimited(number, encoder(value) if encoder else _message(kind, value))
     except ValueError:
         return b""
-
-
-def _delimited(number: int, content: bytes) -> bytes:
-    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    if 0 <= value < 0x80:
-        return _SMALL[value]
-    value &= (1 << 64) - 1
-    encoded = bytearray()
-    while value >= 0x80:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
-_SMALL: Final = tuple(bytes((value,)) for value in range(0x80))
 
 
 def _integer(value: Any) -> int:

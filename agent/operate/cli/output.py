@@ -28,12 +28,12 @@ import rich.text
 from agent.admin.finding_kinds import Severity
 from agent.operate.cli import layout
 from agent.operate.cli.commands.options import Format
+from agent.operate.text import ago, printable
 
 Row = TypeVar("Row")
 Cell = str | float | datetime.datetime | Sequence[str] | None
 
 # Of the same age as far as a reader minds: with 90 s as 1m it would jump from 59s to 1m.
-_UNITS = (("d", 86400), ("h", 3600), ("m", 60))
 
 
 class Signal(enum.Enum):
@@ -119,7 +119,7 @@ class Screen:
 
     def age(self, at: datetime.datetime) -> str:
         """As "3m ago", in wide output the time itself."""
-        return time_text(at) if self.is_wide else ago(at, self.now)
+        return time_text(at) if self.is_wide else ago(self.now - at)
 
     def _cell(self, column: Column[Row], row: Row) -> rich.text.Text:
         value = column.cell(row)
@@ -163,35 +163,9 @@ def sort(rows: Sequence[Row], columns: Sequence[Column[Row]], header: str) -> li
     return sorted(present, key=key, reverse=is_descending) + absent
 
 
-def ago(at: datetime.datetime, now: datetime.datetime) -> str:
-    """As "3m ago"; a time in the future is now."""
-    return f"{duration(now - at)} ago"
-
-
-def duration(time: datetime.timedelta) -> str:
-    """As "45s", "3m", "5h" or "12d"."""
-    seconds = max(0.0, time.total_seconds())
-    for unit, size in _UNITS:
-        if seconds >= 2 * size:
-            return f"{seconds // size:.0f}{unit}"
-    return f"{seconds:.0f}s"
-
-
 def time_text(at: datetime.datetime) -> str:
     """As "2026-01-31 08:00:00Z"."""
     return f"{at.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S}Z"
-
-
-def printable(text: str) -> str:
-    """Without control characters: names of processes and cgroups are their owner's choice."""
-    return "".join(
-        character if character.isprintable() else f"\\x{ord(character):02x}" for character in text
-    )
-
-
-def full_name(namespace: str, name: str) -> str:
-    """ "namespace/name"; the name alone for an invalid manifest and for the relay."""
-    return f"{namespace}/{name}" if namespace else name
 
 
 def _is_number(column: Column[Row], rows: Sequence[Row]) -> bool:

@@ -2,8 +2,8 @@
 
 import collections
 
-from agent.admin.findings import full_name
 from agent.admin.report import AgentReport
+from agent.listing import listed
 from agent.operate import meshes
 from agent.operate.doctor.results import Passed
 
@@ -16,10 +16,8 @@ def check(report: AgentReport) -> list[Passed]:
     pods: dict[str, list[str]] = collections.defaultdict(list)
     for pod in report.pods:
         if mesh := meshes.read(pod):
-            pods[meshes.describe(pod, mesh)].append(full_name(pod))
-    return [Passed("mesh", f"{_named(names)}: {text}.") for text, names in sorted(pods.items())]
-
-
-def _named(names: list[str]) -> str:
-    more = len(names) - _NAMED_PODS
-    return ", ".join(names[:_NAMED_PODS]) + (f" and {more} more" if more > 0 else "")
+            pods[meshes.describe(pod, mesh)].append(pod.full_name)
+    return [
+        Passed("mesh", f"{listed(names, _NAMED_PODS)}: {text}.")
+        for text, names in sorted(pods.items())
+    ]

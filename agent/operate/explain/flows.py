@@ -10,6 +10,7 @@ import pyroute2
 from agent.admin.observations import Observations
 from agent.admin.report import AgentReport
 from agent.errors import PodgateError
+from agent.listing import full_name
 from agent.operate.explain import (
     changes,
     confirmation,
@@ -202,7 +203,7 @@ class _Answer:
         saved = self._names.pod(listed[0].ifindex)
         if not saved.name:
             return None
-        return self._pods.find(f"{saved.namespace}/{saved.name}" if saved.namespace else saved.name)
+        return self._pods.find(full_name(saved.namespace, saved.name))
 
     def _flow(self, now_ns: int) -> Flow:
         question = self._question

@@ -13,6 +13,7 @@ from agent.drops.merging import pod_uid
 from agent.errors import PodgateError
 from agent.kube.objects import ApiPod, newest
 from agent.kube.saved_pods import SavedPods
+from agent.listing import full_name
 from bpf.abi import IPAddress
 
 
@@ -44,7 +45,7 @@ class NamedPod:
 
     @property
     def full_name(self) -> str:
-        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+        return full_name(self.namespace, self.name)
 
 
 class NamedPods:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from agent.errors import PodgateError
 from agent.linux.cgroups import ancestors, cgroup2_mount, cgroup_paths
+from agent.linux.pods_cgroup import PodsCgroup
 from agent.linux.procfs import Procfs
 from agent.operate.explain import facts
 from agent.operate.explain.facts import Source
@@ -119,7 +120,10 @@ class Sources:
         if not pod.host_network:
             return Source(facts.POD, f"pod {pod.full_name}")
         source = RuleSource("pods", name)
-        found = SourceCgroups(self._root).resolve((source,), {name: (pod.uid,)}).get(name, ())
+        pods_cgroup = PodsCgroup(self._root, self._procfs)
+        pods_cgroup.search((pod.uid,))
+        cgroups = SourceCgroups(self._root, pods_cgroup)
+        found = cgroups.resolve((source,), {name: (pod.uid,)}).get(name, ())
         if not found:
             raise SourceError(f"hostNetwork pod {pod.full_name} has no cgroup on this node")
         text = f"hostNetwork pod {pod.full_name}"

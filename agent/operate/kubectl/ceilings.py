@@ -8,12 +8,12 @@ import dataclasses
 from collections.abc import Sequence
 
 from agent.admin import finding_kinds as kinds
-from agent.operate.kubectl import printing
+from agent.labels import MODE_LABEL
+from agent.listing import listed
 from agent.operate.kubectl.cluster import Cluster, KubectlError, Object
 from agent.operate.kubectl.findings import Finding
 from agent.operate.kubectl.node_status import MODES, NodeStatus
 
-_MODE_LABEL = "podgate.io/mode"
 _OFF = "off"
 _REPLACED = (kinds.OFF.name, kinds.MODE_LIMITED.name)
 
@@ -57,7 +57,7 @@ def _sentence(node: NodeStatus, above: Sequence[str]) -> str:
     if node.max_mode == _OFF:
         text = f"podgate is off{by}: all pods of this node are open"
     if above:
-        text += f"; labelled above that: {printing.listed(above)}"
+        text += f"; labelled above that: {listed(above)}"
     if node.max_mode == _OFF:
         name = " NODE" if "node" in node.max_mode_from else ""
         text += f". 'kubectl podgate on{name}' undoes it"
@@ -75,4 +75,4 @@ def _above(ceiling: str, namespaces: dict[str, str]) -> list[str]:
 
 def _mode(namespace: Object) -> str:
     labels = namespace["metadata"].get("labels") or {}
-    return str(labels.get(_MODE_LABEL, ""))
+    return str(labels.get(MODE_LABEL, ""))

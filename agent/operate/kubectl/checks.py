@@ -5,7 +5,8 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 
 from agent.admin import finding_kinds as kinds
-from agent.operate.kubectl import findings, node_status, observed, outcome, printing, uncarried
+from agent.listing import listed
+from agent.operate.kubectl import findings, node_status, observed, outcome, uncarried
 from agent.operate.kubectl.cluster import Cluster, NodeAnswer, Object
 from agent.operate.kubectl.observed import NodeObservations
 
@@ -79,7 +80,7 @@ def _uncovered(pods: Sequence[Object], statuses: Sequence[NodeAnswer]) -> Iterat
         and (pod["metadata"]["namespace"], pod["metadata"]["name"]) not in gated
     ]
     if bare:
-        yield f"{len(bare)} running pods have no gate in place: {printing.listed(bare)}."
+        yield f"{len(bare)} running pods have no gate in place: {listed(bare)}."
 
 
 def _unconfirmed(pods: Sequence[Object], silent: Collection[str]) -> Iterator[str]:
@@ -90,8 +91,7 @@ def _unconfirmed(pods: Sequence[Object], silent: Collection[str]) -> Iterator[st
         if pod["spec"].get("nodeName") in silent and outcome.is_gated(pod)
     ]
     if names:
-        listed = printing.listed(names)
-        yield f"{len(names)} running pods are on nodes that do not answer: {listed}."
+        yield f"{len(names)} running pods are on nodes that do not answer: {listed(names)}."
 
 
 def _missing(merged: Object, *, is_doubtful: bool) -> list[str]:

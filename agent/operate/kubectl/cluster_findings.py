@@ -17,6 +17,7 @@ _STILL_SECONDS = 180.0
 _STUCK = ("BackOff", "ErrImage", "Invalid", "Error")
 # Reasons of Programmed that are no node's.
 _WITHOUT_EFFECT = ("NoPodSelected", "NoSourceFound", "NoNodeSelected")
+_NO_NAMESPACE = "NamespaceMissing"
 
 
 def find(cluster: Cluster, *, now: datetime.datetime | None = None) -> list[Finding]:
@@ -75,15 +76,21 @@ def _changes(pod: Object) -> Iterator[datetime.datetime]:
 
 
 def _policies(cluster: Cluster) -> Iterator[Finding]:
-    """Policies without an effect, and a controller that is missing, which finds these."""
+    """Policies without an effect, or with names of namespaces that do not exist, and a controller
+    that is missing, which finds these."""
     policies = cluster.items_if_served(POLICIES)
     yield from _controller(cluster, policies)
     for policy in policies:
-        for one in (policy.get("status") or {}).get("conditions") or ():
-            if one["type"] == "Programmed" and one.get("reason") in _WITHOUT_EFFECT:
-                name = policy["metadata"]["name"]
-                text = f"Policy {name}: {one.get('message', '')}"
-                yield _found(kinds.POLICY_WITHOUT_EFFECT, text, f"policy {name}")
+        conditions = (policy.get("status") or {}).get("conditions") or ()
+        found = {one["type"]: one for one in conditions}
+        accepted, programmed = found.get("Accepted", {}), found.get("Programmed", {})
+        name = policy["metadata"]["name"]
+        if accepted.get("reason") == _NO_NAMESPACE:
+            text = f"Policy {name}: {accepted.get('message', '')}"
+            yield _found(kinds.POLICY_NAMESPACE_MISSING, text, f"policy {name}")
+        elif programmed.get("reason") in _WITHOUT_EFFECT:
+            text = f"Policy {name}: {programmed.get('message', '')}"
+            yield _found(kinds.POLICY_WITHOUT_EFFECT, text, f"policy {name}")
 
 
 def _controller(cluster: Cluster, policies: list[Object]) -> Iterator[Finding]:

@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agent.operate.kubectl import printing
 from agent.operate.kubectl.cluster import Object
+from agent.operate.text import printable
 
 PodName = tuple[str, str]
 """Namespace and name."""
@@ -99,18 +99,18 @@ class Comparison:
             name = f"{'/'.join(probe.pod)}, container {probe.container}: {probe.kind} probe"
             if verdict.own is None:
                 unknown.append(
-                    printing.clean(f"{name} has no result of podgate. {verdict.text}".rstrip())
+                    printable(f"{name} has no result of podgate. {verdict.text}".rstrip())
                 )
                 continue
             compared += 1
             if _differs(verdict):
                 text = f"{name} passes for the kubelet and fails from inside: {verdict.text}"
-                (unready if probe.kind == _READINESS else restarts).append(printing.clean(text))
+                (unready if probe.kind == _READINESS else restarts).append(printable(text))
         return Effects(
             tuple(restarts),
             tuple(unready),
             tuple(
-                printing.clean(f"{'/'.join(name)}: {problem}")
+                printable(f"{'/'.join(name)}: {problem}")
                 for name, problem in sorted(self._problems.items())
             ),
             tuple(unknown),

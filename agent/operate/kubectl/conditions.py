@@ -11,9 +11,10 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from agent.labels import ISOLATION_READY, PROBES_PASSING
 from agent.operate.kubectl.cluster import Cluster, KubectlError, Object
 
-CONDITIONS = ("podgate.io/isolation-ready", "podgate.io/probes-passing")
+CONDITIONS = (ISOLATION_READY, PROBES_PASSING)
 REMOVED = "Removed"
 _MESSAGE = "podgate is removed from this cluster; nothing maintains this condition any more."
 

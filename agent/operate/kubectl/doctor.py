@@ -4,11 +4,13 @@ import argparse
 import dataclasses
 
 from agent.admin.finding_kinds import Severity
+from agent.listing import listed
 from agent.operate.kubectl import cluster_findings, findings, node_status, output, printing
 from agent.operate.kubectl.cluster import Cluster
 from agent.operate.kubectl.exit_status import NO, YES, of_nodes
 from agent.operate.kubectl.findings import Finding, Merged
 from agent.operate.kubectl.printing import Cell
+from agent.operate.text import printable
 
 
 def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -73,7 +75,7 @@ def _show(merged: list[Merged], passed: dict[tuple[str, str], list[str]], *, is_
     if is_wide:
         mark = printing.coloured(Cell("ok", printing.GREEN))
         for (check, text), nodes in passed.items():
-            words = f"{check} on {printing.listed(nodes)}: {text}"
-            printing.line(f"{mark} {printing.clean(words)}")
+            words = f"{check} on {listed(nodes)}: {text}"
+            printing.line(f"{mark} {printable(words)}")
     elif not merged and passed:
         printing.line("Nothing is wrong.")

@@ -19,6 +19,7 @@ from agent.operate.kubectl.cluster import (
     why_unreachable,
 )
 from agent.operate.kubectl.exit_status import NO_AGENT
+from agent.operate.text import printable
 
 # A process in a container does not end with the kubectl that started it, unless it follows its
 # standard input.
@@ -81,7 +82,7 @@ def _show(node: str, document: Object, text: str, form: str) -> None:
     if form == output.JSON:
         printing.line(json.dumps({"node": node.rstrip(), **document}, ensure_ascii=False))
     else:
-        printing.line(f"{node}  {printing.clean(text)}")
+        printing.line(f"{node}  {printable(text)}")
 
 
 def lines(

@@ -2,7 +2,6 @@
 
 import argparse
 import datetime
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +10,8 @@ from agent.operate.kubectl import drop_stream, node_status, output, printing
 from agent.operate.kubectl.cluster import Cluster, Object
 from agent.operate.kubectl.exit_status import of_nodes
 from agent.operate.kubectl.printing import Cell
+from agent.operate.text import ago, read_duration
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _WOULD = "would-drop"
 _MARK = "mark"
 
@@ -187,15 +186,6 @@ def _is_selected(one: Object, arguments: argparse.Namespace) -> bool:
     return not arguments.pod or arguments.pod in (pod, f"{namespace}/{pod}")
 
 
-def ago(age: datetime.timedelta) -> str:
-    """As "5m ago", in the largest unit of which there are two; a node's clock may be ahead."""
-    seconds = max(0, int(age.total_seconds()))
-    for unit in ("d", "h", "m"):
-        if seconds >= 2 * _SECONDS[unit]:
-            return f"{seconds // _SECONDS[unit]}{unit} ago"
-    return f"{seconds}s ago"
-
-
 def _time(text: str) -> datetime.datetime:
     return datetime.datetime.fromisoformat(text)
 
@@ -209,7 +199,7 @@ def _positive(text: str) -> int:
 def _age(text: str) -> datetime.timedelta | str:
     if text == _MARK:
         return text
-    found = re.fullmatch(r"(\d{1,6})([smhd])", text)
-    if not found:
+    found = read_duration(text)
+    if found is None:
         raise argparse.ArgumentTypeError("a time such as 90s, 15m, 24h or 7d, or 'mark'")
-    return datetime.timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
+    return found

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from agent.labels import MODE_LABEL
 from agent.operate.kubectl import checks, outcome, printing
 from agent.operate.kubectl.cluster import Cluster, KubectlError
 from agent.operate.kubectl.drop_watch import DropWatch
 from agent.operate.kubectl.outcome import Outcome
 
-_MODE_LABEL = "podgate.io/mode"
 _POLL_SECONDS = 5.0
 # A pod that starts meanwhile has its gate within seconds, also in a crowd.
 _SETTLE_SECONDS = 60.0
@@ -55,11 +55,11 @@ def run(
     """0 if the label stays, all nodes were watched and all pods are in their modes."""
     namespace, mode = arguments.namespace, arguments.mode
     labels = cluster.get("namespace", namespace)["metadata"].get("labels") or {}
-    before = labels.get(_MODE_LABEL)
+    before = labels.get(MODE_LABEL)
     if before == mode:
         already = outcome.read(cluster, namespace, mode)
         printing.line(
-            f"Namespace {namespace} is labelled {_MODE_LABEL}={mode} already; its gates are in "
+            f"Namespace {namespace} is labelled {MODE_LABEL}={mode} already; its gates are in "
             f"force for {already.pods} pods."
         )
         return int(not _confirm(already))
@@ -80,7 +80,7 @@ def run(
         try:
             step.take()
             printing.line(
-                f"Namespace {namespace} is labelled {_MODE_LABEL}={mode}. Watching drops for "
+                f"Namespace {namespace} is labelled {MODE_LABEL}={mode}. Watching drops for "
                 f"{arguments.watch:.0f} s; Ctrl-C takes the label back."
             )
             harm = _watch(watch, clock() + arguments.watch, clock, sleep)
@@ -126,11 +126,11 @@ class _Step:
         self._cluster = cluster
         self._namespace = namespace
         self._mode = mode
-        self.previous = f"{_MODE_LABEL}-" if before is None else f"{_MODE_LABEL}={before}"
+        self.previous = f"{MODE_LABEL}-" if before is None else f"{MODE_LABEL}={before}"
         """The argument of kubectl label that restores it."""
 
     def take(self) -> None:
-        self._label(f"{_MODE_LABEL}={self._mode}")
+        self._label(f"{MODE_LABEL}={self._mode}")
 
     def take_back(self, reason: str) -> None:
         """Restore the label, in several attempts; Ctrl-C does not stop that."""

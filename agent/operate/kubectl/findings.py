@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from agent.admin.finding_kinds import NO_ANSWER, NODE_LEFT, Severity
+from agent.listing import listed
 from agent.operate.kubectl import printing
 from agent.operate.kubectl.cluster import Object
 from agent.operate.kubectl.printing import Cell
+from agent.operate.text import printable
 
 CLUSTER = "cluster"
 """The subject of a finding of no node."""
@@ -61,12 +63,12 @@ class Merged:
     def places(self) -> str:
         """Where it is found."""
         if len(self.pods) == 1 and self.finding.subject.startswith("pod "):
-            return f"{self.pods[0]} on {printing.listed(self.nodes)}"
-        words = printing.listed([node for node in self.nodes if node]) or CLUSTER
+            return f"{self.pods[0]} on {listed(self.nodes)}"
+        words = listed([node for node in self.nodes if node]) or CLUSTER
         if len(self.nodes) > 1:
             words = f"{len(self.nodes)} nodes ({words})"
         if self.pods:
-            words += f", {len(self.pods)} pods ({printing.listed(self.pods)})"
+            words += f", {len(self.pods)} pods ({listed(self.pods)})"
         return words
 
 
@@ -115,7 +117,7 @@ def show(merged: Sequence[Merged], *, with_advice: bool) -> None:
         if with_advice:
             command = f"Next: {finding.next_command}" if finding.next_command else ""
             text = " ".join(filter(None, (text, finding.remedy, command)))
-        printing.line(f"{mark} {printing.clean(text)}")
+        printing.line(f"{mark} {printable(text)}")
     for kind, count in counts.items():
         if count > _MAX_OF_A_KIND and not with_advice:
             printing.line(f"{count - _MAX_OF_A_KIND} more of kind {kind}: '-o wide' has all.")

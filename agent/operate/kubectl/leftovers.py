@@ -9,12 +9,11 @@ import json
 import pathlib
 from collections.abc import Iterable, Sequence
 
+from agent.labels import DOMAIN, MODE_LABEL
 from agent.operate.kubectl import printing
 from agent.operate.kubectl.cluster import Cluster, KubectlError, Object
 
 POLICIES = "hostaccesspolicies.policy.podgate.io"
-_DOMAIN = "podgate.io/"
-_MODE_LABEL = "podgate.io/mode"
 _CLOSED = ("enforce", "strict")
 # Of an object that is to be created again; the API server sets them.
 _OF_SERVER = (
@@ -40,7 +39,7 @@ class Labelled:
     @property
     def enforces(self) -> bool:
         """Whether it closes pods as soon as podgate is installed."""
-        return any(label == f"{_MODE_LABEL}={mode}" for label in self.labels for mode in _CLOSED)
+        return any(label == f"{MODE_LABEL}={mode}" for label in self.labels for mode in _CLOSED)
 
     @property
     def sentence(self) -> str:
@@ -59,7 +58,7 @@ def labelled(cluster: Cluster) -> list[Labelled]:
     for kind in ("namespace", "node"):
         for one in cluster.items(f"{kind}s"):
             labels = one["metadata"].get("labels") or {}
-            own = tuple(f"{k}={labels[k]}" for k in sorted(labels) if k.startswith(_DOMAIN))
+            own = tuple(f"{k}={labels[k]}" for k in sorted(labels) if k.startswith(f"{DOMAIN}/"))
             if own and (kind, one["metadata"]["name"]) != ("namespace", cluster.namespace):
                 found.append(Labelled(kind, one["metadata"]["name"], own))
     return found

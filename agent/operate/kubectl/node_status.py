@@ -11,11 +11,12 @@ from typing import Any
 
 from agent import VERSION
 from agent.admin import finding_kinds as kinds
-from agent.operate.kubectl import findings, printing
+from agent.labels import ISOLATION_READY
+from agent.listing import listed
+from agent.operate.kubectl import findings
 from agent.operate.kubectl.cluster import Cluster, NodeAnswer, Object
 from agent.operate.kubectl.findings import Finding
 
-ISOLATION_READY = "podgate.io/isolation-ready"
 # By the condition's reason, in ascending order of what is closed.
 _MODES = {"Off": "off", "Audit": "audit", "Enforced": "enforce", "Strict": "strict"}
 MODES = tuple(_MODES.values())
@@ -133,7 +134,7 @@ def version_notes(nodes: list[NodeStatus]) -> list[str]:
         return []
     names = [one.node for one in nodes if one.version in others]
     return [
-        f"This plugin is version {VERSION}, agents on {printing.listed(names)} are "
+        f"This plugin is version {VERSION}, agents on {listed(names)} are "
         f"{', '.join(others)}: what only one of them has is not shown."
     ]
 

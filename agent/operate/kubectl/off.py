@@ -7,11 +7,11 @@ import json
 import time
 from collections.abc import Callable, Collection
 
+from agent.labels import MAX_MODE_LABEL
 from agent.operate.kubectl import node_status, printing
 from agent.operate.kubectl.cluster import Cluster
 from agent.operate.kubectl.debug_pods import DebugPods
 
-LABEL = "podgate.io/max-mode"
 OFF = "off"
 
 _DESCRIPTION = (
@@ -94,7 +94,7 @@ def _label_all(cluster: Cluster, nodes: Collection[str], value: str | None) -> N
 def label(cluster: Cluster, node: str | None, value: str | None) -> None:
     """Set the ceiling of a node, or of the cluster, or remove it."""
     target = ("node", node) if node else ("namespace", cluster.namespace)
-    word = f"{LABEL}-" if value is None else f"{LABEL}={value}"
+    word = f"{MAX_MODE_LABEL}-" if value is None else f"{MAX_MODE_LABEL}={value}"
     cluster.run("label", *target, word, "--overwrite")
 
 

@@ -3,9 +3,11 @@
 import dataclasses
 from collections import Counter
 
-from agent.operate.kubectl import node_status, printing
+from agent.listing import listed
+from agent.operate.kubectl import node_status
 from agent.operate.kubectl.cluster import Cluster, Object
 from agent.operate.kubectl.node_status import MODES, PodInForce
+from agent.operate.text import printable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ def read(cluster: Cluster, namespace: str, mode: str) -> Outcome:
     notes = (
         [
             f"{len(below)} pods stay below {mode} by their own label or their node's ceiling: "
-            f"{printing.listed(below)}."
+            f"{listed(below)}."
         ]
         if below
         else []
@@ -56,7 +58,7 @@ def is_gated(pod: Object) -> bool:
 
 
 def _unsettled(pod: PodInForce) -> str:
-    return printing.clean(
+    return printable(
         f"{pod.namespace}/{pod.name} on {pod.node} is not in {pod.desired}, its gates are in "
         f"{pod.in_force} ({pod.reason}): {pod.message}"
     )

@@ -5,8 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-# In one sentence; the rest would fill a screen.
-_MAX_NAMES = 5
+from agent.operate.text import printable
 
 RED, YELLOW, GREEN = 31, 33, 32
 """Colours by danger: open or broken, not as desired or audit, enforced."""
@@ -26,12 +25,7 @@ def line(text: str = "") -> None:
 
 
 def progress(text: str) -> None:
-    sys.stderr.write(f"{clean(text)}\n")
-
-
-def clean(text: str) -> str:
-    """Names and messages come from pods: without what a terminal would obey."""
-    return "".join(one if one.isprintable() else "?" for one in text)
+    sys.stderr.write(f"{printable(text)}\n")
 
 
 def table(rows: Sequence[Sequence[str | Cell]]) -> None:
@@ -49,13 +43,7 @@ def table(rows: Sequence[Sequence[str | Cell]]) -> None:
 
 def coloured(cell: Cell) -> str:
     """In colour if the output is a terminal, and NO_COLOR is unset (https://no-color.org)."""
-    text = clean(cell.text)
+    text = printable(cell.text)
     if not cell.colour or os.environ.get("NO_COLOR") or not sys.stdout.isatty():
         return text
     return f"\x1b[{cell.colour}m{text}\x1b[0m"
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
-    more = len(names) - _MAX_NAMES
-    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -7,15 +7,15 @@ The kubelet sets Ready when ContainersReady is True and each readiness gate's co
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
+from agent.labels import DOMAIN, ISOLATION_READY
 from agent.operate.kubectl.cluster import Object
-from agent.operate.kubectl.node_status import ISOLATION_READY, NodeStatus
+from agent.operate.kubectl.node_status import NodeStatus
 
-PROBES_PASSING = "podgate.io/probes-passing"
-_PODGATE = "podgate.io/"
+_PODGATE = f"{DOMAIN}/"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Finding:
+class ReadinessCheck:
     """One thing that Ready needs. is_met: whether it holds; text: one sentence; next_command: what
     to run about it, if it does not hold."""
 
@@ -33,7 +33,7 @@ def findings(
     agent: NodeStatus | None,
     agent_command: str = "",
     explanation: Object | None = None,
-) -> list[Finding]:
+) -> list[ReadinessCheck]:
     """In order: what comes later often follows from what comes first.
 
     node: None if the pod has none or it is gone; agent: of that node, None without one;
@@ -54,19 +54,21 @@ def is_ready(pod: Object) -> bool:
     return _condition(pod, "Ready").get("status") == "True"
 
 
-def _existence(pod: Object) -> Iterator[Finding]:
+def _existence(pod: Object) -> Iterator[ReadinessCheck]:
     if since := pod["metadata"].get("deletionTimestamp"):
         text = f"The pod is being deleted since {since}: it does not become Ready again."
-        yield Finding("pod", False, text, _kubectl(pod, "get pod", "-o yaml"))
+        yield ReadinessCheck("pod", False, text, _kubectl(pod, "get pod", "-o yaml"))
     phase = pod["status"].get("phase")
     if phase in ("Succeeded", "Failed"):
         status = pod["status"]
         why = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
         text = f"The pod has ended ({phase}{f', {why}' if why else ''}): it does not become Ready."
-        yield Finding("pod", False, text, _logs(pod, ""))
+        yield ReadinessCheck("pod", False, text, _logs(pod, ""))
 
 
-def _placement(pod: Object, events: Sequence[Object], node: Object | None) -> Iterator[Finding]:
+def _placement(
+    pod: Object, events: Sequence[Object], node: Object | None
+) -> Iterator[ReadinessCheck]:
     name = pod["spec"].get("nodeName")
     if not name:
         condition = _condition(pod, "PodScheduled")
@@ -74,21 +76,21 @@ def _placement(pod: Object, events: Sequence[Object], node: Object | None) -> It
         gates = [one["name"] for one in pod["spec"].get("schedulingGates") or ()]
         if gates:
             why = f"scheduling gates {', '.join(gates)} hold it back"
-        yield Finding(
+        yield ReadinessCheck(
             "scheduling", False, _sentence(f"No node: {why}"), _kubectl(pod, "describe pod")
         )
         return
     if node is None:
         text = f"Its node {name} does not exist any more."
-        yield Finding("node", False, text, "kubectl get nodes")
+        yield ReadinessCheck("node", False, text, "kubectl get nodes")
         return
     ready = _condition(node, "Ready")
     if ready.get("status") == "True":
-        yield Finding("node", True, f"Node {name} is Ready.")
+        yield ReadinessCheck("node", True, f"Node {name} is Ready.")
     else:
         why = ready.get("message") or "its kubelet does not report"
         text = _sentence(f"Node {name} is not Ready, so none of its pods is: {why}")
-        yield Finding("node", False, text, f"kubectl describe node {name}")
+        yield ReadinessCheck("node", False, text, f"kubectl describe node {name}")
     sandbox = _condition(pod, "PodReadyToStartContainers")
     if sandbox.get("status") == "False" and pod["status"].get("phase") == "Pending":
         found = _last_messages(
@@ -96,10 +98,10 @@ def _placement(pod: Object, events: Sequence[Object], node: Object | None) -> It
         )
         why = found[-1] if found else "the runtime has not created it yet"
         text = _sentence(f"The pod has no sandbox: {why}")
-        yield Finding("sandbox", False, text, _kubectl(pod, "describe pod"))
+        yield ReadinessCheck("sandbox", False, text, _kubectl(pod, "describe pod"))
 
 
-def _init_containers(pod: Object, events: Sequence[Object]) -> Iterator[Finding]:
+def _init_containers(pod: Object, events: Sequence[Object]) -> Iterator[ReadinessCheck]:
     if _condition(pod, "Initialized").get("status") == "True":
         return
     for status in pod["status"].get("initContainerStatuses") or ():
@@ -113,13 +115,15 @@ def _init_containers(pod: Object, events: Sequence[Object]) -> Iterator[Finding]
             return
 
 
-def _containers(pod: Object, events: Sequence[Object], agent_command: str) -> Iterator[Finding]:
+def _containers(
+    pod: Object, events: Sequence[Object], agent_command: str
+) -> Iterator[ReadinessCheck]:
     statuses = pod["status"].get("containerStatuses") or []
     if not statuses or _condition(pod, "Initialized").get("status") == "False":
         return
     bad = [status for status in statuses if not status.get("ready")]
     if not bad:
-        yield Finding("containers", True, f"All {len(statuses)} containers are ready.")
+        yield ReadinessCheck("containers", True, f"All {len(statuses)} containers are ready.")
     for status in bad:
         name = status["name"]
         if "running" not in (status.get("state") or {}):
@@ -129,7 +133,7 @@ def _containers(pod: Object, events: Sequence[Object], agent_command: str) -> It
         probe = _spec_of(pod, name).get(f"{kind}Probe")
         if not probe:
             text = f"Container {name} runs; the kubelet has not reported it as ready yet."
-            yield Finding("containers", False, text, _kubectl(pod, "get pod", "-o yaml"))
+            yield ReadinessCheck("containers", False, text, _kubectl(pod, "get pod", "-o yaml"))
             continue
         failed = _last_messages(_of_container(events, name), ("Unhealthy",))
         failed = [one for one in failed if one.lower().startswith(kind)]
@@ -140,10 +144,10 @@ def _containers(pod: Object, events: Sequence[Object], agent_command: str) -> It
         if agent_command:
             target = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
             command = f"{agent_command} podgate probe --pod {target}"
-        yield Finding("containers", False, text, command)
+        yield ReadinessCheck("containers", False, text, command)
 
 
-def _stuck(pod: Object, status: Object, what: str, events: Sequence[Object]) -> Finding:
+def _stuck(pod: Object, status: Object, what: str, events: Sequence[Object]) -> ReadinessCheck:
     """A container that does not run, by its state and last end."""
     state = status.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
@@ -159,18 +163,18 @@ def _stuck(pod: Object, status: Object, what: str, events: Sequence[Object]) -> 
     text = _sentence(f"{what}: {', '.join(filter(None, words)) or 'no reason is known yet'}")
     option = f"-c {status['name']}"
     if last:
-        return Finding("containers", False, text, _logs(pod, f"{option} --previous"))
-    return Finding("containers", False, text, _kubectl(pod, "describe pod"))
+        return ReadinessCheck("containers", False, text, _logs(pod, f"{option} --previous"))
+    return ReadinessCheck("containers", False, text, _kubectl(pod, "describe pod"))
 
 
-def _readiness_gates(pod: Object, agent: NodeStatus | None) -> Iterator[Finding]:
+def _readiness_gates(pod: Object, agent: NodeStatus | None) -> Iterator[ReadinessCheck]:
     for gate in pod["spec"].get("readinessGates") or ():
         kind = gate["conditionType"]
         condition = _condition(pod, kind)
         is_ours = kind.startswith(_PODGATE)
         if condition.get("status") == "True":
             reason = condition.get("reason") or "no reason"
-            yield Finding("readiness gate", True, f"{kind} is True ({reason}).")
+            yield ReadinessCheck("readiness gate", True, f"{kind} is True ({reason}).")
             continue
         if condition:
             why = f"{condition.get('reason') or 'no reason'}: {condition.get('message') or '-'}"
@@ -186,10 +190,10 @@ def _readiness_gates(pod: Object, agent: NodeStatus | None) -> Iterator[Finding]
                 if agent is None or agent.problem
                 else f"kubectl podgate doctor --node {agent.node}"
             )
-        yield Finding("readiness gate", False, text, command)
+        yield ReadinessCheck("readiness gate", False, text, command)
 
 
-def _of_node(explanation: Object, agent_command: str) -> Iterator[Finding]:
+def _of_node(explanation: Object, agent_command: str) -> Iterator[ReadinessCheck]:
     """The checks of `podgate explain pod`, without those of objects that the plugin reads itself:
     the API server's are newer than what the agent last saw."""
     for check in explanation.get("checks") or ():
@@ -208,16 +212,16 @@ def _of_node(explanation: Object, agent_command: str) -> Iterator[Finding]:
         is_met = check.get("state") != "problem"
         severity = check.get("severity")
         subject = f"on the node, {name}" + (f" ({severity})" if severity else "")
-        yield Finding(subject, is_met, text, command)
+        yield ReadinessCheck(subject, is_met, text, command)
 
 
-def _agent(pod: Object, agent: NodeStatus | None) -> Iterator[Finding]:
+def _agent(pod: Object, agent: NodeStatus | None) -> Iterator[ReadinessCheck]:
     """What the node knows, which the API server may not have yet."""
     if agent is None or pod["spec"].get("hostNetwork"):
         return
     if agent.problem:
         text = _sentence(f"The agent of node {agent.node} does not answer: {agent.problem}")
-        yield Finding("agent", not _gates(pod), text, "kubectl podgate status")
+        yield ReadinessCheck("agent", not _gates(pod), text, "kubectl podgate status")
         return
     metadata = pod["metadata"]
     found = [
@@ -227,22 +231,26 @@ def _agent(pod: Object, agent: NodeStatus | None) -> Iterator[Finding]:
     ]
     if not found:
         text = f"The agent of node {agent.node} does not know the pod yet."
-        yield Finding("agent", not _gates(pod), text, f"kubectl podgate doctor --node {agent.node}")
+        yield ReadinessCheck(
+            "agent", not _gates(pod), text, f"kubectl podgate doctor --node {agent.node}"
+        )
     for one in found:
         text = f"Mode {one.desired}, in force {one.in_force} ({one.reason}): {one.message}"
         command = f"kubectl podgate doctor --node {agent.node}"
-        yield Finding("gate", one.in_force != "none" or not _gates(pod), _sentence(text), command)
+        yield ReadinessCheck(
+            "gate", one.in_force != "none" or not _gates(pod), _sentence(text), command
+        )
         written = _condition(pod, ISOLATION_READY)
         if ISOLATION_READY in _gates(pod) and written.get("reason") != one.reason:
             text = (
                 f"The agent has {ISOLATION_READY} as {one.reason}, and the API server as "
                 f"{written.get('reason') or 'missing'}: the write is outstanding."
             )
-            yield Finding("agent", False, text, command)
+            yield ReadinessCheck("agent", False, text, command)
     for of_node in agent.findings:
         if not of_node.pod_names:
             text = f"Node {agent.node}: {of_node.sentence}"
-            yield Finding(f"agent ({of_node.severity})", True, text)
+            yield ReadinessCheck(f"agent ({of_node.severity})", True, text)
 
 
 def _gates(pod: Object) -> list[str]:

@@ -16,6 +16,7 @@ from agent.operate.kubectl.exit_status import of_nodes
 from agent.operate.kubectl.findings import Finding
 from agent.operate.kubectl.node_status import MODES, NodeStatus, PodInForce
 from agent.operate.kubectl.printing import Cell
+from agent.operate.text import printable
 
 _COLOURS = {"off": printing.YELLOW, "audit": printing.YELLOW, "none": printing.RED}
 
@@ -68,7 +69,7 @@ def _show(
         printing.table([("POD", "NODE", "DESIRED", "IN FORCE", "REASON"), *map(_pod_row, pods)])
         if is_wide:
             for pod in pods:
-                printing.line(printing.clean(f"{pod.namespace}/{pod.name}: {pod.message}"))
+                printing.line(printable(f"{pod.namespace}/{pod.name}: {pod.message}"))
 
 
 def _row(node: NodeStatus, *, is_wide: bool) -> tuple[str | Cell, ...]:

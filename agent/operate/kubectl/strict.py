@@ -6,11 +6,11 @@ import json
 import time
 from collections.abc import Callable, Iterable
 
+from agent.labels import MODE_LABEL
 from agent.operate.kubectl import enforce, node_status, printing
 from agent.operate.kubectl.cluster import Cluster, Object
 from agent.operate.kubectl.comparison import Comparison, Effects
 
-_MODE_LABEL = "podgate.io/mode"
 _POLL_SECONDS = 10.0
 _STOPPED = 1
 
@@ -61,7 +61,7 @@ def run(
     """1 if nothing was changed because of what strict would harm; else as `enforce.run`."""
     namespace = arguments.namespace
     labels = cluster.get("namespace", namespace)["metadata"].get("labels") or {}
-    if labels.get(_MODE_LABEL) != "strict":
+    if labels.get(MODE_LABEL) != "strict":
         printing.line(
             f"Comparing podgate's results of the probes in namespace {namespace} with the "
             f"kubelet's for {arguments.compare:.0f} s."

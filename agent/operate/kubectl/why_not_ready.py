@@ -8,7 +8,8 @@ from agent.operate.kubectl.cluster import Cluster, KubectlError, Object
 from agent.operate.kubectl.exit_status import NO, YES
 from agent.operate.kubectl.node_status import NodeStatus
 from agent.operate.kubectl.printing import Cell
-from agent.operate.kubectl.readiness import Finding
+from agent.operate.kubectl.readiness import ReadinessCheck
+from agent.operate.text import printable
 
 
 def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -60,15 +61,15 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     return YES if is_ready else NO
 
 
-def _show(pod: Object, found: list[Finding], next_command: str, *, is_ready: bool) -> None:
+def _show(pod: Object, found: list[ReadinessCheck], next_command: str, *, is_ready: bool) -> None:
     head = Cell("Ready", printing.GREEN) if is_ready else Cell("not Ready", printing.YELLOW)
-    printing.line(f"Pod {printing.clean(pods.full_name(pod))} is {printing.coloured(head)}.")
+    printing.line(f"Pod {printable(pods.full_name(pod))} is {printing.coloured(head)}.")
     for one in found:
         mark = Cell("+", printing.GREEN) if one.is_met else Cell("-", printing.RED)
-        text = printing.clean(f"{one.subject}: {one.text}")
+        text = printable(f"{one.subject}: {one.text}")
         printing.line(f"{printing.coloured(mark)} {text}")
     if next_command:
-        printing.line(f"Next: {printing.clean(next_command)}")
+        printing.line(f"Next: {printable(next_command)}")
 
 
 def _node(cluster: Cluster, pod: Object) -> Object | None:

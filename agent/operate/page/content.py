@@ -10,7 +10,6 @@ from agent.admin import finding, findings
 from agent.admin import finding_kinds as kinds
 from agent.admin.finding import Finding
 from agent.admin.finding_kinds import Severity
-from agent.admin.findings import full_name
 from agent.admin.report import (
     AgentReport,
     Drops,
@@ -23,6 +22,7 @@ from agent.admin.report import (
 from agent.listing import listed
 from agent.operate.page import sparkline, style
 from agent.operate.page.markup import Markup, Node, document, element, join
+from agent.operate.text import ago
 
 RELOAD_SECONDS = 10
 """How often an open page loads itself again; there is no script to do less."""
@@ -134,7 +134,7 @@ def _severity_class(one: Finding) -> str:
 
 def _pods(report: AgentReport) -> Markup:
     columns: tuple[_Column[PodStatus], ...] = (
-        ("pod", full_name),
+        ("pod", lambda pod: pod.full_name),
         ("mode", lambda pod: _word(pod.mode, _MODE_CLASSES.get(pod.mode, "part"))),
         ("isolation", lambda pod: _condition(pod, labels.ISOLATION_READY)),
         ("probes", lambda pod: _condition(pod, labels.PROBES_PASSING)),
@@ -144,13 +144,13 @@ def _pods(report: AgentReport) -> Markup:
         ("would drop", lambda pod: _by_reason(pod.gates, "would-drop")),
     )
     concerned = {name for one in report.findings for name in one.pod_names}
-    ordered = sorted(report.pods, key=lambda pod: full_name(pod) not in concerned)
+    ordered = sorted(report.pods, key=lambda pod: pod.full_name not in concerned)
     return _section("Pods", "No pods.", columns, ordered)
 
 
 def _probes(pods: Sequence[PodStatus]) -> Markup:
     columns: tuple[_Column[tuple[PodStatus, ProbeStatus]], ...] = (
-        ("pod", lambda row: full_name(row[0])),
+        ("pod", lambda row: row[0].full_name),
         ("container", lambda row: row[1].container),
         ("probe", lambda row: f"{row[1].type.lower()} {row[1].handler}"),
         ("result", lambda row: _word(row[1].result, _STATE_CLASSES.get(row[1].result, "part"))),
@@ -191,7 +191,7 @@ def _relay(report: AgentReport) -> Markup:
     )
     shown = element("p", _word(words, kind), f": {text}" if relay.is_up else "")
     columns: tuple[_Column[tuple[PodStatus, RelayedPortStatus]], ...] = (
-        ("pod", lambda row: full_name(row[0])),
+        ("pod", lambda row: row[0].full_name),
         ("container", lambda row: row[1].container),
         ("probe", lambda row: row[1].handler),
         ("port", lambda row: row[1].port or "undeclared"),
@@ -319,8 +319,4 @@ def _time(at: datetime.datetime) -> str:
 
 def _age(at: datetime.datetime, now: datetime.datetime) -> Markup:
     """As "5m ago", with the time as its title."""
-    seconds = max(0, int((now - at).total_seconds()))
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= length:
-            return element("span", f"{seconds // length}{unit} ago", title=_time(at))
-    return element("span", f"{seconds}s ago", title=_time(at))
+    return element("span", ago(now - at), title=_time(at))

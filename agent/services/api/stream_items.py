@@ -9,10 +9,10 @@ import datetime
 from collections.abc import Iterable, Iterator
 
 from agent.services.client.v1alpha1 import endpoints_pb2 as pb
+from probes.protocols import protobuf
 
 # gRPC clients accept 4 MiB by default; other tasks of the loop run between small parts.
 _PART_BYTES = 64 << 10
-_LENGTH_DELIMITED = 2
 
 
 def header(
@@ -32,13 +32,15 @@ def header(
 
 def element(service: pb.ServiceEndpoints) -> bytes:
     """A service as `parts` needs it. The same service is always the same bytes."""
-    return _field(pb.Services.ITEMS_FIELD_NUMBER, service.SerializeToString(deterministic=True))
+    return protobuf.delimited(
+        pb.Services.ITEMS_FIELD_NUMBER, service.SerializeToString(deterministic=True)
+    )
 
 
 def removed(key: tuple[str, str]) -> bytes:
     """A service that a delta removes, as `parts` needs it. key: namespace and name."""
     name = pb.ServiceName(namespace=key[0], name=key[1])
-    return _field(pb.Services.REMOVED_FIELD_NUMBER, name.SerializeToString())
+    return protobuf.delimited(pb.Services.REMOVED_FIELD_NUMBER, name.SerializeToString())
 
 
 def parts(elements: Iterable[bytes]) -> Iterator[bytes]:
@@ -49,26 +51,13 @@ def parts(elements: Iterable[bytes]) -> Iterator[bytes]:
         part.append(encoded)
         size += len(encoded)
         if size >= _PART_BYTES:
-            yield _field(pb.NextItem.SERVICES_FIELD_NUMBER, b"".join(part))
+            yield protobuf.delimited(pb.NextItem.SERVICES_FIELD_NUMBER, b"".join(part))
             part, size = [], 0
     if part:
-        yield _field(pb.NextItem.SERVICES_FIELD_NUMBER, b"".join(part))
+        yield protobuf.delimited(pb.NextItem.SERVICES_FIELD_NUMBER, b"".join(part))
 
 
 def end(service_count: int) -> bytes:
     """The last item of a state."""
     encoded: bytes = pb.NextItem(end=pb.End(service_count=service_count)).SerializeToString()
     return encoded
-
-
-def _field(number: int, content: bytes) -> bytes:
-    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)

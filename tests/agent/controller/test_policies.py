@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from agent.controller.policies import POLICIES, REPORTS, PolicyStatusWriter
+from agent.controller.policies import NAMESPACES, POLICIES, REPORTS, PolicyStatusWriter
 from agent.kube import node_report
 from agent.kube.client import ApiClient
 from agent.kube.node_report import NodeReport
@@ -34,6 +34,9 @@ class Cluster:
 
     def node(self, name: str, **labels: str) -> None:
         self.server.put({"metadata": {"name": name, "uid": name, "labels": labels}}, path=NODES)
+
+    def namespace(self, name: str) -> None:
+        self.server.put({"metadata": {"name": name, "uid": name}}, path=NAMESPACES.path)
 
     def policy(self, name: str, **spec: Any) -> None:
         """Create a policy, or change it."""
@@ -177,6 +180,45 @@ async def test_policy_without_an_effect_on_any_node_is_not_programmed(
             cluster.report(name, effects="22,2")
         await asyncio.sleep(20)
         assert cluster.condition("backup", "Programmed") == ("True", "Programmed")
+        assert cluster.condition("backup", "Accepted") == ("True", "Valid")
+
+
+async def test_namespace_that_does_not_exist_is_named(cluster: Cluster, api: ApiClient) -> None:
+    cluster.node("one")
+    cluster.namespace("shop")
+    source = {"hostNetworkPods": {"namespaces": ["infra"]}}
+    cluster.policy("backup", pods={"namespaces": ["shop", "shpo"]}, **{"from": [source]})
+    cluster.report("one", effects="2")
+    async with running(api):
+        await asyncio.sleep(20)
+        # It is in force in the namespace that exists.
+        assert cluster.condition("backup", "Programmed") == ("True", "Programmed")
+        assert cluster.condition("backup", "Accepted") == ("True", "NamespaceMissing")
+        accepted, _ = cluster.status("backup")["conditions"]
+        assert accepted["message"] == "The spec is valid; namespaces infra, shpo do not exist."
+        cluster.report("one", effects="0")
+        await asyncio.sleep(20)
+        assert cluster.condition("backup", "Programmed") == ("False", "NoPodSelected")
+        assert cluster.condition("backup", "Accepted") == ("True", "NamespaceMissing")
+        cluster.namespace("infra")
+        cluster.namespace("shpo")
+        await asyncio.sleep(20)
+        assert cluster.condition("backup", "Accepted") == ("True", "NoPodSelected")
+
+
+async def test_no_namespace_is_missing_if_the_right_to_list_them_is(
+    cluster: Cluster, api: ApiClient
+) -> None:
+    async def forbid(request: web.Request) -> web.StreamResponse | None:
+        is_concerned = request.path == NAMESPACES.path
+        return web.json_response({"message": "no"}, status=403) if is_concerned else None
+
+    cluster.server.faults.append(forbid)
+    cluster.node("one")
+    cluster.policy("backup", pods={"namespaces": ["shop"]})
+    cluster.report("one", effects="2")
+    async with running(api):
+        await asyncio.sleep(20)
         assert cluster.condition("backup", "Accepted") == ("True", "Valid")
 
 

@@ -1,11 +1,10 @@
 """The ports to which gates admit the kubelet."""
 
-import pathlib
 import socket
 
 import pytest
 
-from agent.kubelet.admitted_ports import kubelet_rules, pods_cgroup
+from agent.kubelet.admitted_ports import kubelet_rules
 from bpf import abi
 from bpf.rules import Rule, SourceKind
 from probes.spec.specs import DeclaredPorts, FieldProblem, PodSpec
@@ -42,17 +41,3 @@ def test_pod_without_declared_ports_admits_nothing() -> None:
 )
 def test_any_port_where_a_healthy_pod_might_restart_else(declared: PodSpec) -> None:
     assert kubelet_rules(declared) == ANY
-
-
-@pytest.mark.parametrize(
-    ("name", "level"),
-    [("kubepods.slice", 1), ("kubepods", 1), ("kubelet.slice/kubelet-kubepods.slice", 2)],
-)
-def test_the_cgroup_above_all_pods_is_found(tmp_path: pathlib.Path, name: str, level: int) -> None:
-    (tmp_path / name).mkdir(parents=True)
-    assert pods_cgroup(tmp_path) == ((tmp_path / name).stat().st_ino, level)
-
-
-def test_a_node_without_pods_has_no_such_cgroup(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "system.slice").mkdir()
-    assert pods_cgroup(tmp_path) is None

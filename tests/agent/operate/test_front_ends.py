@@ -27,6 +27,7 @@ from agent.pods.events import PodEvents
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
 from tests.agent.admin.test_findings import OF_NODE, OF_POD
+from tests.agent.operate import finding_states
 from tests.agent.operate.kubectl.reporting import encoded
 from tests.agent.operate.kubectl.standin import KubectlStandin
 from tests.agent.operate.page.html import parse
@@ -154,6 +155,10 @@ def test_each_kind_of_a_report_has_a_state_that_makes_it() -> None:
     assert judged - made == {"gate-detached"}
 
 
+def test_state_of_each_kind_is_made_by_a_test() -> None:
+    assert finding_states.problems() == []
+
+
 # Facts of reports that only findings judge: front ends print the sentences of these.
 JUDGED = {
     *("problem_text", "open_ports", "kubelet_problem", "kubelet_unfollowed", "mode_problems"),
@@ -163,6 +168,8 @@ JUDGED = {
 }
 MAKERS = {
     *("admin/finding.py", "admin/findings.py", "operate/pinned/findings.py"),
+    # Of a cluster, which only the plugin sees.
+    *(f"operate/kubectl/{name}.py" for name in ("ceilings", "cluster_findings", "findings")),
     *(f"operate/doctor/{path.name}" for path in (ROOT / "operate/doctor").glob("*.py")),
 }
 
@@ -185,15 +192,45 @@ def test_no_front_end_judges_a_report(path: pathlib.Path) -> None:
     assert JUDGED.isdisjoint(_names(path))
 
 
-@pytest.mark.parametrize(
-    "path", [*ROOT.rglob("*.py")], ids=lambda path: str(path.relative_to(ROOT))
-)
-def test_no_other_module_makes_findings(path: pathlib.Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    makes = any(
-        isinstance(node, ast.ImportFrom)
-        and node.module == "agent.admin.finding"
-        and "found" in {name.name for name in node.names}
+def _makes_findings(tree: ast.AST) -> bool:
+    """By `found` of agent.admin.finding under any name, or by the class itself."""
+    aliases = {
+        alias.asname or alias.name
         for node in ast.walk(tree)
-    )
-    assert not makes or str(path.relative_to(ROOT)) in MAKERS
+        if isinstance(node, ast.ImportFrom) and node.module == "agent.admin.finding"
+        for alias in node.names
+        if alias.name == "found"
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func
+        if isinstance(name, ast.Name) and name.id in {"Finding", *aliases}:
+            return True
+        if isinstance(name, ast.Attribute) and name.attr in ("Finding", "found"):
+            owner = name.value
+            if isinstance(owner, ast.Name) and owner.id in ("finding", "findings"):
+                return True
+    return False
+
+
+def test_no_other_module_makes_findings() -> None:
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in ROOT.rglob("*.py")}
+    makers = {str(path.relative_to(ROOT)) for path, tree in trees.items() if _makes_findings(tree)}
+    assert makers <= MAKERS
+
+
+@pytest.mark.parametrize(
+    ("source", "makes"),
+    [
+        ("from agent.admin.finding import found\nfound(kind, text)", True),
+        ("from agent.admin.finding import found as made\nmade(kind, text)", True),
+        ("from agent.admin import finding\nfinding.found(kind, text)", True),
+        ("from agent.admin import finding\nfinding.Finding(kind=kind)", True),
+        ("from agent.operate.kubectl.findings import Finding\nFinding('', kind)", True),
+        ("from agent.admin import findings\nfindings.find(report)", False),
+        ("found = search()\nfound(1)", False),
+    ],
+)
+def test_maker_of_findings_is_recognised(source: str, makes: bool) -> None:
+    assert _makes_findings(ast.parse(source)) is makes

@@ -1,14 +1,18 @@
 """A kind of handler is one struct and one entry: all else follows from the table."""
 
+import re
+
 import msgspec
 import pytest
 
 from probes.engine import prober
 from probes.protocols.tcp import TcpTarget
-from probes.spec import definitions, handlers, probespec
+from probes.spec import definitions, handlers
 from probes.spec.fields import Fields
-from probes.spec.handlers import KINDS, NAMES, HandlerKind
+from probes.spec.handler_fields import TcpFields
+from probes.spec.handlers import KINDS, HandlerKind
 from probes.spec.specs import parse_pod
+from tests.image import manifests
 
 ADDRESSES = ("198.18.1.1",)
 
@@ -31,6 +35,7 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = HandlerKind(
         Echo,
         "echo",
+        TcpFields,
         read_echo,  # type: ignore[arg-type]
         lambda handler, address, timeout_seconds: TcpTarget(handler.port),
         has_host=True,
@@ -59,12 +64,12 @@ def test_new_kind_is_offered_where_a_probe_has_none(echo: None) -> None:
     assert error.message.endswith("one of httpGet, tcpSocket, grpc, exec, echoSocket.")
 
 
-def test_each_kind_has_its_field_in_the_probe_spec() -> None:
-    fields = msgspec.structs.fields(probespec.ProbeFields)
-    of_handlers = [field.name for field in fields if field.name in NAMES]
-    assert of_handlers == list(NAMES)
-
-
 def test_each_handler_has_one_kind() -> None:
     assert {kind.struct for kind in KINDS.values()} == set(definitions.Handler.__args__)
     assert handlers.kind_of(definitions.Exec(("true",))).target is None
+
+
+def test_guard_rejects_hosts_of_each_kind_that_has_the_field() -> None:
+    guards = manifests.DIRECTORY / "guards.yaml"
+    named = set(re.findall(r"h\.\?(\w+)\.\?host", guards.read_text(encoding="utf-8")))
+    assert named == {name for name, kind in KINDS.items() if kind.has_host}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes.spec import probespec, specs
+from probes.spec import handler_fields, probespec, specs
 from probes.spec.definitions import Grpc, HttpGet, OtherNetwork, Probe, TcpSocket, TlsPolicy
 from tests.probes import servers
 
@@ -275,9 +275,9 @@ def test_schema_names_every_field_of_the_code_and_refuses_others() -> None:
         probespec.ProbeSpec,
         probespec.ContainerFields,
         probespec.ProbeFields,
-        probespec.HttpFields,
-        probespec.GrpcFields,
-        probespec.TlsFields,
+        handler_fields.HttpFields,
+        handler_fields.GrpcFields,
+        handler_fields.TlsFields,
         probespec.NetworkFields,
     ):
         described: dict[str, Any] = made["$defs"][struct.__name__]

@@ -4,13 +4,13 @@ import dataclasses
 import datetime
 import enum
 import pathlib
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 from agent.logs import LogFormat, LogLevel
+from agent.operate.text import read_duration
 from agent.settings import (
     DEFAULT_RELAY_RANGES,
     RUN_DIRECTORY,
@@ -23,7 +23,6 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=pathlib.Path)
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str], T]:
@@ -179,8 +178,8 @@ def parse_since(text: str, now: datetime.datetime) -> datetime.datetime | None:
     """The time that --since names; None for an empty text. Raises `click.BadParameter`."""
     if not text:
         return None
-    if found := re.fullmatch(r"(\d{1,6})([smhd])", text):
-        return now - datetime.timedelta(**{_UNITS[found[2]]: int(found[1])})
+    if age := read_duration(text):
+        return now - age
     try:
         at = datetime.datetime.fromisoformat(text)
     except ValueError as error:

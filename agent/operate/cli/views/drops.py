@@ -9,8 +9,9 @@ from agent.admin.report import (
     SourceProcessStatus,
     SuppressedEvents,
 )
+from agent.listing import full_name
 from agent.operate import flow_text
-from agent.operate.cli.output import Column, Screen, Signal, full_name, signal_of_mode
+from agent.operate.cli.output import Column, Screen, Signal, signal_of_mode
 from agent.operate.cli.views.sources import source_text, target_text
 from agent.operate.flow_text import in_text
 from bpf.verdicts import Verdict

@@ -1,6 +1,7 @@
 """Output of `podgate explain`."""
 
-from agent.operate.cli.output import Column, Screen, Signal, full_name, signal_of_severity
+from agent.listing import full_name
+from agent.operate.cli.output import Column, Screen, Signal, signal_of_severity
 from agent.operate.explain import model
 from agent.operate.explain.model import (
     Change,

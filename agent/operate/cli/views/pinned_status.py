@@ -3,10 +3,11 @@
 import datetime
 from collections.abc import Iterator
 
-from agent.operate.cli.output import Column, Screen, Signal, duration, signal_of_mode
+from agent.operate.cli.output import Column, Screen, Signal, signal_of_mode
 from agent.operate.cli.views import findings as findings_view
 from agent.operate.pinned.findings import pod_name
 from agent.operate.pinned.report import PinnedGateStatus, PinnedStatus
+from agent.operate.text import duration
 from bpf.verdicts import Verdict
 
 

@@ -9,7 +9,8 @@ from google.protobuf import json_format
 
 from agent.client.podinfo import PodInfoState
 from agent.client.v1alpha1 import podinfo_pb2
-from agent.operate.cli.output import Column, Signal, full_name
+from agent.listing import full_name
+from agent.operate.cli.output import Column, Signal
 
 _STATUSES = {
     podinfo_pb2.CONDITION_STATUS_TRUE: "True",

@@ -11,7 +11,8 @@ from agent.admin.report import (
     ProbeStatus,
     RelayedPortStatus,
 )
-from agent.operate.cli.output import Column, Screen, Signal, full_name
+from agent.listing import full_name
+from agent.operate.cli.output import Column, Screen, Signal
 
 
 class PodProbes(msgspec.Struct, frozen=True, rename="camel"):

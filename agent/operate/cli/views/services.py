@@ -6,7 +6,8 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from agent.operate.cli.output import Column, Screen, Signal, full_name
+from agent.listing import full_name
+from agent.operate.cli.output import Column, Screen, Signal
 from agent.services.client.services import ServicesState
 from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 

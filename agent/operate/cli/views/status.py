@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from agent import labels
 from agent.admin import findings
 from agent.admin.report import AgentReport, PodStatus, RelayStatus
+from agent.listing import full_name
 from agent.operate.cli.output import (
     Cell,
     Column,
     Screen,
     Signal,
-    full_name,
     signal_of_mode,
     signal_of_severity,
     time_text,

@@ -8,7 +8,8 @@ import msgspec
 
 from agent.admin.observations import Observations, ObservedPod
 from agent.drops.source_processes import protocol_word
-from agent.operate.cli.output import Column, Screen, Signal, full_name
+from agent.listing import full_name
+from agent.operate.cli.output import Column, Screen, Signal
 from agent.operate.cli.views.sources import source_text
 from agent.operate.flow_text import in_text, target_text
 from agent.policy import suggested_yaml

@@ -153,20 +153,3 @@ def test_rows_are_sorted_by_a_column(header: str, names: list[str]) -> None:
 def test_unknown_column_is_wrong_usage() -> None:
     with pytest.raises(click.BadParameter, match="use name, hits, last, netns"):
         output.sort(ROWS, COLUMNS, "age")
-
-
-@pytest.mark.parametrize(
-    ("at", "text"),
-    [
-        (before(seconds=0), "0s ago"),
-        (before(seconds=119), "119s ago"),
-        (before(seconds=120), "2m ago"),
-        (before(minutes=119), "119m ago"),
-        (before(hours=47), "47h ago"),
-        (before(hours=48), "2d ago"),
-        (before(days=900), "900d ago"),
-        (before(seconds=-5), "0s ago"),
-    ],
-)
-def test_age_has_one_unit(at: datetime.datetime, text: str) -> None:
-    assert output.ago(at, NOW) == text

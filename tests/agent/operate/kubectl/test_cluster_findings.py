@@ -42,12 +42,13 @@ class Objects:
         items = [{"spec": {"replicas": 2}, "status": {"availableReplicas": n}} for n in available]
         self.kubectl.respond("get", "deployments", output={"items": items})
 
-    def policies(self, **reasons: str) -> None:
-        """By name, the reason of Programmed; empty without a status."""
+    def policies(self, accepted: str = "Valid", **reasons: str) -> None:
+        """By name, the reason of Programmed; empty without a status. accepted: of Accepted."""
         items = []
         for name, reason in reasons.items():
             condition = {"type": "Programmed", "reason": reason, "message": "In words."}
-            status = {"status": {"conditions": [condition]}} if reason else {}
+            other = {"type": "Accepted", "reason": accepted, "message": "No namespace."}
+            status = {"status": {"conditions": [other, condition]}} if reason else {}
             items.append({"metadata": {"name": name}, **status})
         self.kubectl.respond("get", POLICIES, output={"items": items})
 
@@ -128,6 +129,17 @@ def test_policy_without_an_effect_has_the_sentence_of_its_status(
     (one,) = objects.find()
     assert (one.kind, one.subject) == (kinds.POLICY_WITHOUT_EFFECT.name, "policy backup")
     assert one.sentence == "Policy backup: In words."
+
+
+@pytest.mark.parametrize("reason", ["NoPodSelected", "Programmed"])
+def test_policy_that_names_no_namespace_is_one_finding_whatever_its_effect(
+    objects: Objects, reason: str
+) -> None:
+    objects.policies("NamespaceMissing", backup=reason)
+    (one,) = objects.find()
+    assert (one.kind, one.subject) == (kinds.POLICY_NAMESPACE_MISSING.name, "policy backup")
+    assert one.sentence == "Policy backup: No namespace."
+    assert one.next_command == "kubectl get hostaccesspolicy backup -o yaml"
 
 
 def test_what_the_user_may_not_read_is_left_out(objects: Objects) -> None:

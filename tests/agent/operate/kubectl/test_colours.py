@@ -9,7 +9,7 @@ import pytest
 
 from agent.admin.report import Drops
 from agent.operate.kubectl import main, printing, why_not_ready
-from agent.operate.kubectl.readiness import Finding
+from agent.operate.kubectl.readiness import ReadinessCheck
 from tests.agent.operate.kubectl.reporting import encoded, pod, report
 from tests.agent.operate.kubectl.standin import KubectlStandin, agent_pod
 from tests.agent.operate.kubectl.test_drops import source
@@ -85,8 +85,8 @@ def test_drops(kubectl: KubectlStandin, coloured: Coloured) -> None:
 )
 def test_why_not_ready(is_ready: bool, head: tuple[int, str], coloured: Coloured) -> None:
     found = [
-        Finding("gate", True, "It is met."),
-        Finding("gate", False, "It is not."),
+        ReadinessCheck("gate", True, "It is met."),
+        ReadinessCheck("gate", False, "It is not."),
     ]
     shown = {"metadata": {"namespace": "shop", "name": "web"}}
     printed = coloured(lambda: why_not_ready._show(shown, found, "", is_ready=is_ready))

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from agent.operate.kubectl import enforce, main
 from agent.operate.kubectl.cluster import Cluster, KubectlError
 from tests import polling
 from tests.agent.operate.kubectl import reporting
+from tests.agent.operate.kubectl.moved_clock import MovedClock
 from tests.agent.operate.kubectl.observing import NAMESPACE, Nodes
 from tests.agent.operate.kubectl.standin import KubectlStandin
 from tests.agent.policy.observing import flows
@@ -53,9 +53,7 @@ class Step:
         self.label("audit")
         self.pods("web")
         self._cluster = cluster
-        self.now = 0.0
-        self.at: dict[float, Callable[[], None]] = {}
-        """What happens during the watch, by seconds."""
+        self.clock = MovedClock()
 
     def label(self, mode: str | None) -> None:
         labels = {"podgate.io/mode": mode} if mode else {}
@@ -87,17 +85,11 @@ class Step:
 
     def run(self, *, yes: bool = False, mode: str = "enforce") -> int:
         arguments = argparse.Namespace(namespace=NAMESPACE, mode=mode, watch=10.0, yes=yes)
-        return enforce.run(arguments, self._cluster, clock=lambda: self.now, sleep=self._sleep)
+        return enforce.run(arguments, self._cluster, clock=self.clock, sleep=self.clock.sleep)
 
     def labels(self) -> list[str]:
         """The labels that the command has set, in order."""
         return [call[3] for call, _ in self.kubectl.calls("label")]
-
-    def _sleep(self, seconds: float) -> None:
-        self.now += seconds
-        for at in sorted(self.at):
-            if at <= self.now:
-                self.at.pop(at)()
 
 
 @pytest.fixture
@@ -143,14 +135,14 @@ def test_namespace_stays_enforced_if_nothing_harmful_is_dropped(
 ) -> None:
     assert step.run() == 0
     assert step.labels() == ["podgate.io/mode=enforce"]
-    assert step.now >= 10
+    assert step.clock.now >= 10
     assert "stays in enforce; its gates are in force for 1 pods." in capsys.readouterr().out
 
 
 def test_pod_without_its_mode_at_the_end_is_a_problem_and_changes_nothing(
     step: Step, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    step.at[5] = lambda: step.report_pods(
+    step.clock.at[5] = lambda: step.report_pods(
         WEB,
         reporting.pod("new", "enforce", "Audit", message="Gate in audit."),
         reporting.pod("vm", "enforce", "NotSupported", message="No veth pair."),
@@ -167,16 +159,16 @@ def test_pod_without_its_mode_at_the_end_is_a_problem_and_changes_nothing(
 
 
 def test_pod_that_starts_during_the_watch_has_a_minute_for_its_gate(step: Step) -> None:
-    step.at[10] = lambda: step.report_pods(WEB, reporting.pod("new", "enforce", ""))
-    step.at[40] = lambda: step.report_pods(WEB, reporting.pod("new", "enforce", "Enforced"))
+    step.clock.at[10] = lambda: step.report_pods(WEB, reporting.pod("new", "enforce", ""))
+    step.clock.at[40] = lambda: step.report_pods(WEB, reporting.pod("new", "enforce", "Enforced"))
     assert step.run() == 0
-    assert 40 <= step.now < 70
+    assert 40 <= step.clock.now < 70
 
 
 def test_pods_whose_own_mode_is_below_the_namespaces_are_a_note(
     step: Step, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    step.at[5] = lambda: step.report_pods(
+    step.clock.at[5] = lambda: step.report_pods(
         reporting.pod("web", "strict", "Strict"), reporting.pod("old", "audit", "Audit")
     )
     assert step.run() == 0
@@ -189,7 +181,7 @@ def test_pods_whose_own_mode_is_below_the_namespaces_are_a_note(
 
 def test_pods_of_other_namespaces_and_of_the_host_network_are_left_out(step: Step) -> None:
     other = msgspec.structs.replace(reporting.pod("x", "enforce", "Audit"), namespace="else")
-    step.at[5] = lambda: step.report_pods(
+    step.clock.at[5] = lambda: step.report_pods(
         WEB, other, reporting.pod("agent", "enforce", "HostNetwork")
     )
     assert step.run() == 0
@@ -198,7 +190,7 @@ def test_pods_of_other_namespaces_and_of_the_host_network_are_left_out(step: Ste
 def test_dropped_stranger_is_reported_and_changes_nothing(
     step: Step, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    step.at[5] = lambda: step.nodes.see("two", flows(STRANGER, **LATER), **IN_FORCE)
+    step.clock.at[5] = lambda: step.nodes.see("two", flows(STRANGER, **LATER), **IN_FORCE)
     assert step.run() == 0
     assert step.labels() == ["podgate.io/mode=enforce"]
     assert f"dropped: {STRANGER} to shop/web-1" in capsys.readouterr().out
@@ -226,17 +218,19 @@ def test_label_is_taken_back_if_traffic_is_dropped_that_must_not_be(
 ) -> None:
     step.label(before)
     seen = flows(cgroup, port=port, packets=3, **LATER)
-    step.at[5] = lambda: step.nodes.see("two", seen, **IN_FORCE)
+    step.clock.at[5] = lambda: step.nodes.see("two", seen, **IN_FORCE)
     assert step.run() == 1
     assert step.labels() == ["podgate.io/mode=enforce", restored]
-    assert step.now < 10
+    assert step.clock.now < 10
     output = capsys.readouterr().out
     assert reason in output
     assert "was taken back (traffic was dropped that must not be)" in output
 
 
 def test_old_flow_under_a_new_name_is_no_drop(step: Step) -> None:
-    step.at[5] = lambda: step.nodes.see("one", flows(LISTED), flows(LISTED, port=81), **IN_FORCE)
+    step.clock.at[5] = lambda: step.nodes.see(
+        "one", flows(LISTED), flows(LISTED, port=81), **IN_FORCE
+    )
     assert step.run() == 0
 
 
@@ -313,7 +307,7 @@ def test_namespace_with_the_label_is_left_alone(
 def test_node_that_stops_responding_is_reported(
     step: Step, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    step.at[5] = lambda: step.kubectl.respond("exec", "agent-two", error="gone away\n")
+    step.clock.at[5] = lambda: step.kubectl.respond("exec", "agent-two", error="gone away\n")
     assert step.run() == 1
     assert step.labels() == ["podgate.io/mode=enforce"]
     assert "two was not watched to the end: gone away." in capsys.readouterr().out
@@ -323,7 +317,7 @@ def test_interrupt_takes_the_label_back(step: Step, capsys: pytest.CaptureFixtur
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    step.at[5] = interrupt
+    step.clock.at[5] = interrupt
     assert step.run() == 130
     assert step.labels() == ["podgate.io/mode=enforce", "podgate.io/mode=audit"]
     assert "was taken back (interrupted)" in capsys.readouterr().out
@@ -369,7 +363,7 @@ def test_label_that_cannot_be_taken_back_names_the_command(
         step.nodes.see("two", flows(KUBELET, packets=3, **LATER), **IN_FORCE)
 
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    step.at[5] = fail
+    step.clock.at[5] = fail
     with pytest.raises(KubectlError, match="could NOT be taken back") as raised:
         step.run()
     assert f"kubectl label namespace {NAMESPACE} podgate.io/mode=audit" in str(raised.value)

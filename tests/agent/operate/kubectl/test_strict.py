@@ -1,13 +1,13 @@
 """`kubectl podgate strict`: what it compares, what stops it, and how it continues."""
 
 import argparse
-from collections.abc import Callable
 
 import pytest
 
 from agent.operate.kubectl import main, strict
 from agent.operate.kubectl.cluster import Cluster
 from tests.agent.operate.kubectl import reporting
+from tests.agent.operate.kubectl.moved_clock import MovedClock
 from tests.agent.operate.kubectl.observing import NAMESPACE
 from tests.agent.operate.kubectl.standin import KubectlStandin
 from tests.agent.operate.kubectl.test_comparison import LIVENESS, of_api, reported
@@ -22,8 +22,7 @@ class Comparing:
         self.step = Step(kubectl, cluster)
         self.kubectl = kubectl
         self._cluster = cluster
-        self.now = 0.0
-        self.at: dict[float, Callable[[], None]] = {}
+        self.clock = MovedClock()
         self.pod = reported(probe(type="Liveness"))
         self.step.report_pods(self.pod)
         kubectl.respond(
@@ -32,13 +31,7 @@ class Comparing:
 
     def run(self, *, yes: bool = False) -> int:
         arguments = argparse.Namespace(namespace=NAMESPACE, compare=30.0, watch=10.0, yes=yes)
-        return strict.run(arguments, self._cluster, clock=lambda: self.now, sleep=self._sleep)
-
-    def _sleep(self, seconds: float) -> None:
-        self.now += seconds
-        for at in sorted(self.at):
-            if at <= self.now:
-                self.at.pop(at)()
+        return strict.run(arguments, self._cluster, clock=self.clock, sleep=self.clock.sleep)
 
 
 @pytest.fixture
@@ -50,13 +43,13 @@ def test_namespace_without_a_difference_gets_strict(
     comparing: Comparing, capsys: pytest.CaptureFixture[str]
 ) -> None:
     in_strict = reporting.pod("web", "strict", "Strict")
-    comparing.at[31] = lambda: comparing.step.report_pods(in_strict)
+    comparing.clock.at[31] = lambda: comparing.step.report_pods(in_strict)
     assert comparing.run() == 0
     assert comparing.step.labels() == ["podgate.io/mode=strict"]
     output = capsys.readouterr().out
     assert "All 1 probes have the same result from inside.\n" in output
     assert "stays in strict; its gates are in force for 1 pods." in output
-    assert comparing.now >= 40
+    assert comparing.clock.now >= 40
 
 
 def test_pod_that_strict_would_restart_stops_it(
@@ -65,7 +58,7 @@ def test_pod_that_strict_would_restart_stops_it(
     comparing.step.report_pods(reported(LIVENESS))
     assert comparing.run() == 1
     assert comparing.step.labels() == []
-    assert comparing.now == 30
+    assert comparing.clock.now == 30
     output = capsys.readouterr().out
     assert (
         "would be restarted: shop/web, container app: Liveness probe passes for the kubelet and "
@@ -85,7 +78,7 @@ def test_pod_that_would_stay_at_enforce_stops_it(
 def test_yes_continues(comparing: Comparing) -> None:
     comparing.step.report_pods(reported(LIVENESS))
     in_strict = reporting.pod("web", "strict", "Strict")
-    comparing.at[31] = lambda: comparing.step.report_pods(in_strict)
+    comparing.clock.at[31] = lambda: comparing.step.report_pods(in_strict)
     assert comparing.run(yes=True) == 0
     assert comparing.step.labels() == ["podgate.io/mode=strict"]
 
@@ -108,7 +101,7 @@ def test_namespace_in_strict_is_not_compared(
     comparing.step.report_pods(reporting.pod("web", "strict", "Strict"))
     assert comparing.run() == 0
     assert "Comparing" not in capsys.readouterr().out
-    assert comparing.now == 0
+    assert comparing.clock.now == 0
 
 
 def test_times_are_read_like_those_of_enforce() -> None:

@@ -12,7 +12,7 @@ from agent.operate.explain.model import Check, PodExplanation
 from agent.operate.kubectl import main, node_status, readiness
 from agent.operate.kubectl.cluster import NodeAnswer
 from agent.operate.kubectl.node_status import NodeStatus
-from agent.operate.kubectl.readiness import Finding
+from agent.operate.kubectl.readiness import ReadinessCheck
 from tests.agent.operate.kubectl import reporting
 from tests.agent.operate.kubectl.standin import KubectlStandin
 
@@ -40,7 +40,7 @@ def agent_of(found: Json, reason: str = "Enforced", **changes: Any) -> NodeStatu
     return node_status.read(NodeAnswer(NODE, json.dumps(report)))
 
 
-def unmet(found: Json, events: list[Json] | None = None, **known: Any) -> list[Finding]:
+def unmet(found: Json, events: list[Json] | None = None, **known: Any) -> list[ReadinessCheck]:
     known = {"node": recorded("node"), "agent": agent_of(found), **known}
     return [one for one in readiness.findings(found, events or [], **known) if not one.is_met]
 
