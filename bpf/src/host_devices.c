@@ -18,15 +18,6 @@ ALWAYS_INLINE bool has_host_socket(struct __sk_buff *skb, struct packet *packet)
 	return packet->has_socket && !skb->ingress_ifindex;
 }
 
-/* On interfaces of pods without a gate, which may forward. */
-int stamp_host_sent(struct __sk_buff *skb)
-{
-	struct packet packet = {};
-
-	has_host_socket(skb, &packet);
-	return TCX_NEXT;
-}
-
 /*
  * A process writes a packet in the name of an enforced pod, which it counts as dropped: the host
  * itself would answer it to the pod, with an error about a closed port or an exceeded time, which
@@ -123,28 +114,48 @@ int bridge_gate(struct __sk_buff *skb)
 	return TCX_NEXT;
 }
 
-/* has_ethernet: a constant. */
+/*
+ * What the pod's gate would drop as unparsable is dropped here, too: it may come in again without
+ * its tags, or without a stamp. has_ethernet: a constant.
+ */
 ALWAYS_INLINE int evaluate_frame(struct __sk_buff *skb, struct packet *packet, bool has_ethernet)
 {
 	bool is_rewritten = is_from_packet_socket(packet) && is_checksum_pending(skb);
+	enum reason unread =
+		has_ethernet ? read_untagged_frame(skb, packet) : read_bare_packet(skb, packet);
 
-	if ((has_ethernet ? read_frame(skb, packet) : read_bare_packet(skb, packet)) !=
-	    REASON_COUNT)
+	if (unread == REASON_ARP)
 		return TCX_NEXT;
+	if (unread == REASON_UNPARSABLE) {
+		if (has_ethernet)
+			read_tagged_addresses(skb, packet);
+		is_rewritten = true;
+	}
 	return evaluate_on_device(skb, packet, is_rewritten);
 }
 
 /*
- * On the loopback. What a process has written header by header comes in again as if forwarded: a
- * fragment may be put together with another pod's there, by connection tracking.
+ * What a process has written header by header comes in again as if forwarded, or has the pod write
+ * an error about it: a fragment may be put together with another pod's, by connection tracking.
  */
-int loopback_gate(struct __sk_buff *skb)
+ALWAYS_INLINE int guard_hand_made(struct __sk_buff *skb)
 {
 	struct packet packet = {};
 
 	if (has_host_socket(skb, &packet) && is_hand_made(skb, &packet))
 		return evaluate_frame(skb, &packet, true);
 	return TCX_NEXT;
+}
+
+int loopback_gate(struct __sk_buff *skb)
+{
+	return guard_hand_made(skb);
+}
+
+/* On interfaces of pods without a gate, which may forward. */
+int stamp_host_sent(struct __sk_buff *skb)
+{
+	return guard_hand_made(skb);
 }
 
 /* has_ethernet: a constant. */
