@@ -77,12 +77,12 @@ def by_message_of_dual_stack_socket(source: str, to: tuple[str, int]) -> None:
 
 
 def by_corked_message(source: str, to: tuple[str, int]) -> None:
-    """It leaves only when the process has sent with more other sources than a map may hold."""
+    """It leaves only when the process has sent with 2,000 other sources."""
     with _socket(_version(source)) as sock, _socket(_version(source)) as other:
         sock.bind(("", PORT))
         sock.sendmsg([b"spoofed"], [packet_info(source)], socket.MSG_MORE, to)
         network = ipaddress.ip_address(UNROUTED[_version(source)])
-        for number in range(10_000):
+        for number in range(2000):
             info = packet_info(str(network + number))
             other.sendmsg([b""], [info], socket.MSG_CONFIRM | MSG_PROBE, to)  # sends nothing
         sock.sendto(b"", to)
@@ -196,7 +196,7 @@ def _tricks() -> list[Trick]:
             if "lite" in way and name == "service":
                 continue  # connection tracking does not translate UDP-Lite
             if "corked" in way and name != "other":
-                continue  # ten thousand messages, which are the same for each name
+                continue  # many messages, which are the same for each name
             rights = with_raw_sockets(4) if "mapped" in way else ANYONE_OVER_IPV6
             attempt = functools.partial(speak, send=send)
             what = "answers a question of the pod in another's name"
