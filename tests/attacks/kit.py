@@ -8,11 +8,12 @@ from bpf.verdicts import Mode
 from tests.attacks import topologies
 from tests.attacks.topologies import Topology
 from tests.attacks.trick import Trick
-from tests.attacks.tricks import forging, opening, planting, returning, speaking
+from tests.attacks.tricks import forging, grouping, opening, planting, returning, speaking
 
 TRICKS = (
     *opening.TRICKS,
     *returning.TRICKS,
+    *grouping.TRICKS,
     *forging.TRICKS,
     *planting.TRICKS,
     *speaking.TRICKS,

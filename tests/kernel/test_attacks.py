@@ -24,6 +24,7 @@ from tests.attacks.kit import Cell
 from tests.attacks.site import NOT_OFFERED, Site
 from tests.attacks.topologies import Topology
 from tests.attacks.trick import Attack
+from tests.attacks.tricks import grouping
 from tests.kernel import conversations, enforcing, offers, traffic
 from tests.nodes.worker import Worker
 
@@ -138,7 +139,7 @@ class Drops:
 
 
 def expect_honest_traffic(site: Site) -> None:
-    """Pods talk to each other, and to the node."""
+    """Pods talk to each other, and to the node, which routes their datagrams to groups."""
     for version in (4, 6):
         with conversations.served_by(site.pod.open_socket) as serving:
             address = traffic.address(site.pod, version)
@@ -146,3 +147,5 @@ def expect_honest_traffic(site: Site) -> None:
         with traffic.listen_on_node(8080) as server:
             node = traffic.gateway(site.pod, version)
             traffic.pod_connects(site.pod, node, version, server, size=1000)
+        if not site.pod.is_bridged:
+            assert grouping.is_routed_between_pods(site, version)
