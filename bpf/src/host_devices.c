@@ -79,15 +79,16 @@ ALWAYS_INLINE int evaluate_on_device(struct __sk_buff *skb, struct packet *packe
 	return TCX_NEXT;
 }
 
-ALWAYS_INLINE int drop_unreadable(struct __sk_buff *skb, struct packet *packet)
+/* What no gate counts. */
+ALWAYS_INLINE int drop_for_node(struct __sk_buff *skb, struct packet *packet, enum reason reason)
 {
 	__u32 only = 0;
 	struct config *node = config.lookup(&only);
 
 	if (!node || is_dead_man_expired(node, packet_time_ns(packet)))
 		return TCX_NEXT;
-	count_host_drop(REASON_UNPARSABLE);
-	emit_drop_event(skb, packet, DROP(REASON_UNPARSABLE));
+	count_host_drop(reason);
+	emit_drop_event(skb, packet, DROP(reason));
 	return TCX_DROP;
 }
 
@@ -110,15 +111,19 @@ int bridge_gate(struct __sk_buff *skb)
 	if (unread == REASON_COUNT)
 		return evaluate_on_device(skb, &packet, is_rewritten);
 	if (unread == REASON_UNPARSABLE ? is_packet_socket : is_rewritten)
-		return drop_unreadable(skb, &packet);
+		return drop_for_node(skb, &packet, REASON_UNPARSABLE);
 	return TCX_NEXT;
 }
 
 /*
  * What the pod's gate would drop as unparsable is dropped here, too: it may come in again without
- * its tags, or without a stamp. has_ethernet: a constant.
+ * its tags, or without a stamp. has_ethernet, may_leave: constants; the latter: another machine may
+ * send the packet back. What a process writes to the node itself is dropped then, which the node
+ * might translate to a pod's address when it comes in, or unwrap; not what a virtual machine
+ * writes to a macvtap, which talks to its host that way.
  */
-ALWAYS_INLINE int evaluate_frame(struct __sk_buff *skb, struct packet *packet, bool has_ethernet)
+ALWAYS_INLINE int evaluate_frame(struct __sk_buff *skb, struct packet *packet, bool has_ethernet,
+				 bool may_leave)
 {
 	bool is_rewritten = is_from_packet_socket(packet) && is_checksum_pending(skb);
 	enum reason unread =
@@ -131,6 +136,9 @@ ALWAYS_INLINE int evaluate_frame(struct __sk_buff *skb, struct packet *packet, b
 			read_tagged_addresses(skb, packet);
 		is_rewritten = true;
 	}
+	if (may_leave && packet->socket_family == AF_PACKET &&
+	    is_listed_as_own(&packet->destination))
+		return drop_for_node(skb, packet, REASON_NODE);
 	return evaluate_on_device(skb, packet, is_rewritten);
 }
 
@@ -143,7 +151,7 @@ ALWAYS_INLINE int guard_hand_made(struct __sk_buff *skb)
 	struct packet packet = {};
 
 	if (has_host_socket(skb, &packet) && is_hand_made(skb, &packet))
-		return evaluate_frame(skb, &packet, true);
+		return evaluate_frame(skb, &packet, true, false);
 	return TCX_NEXT;
 }
 
@@ -165,7 +173,7 @@ ALWAYS_INLINE int guard_device(struct __sk_buff *skb, bool has_ethernet)
 	int action = TCX_NEXT;
 
 	if (has_host_socket(skb, &packet))
-		action = evaluate_frame(skb, &packet, has_ethernet);
+		action = evaluate_frame(skb, &packet, has_ethernet, true);
 	keep_stamp(skb);
 	return action;
 }
@@ -201,7 +209,7 @@ int uplink_gate(struct __sk_buff *skb)
 	if (skb->ingress_ifindex)
 		return TCX_NEXT;
 	load_socket(skb, &packet);
-	return packet.has_socket ? evaluate_frame(skb, &packet, true) : TCX_NEXT;
+	return packet.has_socket ? evaluate_frame(skb, &packet, true, true) : TCX_NEXT;
 }
 
 /* Whether the node sends packets to this packet's source by the interface it came in by. */

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from bpf.verdicts import Mode
 from tests.attacks import topologies
 from tests.attacks.topologies import Topology
-from tests.attacks.trick import Trick
+from tests.attacks.trick import Gap, Trick
 from tests.attacks.tricks import forging, grouping, opening, planting, returning, speaking
 
 TRICKS = (
@@ -30,12 +30,21 @@ DIAGONAL = tuple(
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Cell:
-    """A trick in one topology. why_not: why it does not work there even without podgate."""
+    """A trick in one topology. gap: why it does not work there, or is a known bypass."""
 
     trick: Trick
     version: int
     way: str = ""
-    why_not: str = ""
+    gap: Gap | None = None
+
+    @property
+    def is_bypass(self) -> bool:
+        return self.gap is not None and self.gap.is_bypass
+
+    @property
+    def is_left_out(self) -> bool:
+        """It does not work even without podgate."""
+        return self.gap is not None and not self.gap.is_bypass
 
     def __str__(self) -> str:
         by = f" by {self.way}" if self.way else ""
@@ -47,5 +56,5 @@ def cells(topology: Topology) -> Iterator[Cell]:
     for trick in TRICKS:
         for way in topology.ways if trick.needs_way else ("",):
             for version in trick.rights:
-                reasons = [gap.why for gap in trick.gaps if gap.covers(topology.name, way, version)]
-                yield Cell(trick, version, way, reasons[0] if reasons else "")
+                found = (gap for gap in trick.gaps if gap.covers(topology.name, way, version))
+                yield Cell(trick, version, way, next(found, None))

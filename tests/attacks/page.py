@@ -86,7 +86,7 @@ def _sentence(name: str) -> str:
 def _kit() -> str:
     rows = ["| topology | what it is | ways by which packets come in again |", "|---|---|---|"]
     rows += [f"| {one} | {one.what} | {', '.join(one.ways)} |" for one in topologies.ALL]
-    rows += ["", "| attack | rights over IPv4 | over IPv6 | by each way | does not work |"]
+    rows += ["", "| attack | rights over IPv4 | over IPv6 | by each way | except |"]
     rows += ["|---|---|---|---|---|"]
     rows += [_trick(trick) for trick in kit.TRICKS]
     return "".join(f"{row}\n" for row in rows)
@@ -102,4 +102,5 @@ def _trick(trick: Trick) -> str:
 def _gap(gap: Gap) -> str:
     where = [*sorted(gap.topologies), *(f"by {way}" for way in sorted(gap.ways))]
     where += [f"over IPv{version}" for version in sorted(gap.versions)]
-    return f"{' '.join(where)}: {gap.why}"
+    what = "known bypass, " if gap.is_bypass else ""
+    return f"{what}{' '.join(where)}: {gap.why}"

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import os
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 
 from agent.lab import lab as labs
@@ -20,6 +21,8 @@ _TUN_BYTES = 1 << 16
 _UNDERLAY_PORT = 4790  # of the uplink's tunnel: not VXLAN's own, which tests of tunnels have
 _OVERLAY = {4: ("198.18.78.1", "198.18.78.2"), 6: ("fd00:18:78::1", "fd00:18:78::2")}
 _BITS = {4: 24, 6: 64}
+SERVICE = {4: "198.18.0.80", 6: "fd00:18::80"}
+"""An address that other machines route to this node."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def _without_pods(lab: Lab) -> Iterator[Site]:
 
 @contextlib.contextmanager
 def _flat(lab: Lab) -> Iterator[Site]:
-    """The pods' gateway is another machine on their bridge; the node forwards nothing."""
+    """The pods' gateway is a pod in off on their bridge; the node forwards nothing."""
     with contextlib.ExitStack() as stack:
         made = stack.enter_context(_site(lab, is_bridged=True))
         router, mac = _add_router(lab, is_bridged=True)
@@ -119,11 +122,23 @@ def _flat(lab: Lab) -> Iterator[Site]:
 
 
 def _add_router(lab: Lab, *, is_bridged: bool) -> tuple[LabPod, bytes]:
-    """Another machine, which is no pod, and its interface's address."""
+    """Another machine, or a pod in off that is on the pods' bridge; and its interface's address."""
     router = lab.add_pod("router", 9, bridged=is_bridged)
     links.let_forward(router)
     router.netns.run_inside(node.lift_limits)
+    if not is_bridged:
+        _forget_stamps(router, "eth0")
     return router, mac_inside(router, "eth0")
+
+
+def _forget_stamps(router: LabPod, interface: str) -> None:
+    """As a wire does, which carries bytes only: the kernel copies a class id to tc_index."""
+    for command in (
+        f"qdisc add dev {interface} clsact",
+        f"filter add dev {interface} ingress protocol all u32 match u32 0 0 flowid 1:0",
+    ):
+        enter = ["nsenter", f"--net={router.netns.path}", "tc"]
+        subprocess.run([*enter, *command.split()], check=True)
 
 
 @contextlib.contextmanager
@@ -152,6 +167,7 @@ def _tunnel_uplink(lab: Lab) -> Iterator[Site]:
         inside = add.format(_UNDERLAY_PORT, router.ipv4, here, "eth0")
         outside = add.format(_UNDERLAY_PORT, here, router.ipv4, router.interface)
         links.ip_inside(router, inside, "link set vx-pg up")
+        _forget_stamps(router, "vx-pg")
         stack.enter_context(links.made("vx-pg", outside, "link set vx-pg up"))
         for name in ("all", "vx-pg"):
             stack.enter_context(links.sysctl(f"net/ipv4/conf/{name}/send_redirects", "0"))
@@ -174,7 +190,7 @@ def _tun_uplink(lab: Lab) -> Iterator[Site]:
     with _site(lab, is_bridged=False) as made, links.tun() as (name, descriptor):
         os.set_blocking(descriptor, False)
         links.ip(f"route add 0.0.0.0/0 dev {name}", f"route add ::/0 dev {name}")
-        own = {frames.address(text).packed for text in traffic.NODE.values()}
+        own = {frames.address(text).packed for text in (*traffic.NODE.values(), *SERVICE.values())}
         own |= {one.packed for pod in (made.pod, made.neighbour) for one in pod.addresses}
 
         def turn() -> None:
@@ -199,7 +215,7 @@ WITHOUT_PODS = Topology(
     *(("flood", "patch"), _without_pods),
 )
 FLAT = Topology(
-    *("flat", "another machine is the gateway of the pods, and the node forwards nothing"),
+    *("flat", "a pod in off is the gateway of the pods, and the node forwards nothing"),
     *(("router",), _flat),
 )
 UPLINK = Topology(

@@ -26,12 +26,14 @@ class Attack:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gap:
-    """Where a trick does not work, with or without podgate, and why. What is empty means all."""
+    """Where a trick does not work, with or without podgate, and why; or, if it `is_bypass`, where
+    it works with podgate, too, as documented. What is empty means all."""
 
     why: str
     topologies: frozenset[str] = frozenset()
     ways: frozenset[str] = frozenset()
     versions: frozenset[int] = frozenset()
+    is_bypass: bool = False
 
     def covers(self, topology: str, way: str, version: int) -> bool:
         return (
@@ -80,6 +82,8 @@ def unless(
     topologies: tuple[object, ...] = (),
     ways: tuple[str, ...] = (),
     versions: tuple[int, ...] = (),
+    is_bypass: bool = False,
 ) -> Gap:
-    """An exception, from what it covers."""
-    return Gap(why, frozenset(map(str, topologies)), frozenset(ways), frozenset(versions))
+    """A gap, from what it covers."""
+    where = frozenset(map(str, topologies)), frozenset(ways), frozenset(versions)
+    return Gap(why, *where, is_bypass)

@@ -19,7 +19,7 @@ from bpf.node_addresses import NodeAddressMap
 from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode, Reason, Verdict
 from tests import polling
-from tests.attacks.tricks.opening import SERVICE
+from tests.attacks.topologies import SERVICE
 from tests.attacks.tricks.speaking import PORT, packet_info, translated
 from tests.kernel import guarded, links, traffic
 from tests.kernel.guarded import PodState

@@ -9,11 +9,11 @@ import struct
 
 from tests.attacks.rights import Rights
 from tests.attacks.site import Shows, attacker, contains, to_port
+from tests.attacks.topologies import SERVICE
 from tests.attacks.trick import Attack, Trick, anyone, with_raw_sockets
 from tests.kernel import frames, links, syns, traffic
 from tests.kernel.syns import FirstPacket
 
-SERVICE = {4: "198.18.0.80", 6: "fd00:18::80"}
 _NODE_PORT = 30080
 _FAMILY = {4: "ip", 6: "ip6"}
 _LONG = b"the-beginning" + bytes(5000)

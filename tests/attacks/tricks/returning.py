@@ -1,13 +1,15 @@
 """A process sends by a way by which its packets come in again, so they seem to be of others."""
 
+import contextlib
+import dataclasses
 import functools
 import socket
 import struct
 from collections.abc import Mapping
 
 from tests.attacks.rights import Rights
-from tests.attacks.site import Shows, attacker, contains, to_port
-from tests.attacks.topologies import TUN_UPLINK
+from tests.attacks.site import Shows, Site, attacker, contains, to_port
+from tests.attacks.topologies import SERVICE, TUN_UPLINK, TUNNEL_UPLINK, UPLINK
 from tests.attacks.trick import Attack, Attempt, Gap, Trick, anyone, unless, with_raw_sockets
 from tests.kernel import frames, links, syns, traffic
 
@@ -66,6 +68,25 @@ def send_datagram(attack: Attack) -> Shows:
     with attacker(attack.rights):
         attack.by().send(frames.packet(ends, frames.UDP, frames.udp(ends, b"by-a-frame")))
     return to_port(attack.site.port)
+
+
+def send_to_translated(attack: Attack, *, is_service: bool) -> Shows:
+    """To a service's address, or a port of the node's, which the node translates when it comes in
+    again."""
+    site, version = attack.site, attack.version
+    to = SERVICE[version] if is_service else traffic.NODE[version]
+    ends = site.from_stranger(version, attack.by().mac)
+    ends = dataclasses.replace(ends, pod=frames.address(to))
+    with translated_to_pod(version, to, site), attacker(attack.rights):
+        attack.by().send(frames.segment(ends, frames.SYN))
+        return any(map(to_port(site.port), site.arrived()))
+
+
+def translated_to_pod(version: int, to: str, site: Site) -> contextlib.AbstractContextManager[None]:
+    """What comes in for an address and the attack's port goes to the pod's."""
+    family = "ip" if version == 4 else "ip6"
+    match = f"{family} daddr {to} tcp dport {site.port} dnat to {site.address(version)}"
+    return links.table(family, f"chain in {{ type nat hook prerouting priority -100;\n{match}\n}}")
 
 
 def send_tagged(attack: Attack) -> Shows:
@@ -156,6 +177,23 @@ def _reflection(name: str, kind: str) -> Trick:
     return _trick(name, what, attempt, with_raw_sockets(), _PAST_THE_NODE)
 
 
+_BY_ROUTER = unless(
+    "IPv4 translates nothing on a bridge where the node forwards nothing",
+    ways=("router",),
+    versions=(4,),
+)
+_AS_A_CLIENT = unless(
+    "a router sends it back as an outside client's",
+    topologies=(UPLINK, TUNNEL_UPLINK),
+    is_bypass=True,
+)
+
+
+def _translated(name: str, what: str, *gaps: Gap, is_service: bool) -> Trick:
+    attempt = functools.partial(send_to_translated, is_service=is_service)
+    return _trick(name, what, attempt, with_raw_sockets(), *gaps, _BY_ROUTER)
+
+
 _send_long = functools.partial(send_bound, size=4000)
 
 TRICKS = (
@@ -170,6 +208,8 @@ TRICKS = (
     _trick("frame-datagram", "sends a datagram so", send_datagram, with_raw_sockets()),
     _trick("frame-tagged", "sends one in a VLAN tag", send_tagged, with_raw_sockets(), _BARE),
     _trick("frame-chain", "sends one behind nine headers", send_chain, with_raw_sockets(6)),
+    _translated("frame-service", "opens one to a service's address", _AS_A_CLIENT, is_service=True),
+    _translated("frame-node-port", "opens one to a port of the node's", is_service=False),
     _reflection("reflect-closed-port", "closed port"),
     _reflection("reflect-time-exceeded", "time exceeded"),
 )

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tests.attacks.site import Shows, attacker, contains
+from tests.attacks.topologies import SERVICE
 from tests.attacks.trick import ANYONE_OVER_IPV6, Attack, Trick, with_raw_sockets
-from tests.attacks.tricks.opening import SERVICE
 from tests.kernel import links, syns, traffic
 
 IPV6_FREEBIND, IPV6_PKTINFO, IPV6_TRANSPARENT = 78, 50, 75
