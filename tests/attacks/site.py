@@ -73,6 +73,8 @@ class Site:
         self.pod = pod
         self.neighbour = neighbour
         self.ways = ways
+        self.others: list[LabPod] = []
+        """Pods in off, which forward."""
         self.interface = labs.BRIDGE if pod.is_bridged else pod.interface
         """Of the node, towards the pod."""
         self._ports = itertools.count(_FIRST_PORT)

@@ -6,6 +6,7 @@ node may come in again, as if another machine had sent it.
 
 import contextlib
 import dataclasses
+import functools
 import os
 import socket
 import subprocess
@@ -70,15 +71,18 @@ def _loopback_and_pair() -> Iterator[tuple[Way, ...]]:
 
 
 @contextlib.contextmanager
-def _routed(lab: Lab) -> Iterator[Site]:
-    with _loopback_and_pair() as ways, _site(lab, *ways, is_bridged=False) as made:
+def _plain(lab: Lab, *, is_bridged: bool) -> Iterator[Site]:
+    """Another pod, in off, forwards what it is sent."""
+    with _loopback_and_pair() as ways, _site(lab, *ways, is_bridged=is_bridged) as made:
+        _add_router_pod(made, is_bridged=is_bridged)
         yield made
 
 
-@contextlib.contextmanager
-def _bridged(lab: Lab) -> Iterator[Site]:
-    with _loopback_and_pair() as ways, _site(lab, *ways, is_bridged=True) as made:
-        yield made
+def _add_router_pod(site: Site, *, is_bridged: bool) -> LabPod:
+    router, mac = _add_router(site.lab, is_bridged=is_bridged)
+    site.others.append(router)
+    site.ways = (*site.ways, Way("router", router.interface, mac))
+    return router
 
 
 @contextlib.contextmanager
@@ -110,24 +114,21 @@ def _flat(lab: Lab) -> Iterator[Site]:
     """The pods' gateway is a pod in off on their bridge; the node forwards nothing."""
     with contextlib.ExitStack() as stack:
         made = stack.enter_context(_site(lab, is_bridged=True))
-        router, mac = _add_router(lab, is_bridged=True)
+        router = _add_router_pod(made, is_bridged=True)
         for pod in (made.pod, made.neighbour):
             for version in (4, 6):
                 via = traffic.address(router, version)
                 links.ip_inside(pod, f"route replace default via {via}")
         for name in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
             stack.enter_context(links.sysctl(f"net/{name}", "0"))
-        made.ways = (Way("router", router.interface, mac),)
         yield made
 
 
 def _add_router(lab: Lab, *, is_bridged: bool) -> tuple[LabPod, bytes]:
-    """Another machine, or a pod in off that is on the pods' bridge; and its interface's address."""
+    """Another machine, or a pod that forwards; and its interface's address."""
     router = lab.add_pod("router", 9, bridged=is_bridged)
     links.let_forward(router)
     router.netns.run_inside(node.lift_limits)
-    if not is_bridged:
-        _forget_stamps(router, "eth0")
     return router, mac_inside(router, "eth0")
 
 
@@ -147,6 +148,7 @@ def _uplink(lab: Lab) -> Iterator[Site]:
     with contextlib.ExitStack() as stack:
         made = stack.enter_context(_site(lab, is_bridged=False))
         router, mac = _add_router(lab, is_bridged=False)
+        _forget_stamps(router, "eth0")
         for name in ("all", router.interface):
             stack.enter_context(links.sysctl(f"net/ipv4/conf/{name}/send_redirects", "0"))
         for version in (4, 6):
@@ -162,6 +164,7 @@ def _tunnel_uplink(lab: Lab) -> Iterator[Site]:
     with contextlib.ExitStack() as stack:
         made = stack.enter_context(_site(lab, is_bridged=False))
         router, _ = _add_router(lab, is_bridged=False)
+        _forget_stamps(router, "eth0")
         here = traffic.NODE[4]
         add = "link add vx-pg type vxlan id 77 dstport {} local {} remote {} dev {}"
         inside = add.format(_UNDERLAY_PORT, router.ipv4, here, "eth0")
@@ -206,10 +209,20 @@ def _tun_uplink(lab: Lab) -> Iterator[Site]:
         yield made
 
 
-_WITHIN = ("loopback", "pair", "macvlan")
+_WITHIN = ("loopback", "pair", "macvlan", "router")
 
-ROUTED = Topology("routed", "each pod has a route of its own, as with Calico", _WITHIN, _routed)
-BRIDGED = Topology("bridged", "pods are on a bridge of the node", _WITHIN, _bridged)
+ROUTED = Topology(
+    "routed",
+    "each pod has a route of its own, as with Calico",
+    _WITHIN,
+    functools.partial(_plain, is_bridged=False),
+)
+BRIDGED = Topology(
+    "bridged",
+    "pods are on a bridge of the node",
+    _WITHIN,
+    functools.partial(_plain, is_bridged=True),
+)
 WITHOUT_PODS = Topology(
     *("bridge-without-pods", "a second bridge, without pods, floods to a pair and to the pods'"),
     *(("flood", "patch"), _without_pods),

@@ -98,11 +98,10 @@ def reaches(site: Site, cell: Cell) -> bool | None:
 
 def start(operator: AgentProcess, site: Site, mode: Mode) -> None:
     """An agent; returns once both pods are gated, and pass only what is an answer."""
-    for pod in site.lab.pods.values():
-        is_victim = pod in (site.pod, site.neighbour)
-        if is_victim or pod.is_bridged:
-            label = mode.label if is_victim else Mode.OFF.label
-            operator.write_manifest(pod, mode=label, container={})
+    for pod in (site.pod, site.neighbour):
+        operator.write_manifest(pod, mode=mode.label, container={})
+    for pod in site.others:
+        operator.write_manifest(pod, mode=Mode.OFF.label, container={})
     operator.start(*enforcing.RELAY_RANGES)
     names = (site.pod.name, site.neighbour.name)
     reason = _REASONS[mode]

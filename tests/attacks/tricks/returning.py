@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from tests.attacks.rights import Rights
 from tests.attacks.site import Shows, Site, attacker, contains, to_port
-from tests.attacks.topologies import SERVICE, TUN_UPLINK, TUNNEL_UPLINK, UPLINK
+from tests.attacks.topologies import FLAT, SERVICE, TUN_UPLINK, TUNNEL_UPLINK, UPLINK
 from tests.attacks.trick import Attack, Attempt, Gap, Trick, anyone, unless, with_raw_sockets
 from tests.kernel import frames, links, syns, traffic
 
@@ -179,6 +179,7 @@ def _reflection(name: str, kind: str) -> Trick:
 
 _BY_ROUTER = unless(
     "IPv4 translates nothing on a bridge where the node forwards nothing",
+    topologies=(FLAT,),
     ways=("router",),
     versions=(4,),
 )
