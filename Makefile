@@ -15,7 +15,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-bypass-strict test-kernels test-bare flakes bench fuzz format docs pictures proto image plugin setup clean
+.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image plugin setup clean
 
 demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -104,13 +104,18 @@ BYPASSES := $(wildcard tests/kernel/test_bypass*.py) tests/kernel/test_many_addr
 test-bypass-strict: setup
 	PODGATE_TEST_MODE=strict $(PYTEST) $(BYPASSES) -n $(shell expr $$(nproc) + 1)
 
+# Each attack of tests/attacks in each topology and each mode, of which `make test` has each topology once;
+# two minutes.
+test-attacks: setup
+	PODGATE_TEST_ATTACKS=all $(PYTEST) tests/kernel/test_attacks.py -n $(shell expr $$(nproc) + 1)
+
 # A hundred pods in a container runtime and in a cluster, where the kernel tests have eight.
 test-pods: setup
 	PODGATE_TEST_PODS=100 $(PYTEST) $(LONG) -s tests/runtime/test_crowd.py tests/node/test_crowd.py
 
 # Kernel tests inside the container that the DaemonSet makes: the image's Python and libraries, its
 # rights and mounts. `make test-container FILES="tests/kernel/test_agent.py"` for some.
-INSIDE := $(addprefix tests/kernel/test_,$(addsuffix .py,agent attach bypass default_deny hooks kubelet \
+INSIDE := $(addprefix tests/kernel/test_,$(addsuffix .py,agent attach attacks default_deny hooks kubelet \
 	listener_watch loader policies probing relay_pair strict upgrade))
 test-container: setup
 	@$(PYTHON) -m tests.image.inside $(or $(FILES),$(INSIDE))

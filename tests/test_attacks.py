@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests import attacks
+from tests.attacks import page as attacks
 
 
 def test_list_of_tests_is_current() -> None:

@@ -65,12 +65,12 @@ def programs_for(
     for link in links:
         if link.index in gated:
             continue
+        if link.index in tuns:
+            found["tuns"].add(link.index)
         if link.is_loopback:
             program = "loopbacks"
         elif link.index in ungated:
             program = "stamps"
-        elif link.index in tuns:
-            program = "tuns"
         elif link.kind == "bridge" and link.index in of_enforced:
             program = "bridges"
         elif not link.is_ethernet:
@@ -198,9 +198,12 @@ class HostDevices:
 
 
 def _can_reenter(link: Link) -> bool:
-    """A veth whose peer has no namespace number has both ends on the host."""
+    """A veth whose peer has no namespace number has both ends on the host. Behind a tap, a VPN's
+    other end may send a packet back; ports of bridges are those of virtual machines."""
     if link.kind == "veth":
         return link.peer is not None and link.peer_nsid is None
+    if link.kind == "tun":
+        return link.master is None
     return link.kind in _REENTRY_KINDS
 
 

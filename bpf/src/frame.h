@@ -123,6 +123,51 @@ ALWAYS_INLINE enum reason read_untagged_frame(struct __sk_buff *skb, struct pack
 	return REASON_UNPARSABLE;
 }
 
+/* More tags than any network has. */
+#define MAX_TAGS   8
+#define TAG_LENGTH 4
+
+/*
+ * Only the addresses, behind VLAN tags that are in the frame: a packet socket has written them,
+ * since those of VLAN interfaces are not.
+ */
+ALWAYS_INLINE void read_tagged_addresses(struct __sk_buff *skb, struct packet *packet)
+{
+	__u32 offset = ETHERNET_TYPE_OFFSET;
+
+#pragma clang loop unroll(disable)
+	for (int i = 0; i <= MAX_TAGS; i++) {
+		__be16 *found = header_at(skb, offset, __be16);
+		__be16 type;
+
+		if (!found)
+			return;
+		type = *found;
+		offset += sizeof(type);
+		if (type == bpf_htons(ETHERTYPE_IPV4)) {
+			struct ipv4_header *header = header_at(skb, offset, struct ipv4_header);
+
+			if (header) {
+				packet->source = map_ipv4(header->source);
+				packet->destination = map_ipv4(header->destination);
+			}
+			return;
+		}
+		if (type == bpf_htons(ETHERTYPE_IPV6)) {
+			struct ipv6_header *header = header_at(skb, offset, struct ipv6_header);
+
+			if (header) {
+				packet->source = header->source;
+				packet->destination = header->destination;
+			}
+			return;
+		}
+		if (type != bpf_htons(ETHERTYPE_VLAN) && type != bpf_htons(ETHERTYPE_SERVICE_VLAN))
+			return;
+		offset += TAG_LENGTH - sizeof(type);
+	}
+}
+
 /* A packet of a device whose frames have no Ethernet header; skb->protocol may be false. */
 ALWAYS_INLINE enum reason read_bare_packet(struct __sk_buff *skb, struct packet *packet)
 {

@@ -18,15 +18,6 @@ ALWAYS_INLINE bool has_host_socket(struct __sk_buff *skb, struct packet *packet)
 	return packet->has_socket && !skb->ingress_ifindex;
 }
 
-/* On interfaces of pods without a gate, which may forward. */
-int stamp_host_sent(struct __sk_buff *skb)
-{
-	struct packet packet = {};
-
-	has_host_socket(skb, &packet);
-	return TCX_NEXT;
-}
-
 /*
  * A process writes a packet in the name of an enforced pod, which it counts as dropped: the host
  * itself would answer it to the pod, with an error about a closed port or an exceeded time, which
@@ -88,15 +79,16 @@ ALWAYS_INLINE int evaluate_on_device(struct __sk_buff *skb, struct packet *packe
 	return TCX_NEXT;
 }
 
-ALWAYS_INLINE int drop_unreadable(struct __sk_buff *skb, struct packet *packet)
+/* What no gate counts. */
+ALWAYS_INLINE int drop_for_node(struct __sk_buff *skb, struct packet *packet, enum reason reason)
 {
 	__u32 only = 0;
 	struct config *node = config.lookup(&only);
 
 	if (!node || is_dead_man_expired(node, packet_time_ns(packet)))
 		return TCX_NEXT;
-	count_host_drop(REASON_UNPARSABLE);
-	emit_drop_event(skb, packet, DROP(REASON_UNPARSABLE));
+	count_host_drop(reason);
+	emit_drop_event(skb, packet, DROP(reason));
 	return TCX_DROP;
 }
 
@@ -119,32 +111,59 @@ int bridge_gate(struct __sk_buff *skb)
 	if (unread == REASON_COUNT)
 		return evaluate_on_device(skb, &packet, is_rewritten);
 	if (unread == REASON_UNPARSABLE ? is_packet_socket : is_rewritten)
-		return drop_unreadable(skb, &packet);
+		return drop_for_node(skb, &packet, REASON_UNPARSABLE);
 	return TCX_NEXT;
 }
 
-/* has_ethernet: a constant. */
-ALWAYS_INLINE int evaluate_frame(struct __sk_buff *skb, struct packet *packet, bool has_ethernet)
+/*
+ * What the pod's gate would drop as unparsable is dropped here, too: it may come in again without
+ * its tags, or without a stamp. has_ethernet, may_leave: constants; the latter: another machine may
+ * send the packet back. What a process writes to the node itself is dropped then, which the node
+ * might translate to a pod's address when it comes in, or unwrap; not what a virtual machine
+ * writes to a macvtap, which talks to its host that way.
+ */
+ALWAYS_INLINE int evaluate_frame(struct __sk_buff *skb, struct packet *packet, bool has_ethernet,
+				 bool may_leave)
 {
 	bool is_rewritten = is_from_packet_socket(packet) && is_checksum_pending(skb);
+	enum reason unread =
+		has_ethernet ? read_untagged_frame(skb, packet) : read_bare_packet(skb, packet);
 
-	if ((has_ethernet ? read_frame(skb, packet) : read_bare_packet(skb, packet)) !=
-	    REASON_COUNT)
+	if (unread == REASON_ARP)
 		return TCX_NEXT;
+	if (unread == REASON_UNPARSABLE) {
+		if (has_ethernet)
+			read_tagged_addresses(skb, packet);
+		is_rewritten = true;
+	}
+	if (may_leave && packet->socket_family == AF_PACKET &&
+	    is_listed_as_own(&packet->destination))
+		return drop_for_node(skb, packet, REASON_NODE);
 	return evaluate_on_device(skb, packet, is_rewritten);
 }
 
 /*
- * On the loopback. What a process has written header by header comes in again as if forwarded: a
- * fragment may be put together with another pod's there, by connection tracking.
+ * What a process has written header by header comes in again as if forwarded, or has the pod write
+ * an error about it: a fragment may be put together with another pod's, by connection tracking.
  */
-int loopback_gate(struct __sk_buff *skb)
+ALWAYS_INLINE int guard_hand_made(struct __sk_buff *skb)
 {
 	struct packet packet = {};
 
 	if (has_host_socket(skb, &packet) && is_hand_made(skb, &packet))
-		return evaluate_frame(skb, &packet, true);
+		return evaluate_frame(skb, &packet, true, false);
 	return TCX_NEXT;
+}
+
+int loopback_gate(struct __sk_buff *skb)
+{
+	return guard_hand_made(skb);
+}
+
+/* On interfaces of pods without a gate, which may forward. */
+int stamp_host_sent(struct __sk_buff *skb)
+{
+	return guard_hand_made(skb);
 }
 
 /* has_ethernet: a constant. */
@@ -154,7 +173,7 @@ ALWAYS_INLINE int guard_device(struct __sk_buff *skb, bool has_ethernet)
 	int action = TCX_NEXT;
 
 	if (has_host_socket(skb, &packet))
-		action = evaluate_frame(skb, &packet, has_ethernet);
+		action = evaluate_frame(skb, &packet, has_ethernet, true);
 	keep_stamp(skb);
 	return action;
 }
@@ -190,7 +209,7 @@ int uplink_gate(struct __sk_buff *skb)
 	if (skb->ingress_ifindex)
 		return TCX_NEXT;
 	load_socket(skb, &packet);
-	return packet.has_socket ? evaluate_frame(skb, &packet, true) : TCX_NEXT;
+	return packet.has_socket ? evaluate_frame(skb, &packet, true, true) : TCX_NEXT;
 }
 
 /* Whether the node sends packets to this packet's source by the interface it came in by. */

@@ -125,9 +125,14 @@ ALWAYS_INLINE void restore_stamp(struct __sk_buff *skb)
 	clear_stamp_in_priority(skb);
 }
 
+/* linux/if_packet.h */
+#define PACKET_LOOPBACK 5
+
 /*
  * Whether the host made the packet. By the interfaces in the injectable map (tun, the relay) the
- * host sends what it has not made with a stamp; an interface beyond the map's end may be one.
+ * host sends what it has not made with a stamp; an interface beyond the map's end may be one. A
+ * datagram to a group that the kernel has looped back (dev_loopback_xmit) comes in by the interface
+ * that it leaves by, before any program there sees it, and may be routed to pods.
  */
 ALWAYS_INLINE bool is_host_sent(struct __sk_buff *skb)
 {
@@ -135,7 +140,7 @@ ALWAYS_INLINE bool is_host_sent(struct __sk_buff *skb)
 	__u64 *word;
 	__u32 index;
 
-	if (ifindex <= LOOPBACK_IFINDEX || is_stamped(skb))
+	if (ifindex <= LOOPBACK_IFINDEX || is_stamped(skb) || skb->pkt_type == PACKET_LOOPBACK)
 		return true;
 	index = ifindex / 64;
 	word = injectable.lookup(&index);

@@ -29,6 +29,9 @@
 #define ETHERTYPE_ARP  0x0806
 #define ETHERTYPE_IPV6 0x86dd
 
+#define ETHERTYPE_VLAN	       0x8100
+#define ETHERTYPE_SERVICE_VLAN 0x88a8
+
 /* RFC 8200 sets no limit. Longer chains occur only in attempts to hide the transport header. */
 #define IPV6_MAX_HEADERS 8
 

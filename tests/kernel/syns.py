@@ -22,7 +22,10 @@ STRANGER = {4: "198.18.9.9", 6: "fd00:18:9::9"}
 LOOPBACK = {4: "127.0.0.1", 6: "::1"}
 
 # The client of TCP Fast Open without a cookie, so that data is in the very first SYN.
-FASTOPEN_SYSCTL = ("net/ipv4/tcp_fastopen", str(0x1 | 0x4))
+_FASTOPEN = ("net/ipv4/tcp_fastopen", str(0x1 | 0x4))
+
+
+_PING = ("net/ipv4/ping_group_range", "0 0")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,12 +54,23 @@ class Target:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FirstPacket:
-    """One way to open a flow. `shows`: bytes that one of its frames contains, at any offset."""
+    """One way to open a flow. send: needs `allowed`, which `begin` includes; shows: bytes that one
+    of its frames contains, at any offset."""
 
     name: str
-    begin: Callable[[Target], None]
+    send: Callable[[Target], None]
     shows: bytes = b""
     versions: tuple[int, ...] = (4, 6)
+    setting: tuple[str, str] | None = None
+    """Of the node, without which it has no such sockets: a name below /proc/sys, and the value."""
+
+    def allowed(self) -> contextlib.AbstractContextManager[None]:
+        """The node has the setting until the block ends."""
+        return links.sysctl(*self.setting) if self.setting else contextlib.nullcontext()
+
+    def begin(self, target: Target) -> None:
+        with self.allowed():
+            self.send(target)
 
     def __str__(self) -> str:
         return self.name
@@ -117,12 +131,12 @@ def _bound_to_interface(target: Target) -> None:
 
 
 def _message_fastopen(target: Target) -> None:
-    with links.sysctl(*FASTOPEN_SYSCTL), stream(target.family) as sock:
+    with stream(target.family) as sock:
         sock.sendto(b"fast-open", socket.MSG_FASTOPEN, (target.address, target.tcp_port))
 
 
 def _fastopen_connect(target: Target) -> None:
-    with links.sysctl(*FASTOPEN_SYSCTL), stream(target.family) as sock:
+    with stream(target.family) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN_CONNECT, 1)
         _begin(sock, target.address, target.tcp_port)
         sock.send(b"fast-open")
@@ -266,9 +280,8 @@ def _ping(target: Target) -> None:
 
 
 def _ping_datagram(target: Target) -> None:
-    """By the socket that needs no privilege where the node allows it."""
+    """By the socket that needs no privilege where the node allows it to the process's groups."""
     with (
-        links.sysctl("net/ipv4/ping_group_range", "0 0"),
         socket.socket(target.family, socket.SOCK_DGRAM, _icmp(target)) as sock,
         contextlib.suppress(OSError),
     ):
@@ -302,8 +315,8 @@ FIRST_PACKETS = (
     FirstPacket("tcp-reconnected", _reconnect),
     FirstPacket("tcp-transparent", _transparent),
     FirstPacket("tcp-mapped", _mapped, versions=(4,)),
-    FirstPacket("tcp-msg-fastopen", _message_fastopen, b"fast-open"),
-    FirstPacket("tcp-fastopen-connect", _fastopen_connect, b"fast-open"),
+    FirstPacket("tcp-msg-fastopen", _message_fastopen, b"fast-open", setting=_FASTOPEN),
+    FirstPacket("tcp-fastopen-connect", _fastopen_connect, b"fast-open", setting=_FASTOPEN),
     FirstPacket("tcp-io-uring", _uring_connect),
     FirstPacket("mptcp", _mptcp),
     FirstPacket("raw-syn", _raw_syn),
@@ -321,5 +334,5 @@ FIRST_PACKETS = (
     FirstPacket("sctp", _sctp, b"sctp-init"),
     FirstPacket("gre", _gre, b"gre-packet"),
     FirstPacket("ping", _ping, b"echo-pg!"),
-    FirstPacket("ping-datagram", _ping_datagram, b"echo-pg!"),
+    FirstPacket("ping-datagram", _ping_datagram, b"echo-pg!", setting=_PING),
 )

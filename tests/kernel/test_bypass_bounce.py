@@ -183,11 +183,16 @@ def without_a_gate(bouncing: Bouncing) -> None:
     bouncing.stamp_without_a_gate()
 
 
-@pytest.mark.parametrize("router", [in_audit, in_off, without_a_gate], ids=lambda r: r.__name__)
+# tests/attacks has the other ways by a pod without a gate (way "router").
 @pytest.mark.parametrize(
-    "way",
-    [by_its_own_address, by_a_service, by_a_node_port, by_a_tunnel],
-    ids=lambda way: way.__name__,
+    ("router", "way"),
+    [
+        *itertools.product(
+            (in_audit, in_off), (by_its_own_address, by_a_service, by_a_node_port, by_a_tunnel)
+        ),
+        (without_a_gate, by_a_tunnel),
+    ],
+    ids=lambda value: value.__name__,
 )
 @VERSIONS
 def test_packet_bounced_off_a_pod_that_forwards_is_dropped(

@@ -3,9 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
-import socket
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -22,10 +20,8 @@ from tests.kernel.test_untouched import tracked
 pytestmark = pytest.mark.kernel
 
 VERSIONS = pytest.mark.parametrize("version", [4, 6])
-IPV6_UNICAST_IF = 76
 FAMILY = {4: "ip", 6: "ip6"}
 SERVICE = {4: "198.18.0.80", 6: "fd00:18::80"}
-NODE_DROPPED = (Verdict.DROP, Reason.NODE)
 
 
 @pytest.fixture
@@ -46,9 +42,10 @@ def fragments(ends: frames.Ends, protocol: int, payload: bytes, number: int) -> 
         yield frames.ethernet(ends, frames.ETHERTYPE_IPV6, packet)
 
 
-def ends_of(watched: PodState, port: int) -> frames.Ends:
-    source, pod = frames.address(syns.STRANGER[6]), frames.address(watched.pod.ipv6)
-    return frames.Ends(source, pod, bytes(6), port=port)
+def ends_to_service(port: int) -> frames.Ends:
+    """Which is no pod's address, so the loopback's program only stamps what it is sent."""
+    source, service = frames.address(syns.STRANGER[6]), frames.address(SERVICE[6])
+    return frames.Ends(source, service, bytes(6), port=port)
 
 
 @pytest.mark.parametrize(
@@ -58,14 +55,16 @@ def test_fragments_on_the_loopback_that_the_kernel_makes_again_are_dropped(
     watched: PodState, devices: HostDevicePrograms, protocol: int, reason: Reason
 ) -> None:
     port = guarded.TCP_PORT if protocol == frames.TCP else guarded.UDP_PORT
-    ends, to_end = ends_of(watched, port), ends_of(watched, guarded.END_PORT)
+    ends, to_end = ends_to_service(port), ends_to_service(guarded.END_PORT)
     payload = (
         frames.tcp(ends, frames.SYN, data=bytes(200))
         if protocol == frames.TCP
         else frames.udp(ends, bytes(200))
     )
     numbers = itertools.count(1)
-    with tracked(), links.packet_socket("lo") as sock:
+    to_pod = f"ip6 daddr {SERVICE[6]} dnat to {watched.pod.ipv6}"
+    rules = f"chain in {{ type nat hook prerouting priority -100;\n{to_pod}\n}}"
+    with tracked(), links.table("ip6", rules), links.packet_socket("lo") as sock:
 
         def send() -> None:
             for fragment in fragments(ends, protocol, payload, next(numbers)):
@@ -94,7 +93,6 @@ class Uplink:
 
     watched: PodState
     interface: str
-    mac: bytes
     devices: HostDevicePrograms
 
     def guard(self) -> None:
@@ -105,9 +103,6 @@ class Uplink:
 def uplink(watched: PodState, lab: labs.Lab, devices: HostDevicePrograms) -> Iterator[Uplink]:
     router = lab.add_pod("router", 9)
     links.let_forward(router)
-    with router.open_socket(socket.AF_PACKET, socket.SOCK_RAW) as inside:
-        inside.bind(("eth0", 0))
-        mac = inside.getsockname()[4]
     with contextlib.ExitStack() as stack:
         # Answers of the pod to strangers go back and forth, and Linux 5.10 sends it a redirect.
         for name in ("all", router.interface):
@@ -115,77 +110,7 @@ def uplink(watched: PodState, lab: labs.Lab, devices: HostDevicePrograms) -> Ite
         for version in (4, 6):
             gateway = traffic.address(router, version)
             stack.enter_context(links.default_route(gateway, router.interface))
-        yield Uplink(watched, router.interface, mac, devices)
-
-
-def send_unicast_if(uplink: Uplink, version: int) -> None:
-    """Any process may do this."""
-    with syns.datagram(socket.AF_INET6) as sock:
-        index = struct.pack("!I", links.index_of(uplink.interface))
-        sock.setsockopt(socket.IPPROTO_IPV6, IPV6_UNICAST_IF, index)
-        with contextlib.suppress(OSError):
-            sock.sendto(b"by-the-uplink", (uplink.watched.pod.ipv6, guarded.UDP_PORT))
-
-
-def send_bound(uplink: Uplink, version: int) -> None:
-    with syns.datagram(socket.AF_INET6) as sock:
-        name = uplink.interface.encode()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name)
-        with contextlib.suppress(OSError):
-            sock.sendto(b"by-the-uplink", (uplink.watched.pod.ipv6, guarded.UDP_PORT))
-
-
-def connect_bound(uplink: Uplink, version: int) -> None:
-    with syns.stream(socket.AF_INET6) as sock:
-        name = uplink.interface.encode()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name)
-        sock.connect_ex((uplink.watched.pod.ipv6, guarded.TCP_PORT))
-
-
-def send_frame(uplink: Uplink, version: int) -> None:
-    source = frames.address(syns.STRANGER[version])
-    pod = frames.address(traffic.address(uplink.watched.pod, version))
-    ends = frames.Ends(source, pod, uplink.mac, port=guarded.TCP_PORT)
-    with links.packet_socket(uplink.interface) as sock:
-        wire.send(sock, frames.segment(ends, frames.SYN))
-
-
-BY_UPLINK = pytest.mark.parametrize(
-    ("send", "version"),
-    [
-        *((send, 6) for send in (send_unicast_if, send_bound, connect_bound)),
-        *((send_frame, version) for version in (4, 6)),
-    ],
-    ids=lambda value: value if isinstance(value, int) else value.__name__,
-)
-
-
-@BY_UPLINK
-def test_packet_for_a_pod_by_the_uplink_does_not_come_back(
-    uplink: Uplink, send: Callable[[Uplink, int], None], version: int
-) -> None:
-    watched = uplink.watched
-    watched.set_mode(Mode.ENFORCE)
-    send(uplink, version)
-    assert watched.arrived(end_by(uplink))  # forwarded, according to the gate
-    assert NODE_DROPPED not in watched.moved()
-    uplink.guard()
-    send(uplink, version)
-    assert watched.arrived(end_by(uplink)) == []
-    assert watched.moved() == {NODE_DROPPED: 1}
-
-
-def end_by(uplink: Uplink) -> Callable[[bytes], None]:
-    """A rule admits it, so it takes the same path."""
-    source = frames.address(syns.STRANGER[4])
-    pod = frames.address(uplink.watched.pod.ipv4)
-    ends = frames.Ends(source, pod, uplink.mac, port=guarded.END_PORT)
-
-    def send(marker: bytes) -> None:
-        with links.packet_socket(uplink.interface) as sock:
-            wire.send(sock, frames.packet(ends, frames.UDP, frames.udp(ends, marker)))
-
-    return send
+        yield Uplink(watched, router.interface, devices)
 
 
 @VERSIONS

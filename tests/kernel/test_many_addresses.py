@@ -1,6 +1,8 @@
 """A pod with more addresses than a gate lists is gated at all of them, and loses none."""
 
+import contextlib
 import ipaddress
+import itertools
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -18,7 +20,6 @@ from tests.processes import BARE_PYTHON
 
 pytestmark = pytest.mark.kernel
 
-VERSIONS = pytest.mark.parametrize("version", [4, 6])
 LAYOUTS = pytest.mark.parametrize("is_bridged", [False, True], ids=["routed", "bridged"])
 TOO_MANY = abi.GATE_ADDRESSES + abi.MAX_GATE_ADDRESSES + 50
 PORT = 9000
@@ -40,7 +41,8 @@ def start_enforcing(operator: AgentProcess, pod: LabPod, kubelet: Cgroup) -> Age
     if not operator.is_running:
         operator.start(*enforcing.AGENT_OPTIONS)
     return operator.wait_for(
-        "the gate", lambda report: bool(message_of(report)) and report.kubelet == kubelet.path
+        "the gate",
+        lambda report: bool(message_of(report, pod)) and report.kubelet == kubelet.path,
     )
 
 
@@ -53,9 +55,14 @@ def assert_gated_at(address: str, kubelet: Cgroup) -> None:
     assert done.returncode == 0, (address, done.stderr)
 
 
-def add_addresses(pod: LabPod, version: int, count: int) -> str:
-    """Give the pod addresses that the host routes to it, as router advertisements do. The last."""
-    network = ipaddress.ip_network("198.19.0.0/20" if version == 4 else "fd00:18:0:77::/64")
+def add_addresses(pod: LabPod, version: int, count: int, number: int = 0) -> str:
+    """Give the pod addresses that the host routes to it, as router advertisements do. The last.
+
+    number: of their network, from 0 to 7.
+    """
+    network = ipaddress.ip_network(
+        f"198.19.{16 * number}.0/20" if version == 4 else f"fd00:18:0:{77 + number}::/64"
+    )
     flags = "" if version == 4 else " nodad"
     added = [network.network_address + number for number in range(1, count + 1)]
     lines = [f"address add {address}/{network.max_prefixlen} dev eth0{flags}" for address in added]
@@ -67,62 +74,62 @@ def add_addresses(pod: LabPod, version: int, count: int) -> str:
     return str(added[-1])
 
 
-def message_of(report: AgentReport) -> str:
+def message_of(report: AgentReport, pod: LabPod) -> str:
     """The condition's message once the pod's gate enforces."""
-    condition = condition_of(report, "web", labels.ISOLATION_READY)
+    condition = condition_of(report, pod.name, labels.ISOLATION_READY)
     return condition.message if condition and condition.reason == enforcing.REASON else ""
 
 
-@LAYOUTS
-@VERSIONS
-@pytest.mark.parametrize("count", [17, TOO_MANY])
-def test_new_pod_is_gated_at_each_of_its_addresses(
-    operator: AgentProcess, kubelet: Cgroup, lab: Lab, version: int, is_bridged: bool, count: int
+def test_new_pods_are_gated_at_each_of_their_addresses(
+    operator: AgentProcess, kubelet: Cgroup, lab: Lab
 ) -> None:
-    pod = lab.add_pod("web", 1, bridged=is_bridged)
-    last = add_addresses(pod, version, count)
-    with pod.listen(PORT):
-        assert traffic.is_reached(last, PORT)
-        report = start_enforcing(operator, pod, kubelet)
-        assert_gated_at(last, kubelet)
-        assert_gated_at(traffic.address(pod, version), kubelet)
-    if count == TOO_MANY:
-        assert "addresses, more than a gate lists" in message_of(report)
+    """Routed and bridged, over IPv4 or IPv6, with many addresses, or more than a gate lists."""
+    cases = list(itertools.product([False, True], [4, 6], [17, TOO_MANY]))
+    with contextlib.ExitStack() as servers:
+        lasts: dict[LabPod, str] = {}
+        for number, (is_bridged, version, count) in enumerate(cases):
+            pod = lab.add_pod(f"web{number}", number + 1, bridged=is_bridged)
+            lasts[pod] = add_addresses(pod, version, count, number)
+            servers.enter_context(pod.listen(PORT))
+            assert traffic.is_reached(lasts[pod], PORT)
+            operator.write_manifest(pod, mode=enforcing.MODE.label, container=DECLARED)
+        for pod, (_, version, count) in zip(lasts, cases, strict=True):
+            report = start_enforcing(operator, pod, kubelet)
+            assert_gated_at(lasts[pod], kubelet)
+            assert_gated_at(traffic.address(pod, version), kubelet)
+            is_too_many = "addresses, more than a gate lists" in message_of(report, pod)
+            assert is_too_many is (count == TOO_MANY)
 
 
-@VERSIONS
 def test_audit_pod_with_many_addresses_is_closed_when_it_enforces(
-    operator: AgentProcess, kubelet: Cgroup, lab: Lab, version: int
+    operator: AgentProcess, kubelet: Cgroup, lab: Lab
 ) -> None:
     pod = lab.add_pod("web", 1)
     operator.write_manifest(pod, mode="audit", container=DECLARED)
     operator.start(*enforcing.AGENT_OPTIONS)
     operator.wait_for("the gate", lambda r: any(one.gates for one in r.pods))
-    last = add_addresses(pod, version, 17)
+    lasts = [add_addresses(pod, version, 17) for version in (4, 6)]
     with pod.listen(PORT):
-        assert traffic.is_reached(last, PORT)
+        for last in lasts:
+            assert traffic.is_reached(last, PORT)
         start_enforcing(operator, pod, kubelet)
-        assert_gated_at(last, kubelet)
+        for last in lasts:
+            assert_gated_at(last, kubelet)
 
 
-@VERSIONS
-def test_connections_from_the_last_of_many_addresses_work(
-    operator: AgentProcess, lab: Lab, version: int
-) -> None:
+def test_connections_from_the_last_of_many_addresses_work(operator: AgentProcess, lab: Lab) -> None:
     pod = lab.add_pod("web", 1)
-    last = add_addresses(pod, version, 40)
+    lasts = {version: add_addresses(pod, version, 40) for version in (4, 6)}
     operator.write_manifest(pod, mode=enforcing.MODE.label, container={})
     operator.start(*enforcing.AGENT_OPTIONS)
-    operator.wait_for("the gate", lambda report: bool(message_of(report)))
-    family = traffic.family(version)
-    with (
-        traffic.listen_on_node(PORT) as server,
-        pod.open_socket(family, socket.SOCK_STREAM) as client,
-    ):
-        client.settimeout(traffic.LIMIT_SECONDS)
-        client.bind((last, 0))
-        client.connect((traffic.NODE[version], PORT))
-        accepted, _ = server.accept()
-        with accepted:
-            accepted.sendall(b"hello")
-            assert client.recv(5) == b"hello"
+    operator.wait_for("the gate", lambda report: bool(message_of(report, pod)))
+    with traffic.listen_on_node(PORT) as server:
+        for version, last in lasts.items():
+            with pod.open_socket(traffic.family(version), socket.SOCK_STREAM) as client:
+                client.settimeout(traffic.LIMIT_SECONDS)
+                client.bind((last, 0))
+                client.connect((traffic.NODE[version], PORT))
+                accepted, _ = server.accept()
+                with accepted:
+                    accepted.sendall(b"hello")
+                    assert client.recv(5) == b"hello"

@@ -90,7 +90,8 @@ class Sent:
     ingress: number of the interface by which it came in, 0 for none; switch_stamp: the one in its
     priority, by which it is known behind a switch; pending_end: where a checksum ends that is still
     to be written, in bytes of the frame, None if it is complete; has_segments: whether a device
-    splits it into several.
+    splits it into several; is_looped: a group's datagram that the kernel has looped back to the
+    interface by which the host sends it.
     """
 
     frame: bytes
@@ -101,6 +102,7 @@ class Sent:
     is_tagged: bool = False
     pending_end: int | None = None
     has_segments: bool = False
+    is_looped: bool = False
 
 
 LOOPBACK = 1
@@ -390,7 +392,8 @@ Found = Reason | str | None
 def forwarded(case: Case) -> Found:
     sent, state = case.sent, case.state
     is_again = sent.ingress in state.injectable or sent.ingress >= INTERFACES
-    is_hosts = sent.ingress <= LOOPBACK or sent.stamp is not Stamp.NONE or is_again
+    is_seen = sent.stamp is not Stamp.NONE or sent.is_looped
+    is_hosts = sent.ingress <= LOOPBACK or is_seen or is_again
     return None if is_hosts else UNCOUNTED
 
 

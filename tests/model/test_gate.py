@@ -58,6 +58,11 @@ def test_what_came_in_by_an_interface_is_not_counted_without_a_stamp() -> None:
     assert counted(syn, state()) is None
     stamped = dataclasses.replace(syn, stamp=Stamp.HAND_MADE)
     assert counted(stamped, state()) == (Verdict.DROP, Reason.NODE)
+    to_group = dataclasses.replace(ENDS, pod=ipaddress.ip_address("239.18.0.1"))
+    datagram = Sent(frames.packet(to_group, frames.UDP, frames.udp(to_group)), ingress=9)
+    assert counted(datagram, state()) is None
+    looped = dataclasses.replace(datagram, is_looped=True)
+    assert counted(looped, state()) == (Verdict.DROP, Reason.STRAY)
 
 
 def test_answer_to_the_pod_passes_until_its_question_is_forgotten() -> None:

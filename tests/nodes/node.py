@@ -142,6 +142,11 @@ def set_up_network() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         _, flags = _IFREQ.unpack(fcntl.ioctl(sock, _SIOCGIFFLAGS, _IFREQ.pack(b"lo", 0)))
         fcntl.ioctl(sock, _SIOCSIFFLAGS, _IFREQ.pack(b"lo", flags | _IFF_UP))
+    lift_limits()
+
+
+def lift_limits() -> None:
+    """ICMP errors of this namespace are not limited."""
     for version, name in ((4, "ipv4/icmp_ratelimit"), (6, "ipv6/icmp/ratelimit")):
         if network_setup.has_ip_version(version):
             network_setup.write_sysctl(name, "0")

@@ -157,16 +157,19 @@ def test_programs_are_where_the_host_s_packets_leave_and_may_come_in_again() -> 
         Link(16, "kind16", kind="veth", peer=3, peer_nsid=3),
         Link(18, "macvlan18", kind="macvlan", peer=3, peer_nsid=3),
         Link(17, "tun17", kind="tun", is_ethernet=False),
-        Link(19, "tap19", kind="tun"),
+        Link(19, "tap19", kind="tun", is_tap=True),
         Link(20, "flannel20", kind="tun", is_ethernet=False),
+        Link(21, "tap21", kind="tun", is_tap=True),
+        Link(22, "guest22", kind="tun", is_tap=True, master=23),
+        Link(23, "bridge23", kind="bridge"),
     ]
     needed = programs_for(
         links, gated={5}, enforced={5}, ungated={6}, uplinks={16, 12}, tuns={17, 19}
     )
     assert needed == DevicePrograms(
-        devices=frozenset({3, 8, 9, 10, 11, 15}),
+        devices=frozenset({3, 8, 9, 10, 11, 15, 19, 21, 23}),
         uplinks=frozenset({2, 16, 18}),
-        bare_devices=frozenset({12, 13, 14, 20}),
+        bare_devices=frozenset({12, 13, 14, 17, 20}),
         loopbacks=frozenset({1}),
         stamps=frozenset({6}),
         tuns=frozenset({17, 19}),

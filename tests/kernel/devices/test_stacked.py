@@ -77,7 +77,6 @@ WAYS = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("is_evaluated", [False, True], ids=["stamped", "evaluated"])
 @WAYS
 @VERSIONS
 @pytest.mark.parametrize("flags", [frames.SYN, frames.ACK], ids=["syn", "ack"])
@@ -88,8 +87,5 @@ def test_frame_that_reenters_by_a_stacked_interface_counts_as_of_the_host(
     way: MakeWay,
     version: int,
     flags: int,
-    is_evaluated: bool,
 ) -> None:
-    expect_stamped(
-        watched, loaded, installation, way, version=version, flags=flags, is_evaluated=is_evaluated
-    )
+    expect_stamped(watched, loaded, installation, way, version=version, flags=flags)

@@ -1,21 +1,24 @@
-"""`python -m tests.attacks`: writes the list of tests in docs/internals/attacks.md.
+"""The two tables of docs/internals/attacks.md: attacks of the kit, and tests of attacks.
 
-`make docs` runs it. The page names the files with attacks; for each of them the list has a row with
-each test, which is its name. A test holds that the page is current.
+`make docs` writes them, and a test holds that they are current. The page names the files with
+attacks; for each of them the second table has a row with each test, which is its name.
 """
 
 import ast
 import dataclasses
 import pathlib
 import re
-import sys
 
-_ROOT = pathlib.Path(__file__).parents[1]
+from tests.attacks import kit, topologies
+from tests.attacks.trick import Gap, Trick
+
+_ROOT = pathlib.Path(__file__).parents[2]
 PAGE = _ROOT / "docs" / "internals" / "attacks.md"
 DIRECTORY = _ROOT / "tests" / "kernel"
 _DEVICES = DIRECTORY / "devices"
 _FILES = re.compile(r"`(test_\w+\.py)`")
 _BEGIN = "<!-- `make docs` writes this table from the tests' names; manual changes are lost. -->\n"
+_KIT_BEGIN = "<!-- `make docs` writes this from tests/attacks/; manual changes are lost. -->\n"
 _END = "<!-- end of the table -->\n"
 
 
@@ -35,12 +38,17 @@ def groups(page: str) -> list[Group]:
 
 
 def render(page: str) -> str:
-    """The page with its table as of now. Raises `ValueError` without the table's two marks."""
-    before, begin, rest = page.partition(_BEGIN)
+    """The page with its tables as of now. Raises `ValueError` without the marks of one."""
+    page = _replaced(page, _KIT_BEGIN, _kit())
+    return _replaced(page, _BEGIN, _table(page))
+
+
+def _replaced(page: str, mark: str, table: str) -> str:
+    before, begin, rest = page.partition(mark)
     _, end, after = rest.partition(_END)
     if not begin or not end:
-        raise ValueError(f"the page has no table between {_BEGIN.strip()!r} and {_END.strip()!r}")
-    return f"{before}{_BEGIN}{_table(page)}{_END}{after}"
+        raise ValueError(f"the page has no table between {mark.strip()!r} and {_END.strip()!r}")
+    return f"{before}{mark}{table}{_END}{after}"
 
 
 def _path(name: str) -> pathlib.Path:
@@ -75,6 +83,24 @@ def _sentence(name: str) -> str:
     return words[0].upper() + words[1:]
 
 
-if __name__ == "__main__":
-    PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    sys.exit(0)
+def _kit() -> str:
+    rows = ["| topology | what it is | ways by which packets come in again |", "|---|---|---|"]
+    rows += [f"| {one} | {one.what} | {', '.join(one.ways)} |" for one in topologies.ALL]
+    rows += ["", "| attack | rights over IPv4 | over IPv6 | by each way | except |"]
+    rows += ["|---|---|---|---|---|"]
+    rows += [_trick(trick) for trick in kit.TRICKS]
+    return "".join(f"{row}\n" for row in rows)
+
+
+def _trick(trick: Trick) -> str:
+    rights = [str(trick.rights.get(version, "-")) for version in (4, 6)]
+    gaps = "; ".join(map(_gap, trick.gaps))
+    cells = [f"{trick}: {trick.what}", *rights, "yes" if trick.needs_way else "", gaps]
+    return f"| {' | '.join(cells)} |"
+
+
+def _gap(gap: Gap) -> str:
+    where = [*sorted(gap.topologies), *(f"by {way}" for way in sorted(gap.ways))]
+    where += [f"over IPv{version}" for version in sorted(gap.versions)]
+    what = "known bypass, " if gap.is_bypass else ""
+    return f"{what}{' '.join(where)}: {gap.why}"

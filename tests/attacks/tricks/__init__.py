@@ -1,0 +1,1 @@
+"""What attackers do, a module for each kind."""
