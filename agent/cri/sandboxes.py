@@ -79,6 +79,8 @@ class Sandboxes:
         """Pods whose current sandbox, or a container of it, was added, changed or removed."""
         self.listed = asyncio.Event()
         """Set once all sandboxes have been listed, so that a missing one means something."""
+        self.listed_at = 0.0
+        """When the newest complete list started, by the event loop's clock."""
         self.relists = 0
         """Complete lists received."""
         self.problem = "the container runtime has not listed its sandboxes yet."
@@ -155,6 +157,7 @@ class Sandboxes:
         """List once, and mark changes. Raises `CriError`; then nothing changes."""
         if self._runtime is None:
             self._runtime = await self._open_runtime()
+        started = asyncio.get_running_loop().time()
         listed = await self._runtime.list_sandboxes()
         self._listed_ids = {sandbox.id for sandbox in listed}
         containers = await self._runtime.list_containers()
@@ -164,6 +167,7 @@ class Sandboxes:
             {found.id for found in listed}, {found.id for found in containers}
         )
         self.relists += 1
+        self.listed_at = started
         self._update(current, containers)
 
     async def _relist_once(self) -> None:
@@ -183,14 +187,14 @@ class Sandboxes:
             self.hint()
 
     async def _wait(self) -> None:
-        """Wait for a hint, its echo, or the poll interval."""
+        """Wait for a hint, its echo, a lookup that is due again, or the poll interval."""
         seconds = _RELIST_WITH_EVENTS_SECONDS if self.has_events else _RELIST_SECONDS
         if self.problem:
             seconds = _RELIST_SECONDS
         if self._echoes:
             seconds = self._echoes.pop(0)
         loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
+        end = min(loop.time() + seconds, self._lookups.next_retry_at)
         gap_end = min(loop.time() + _MIN_GAP_SECONDS, end)
         while True:
             # A timer's rounding must not make this a busy loop.
