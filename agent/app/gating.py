@@ -141,6 +141,8 @@ class Gating:
             self.modes,
             lambda ifindexes: gate_worker.run(gate_worker.gates.lost, ifindexes),
             is_off=self._off_marks.are_set,
+            pods_read_at=lambda: self.source.read_at,
+            request_read=self.source.hint,
             abandoned_seconds=int(settings.dead_man_hours * 3600),
         )
         self._path_tester = PathTester(
