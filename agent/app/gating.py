@@ -294,6 +294,8 @@ class Gating:
         seconds = self._reconciler.seconds_in_pass()
         if seconds > _STUCK_SECONDS:
             return f"reconcile pass running for {seconds:.0f} s"
+        if self.cluster and self.cluster.sandboxes.is_stuck:
+            return self.cluster.sandboxes.problem
         return None
 
     def unready_reason(self) -> str | None:

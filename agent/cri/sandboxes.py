@@ -15,7 +15,7 @@ import structlog
 
 from agent import tasks
 from agent.cri import networked
-from agent.cri.client import CriError, Runtime
+from agent.cri.client import CriError, CriStuckError, Runtime
 from agent.cri.events import RuntimeEvents
 from agent.cri.lookups import SandboxLookups
 from agent.cri.models import CriContainer, NetworkedSandbox, Sandbox, SandboxDetails
@@ -43,6 +43,8 @@ _AWAITED_SHARE = 0.2
 _TICK_SECONDS = 0.001
 # A sandbox that comes while the first list is made is in the second.
 _COMPLETE_RELISTS = 2
+# One may be the event loop's delay on a busy node.
+_STUCK_CALLS = 2
 
 
 class Sandboxes:
@@ -83,6 +85,7 @@ class Sandboxes:
         """When the newest complete list started, by the event loop's clock."""
         self.relists = 0
         """Complete lists received."""
+        self._stuck_calls = 0
         self.problem = "the container runtime has not listed its sandboxes yet."
         """Why the sandboxes may be outdated, in one sentence; else empty."""
 
@@ -95,6 +98,11 @@ class Sandboxes:
     def is_complete(self) -> bool:
         """Whether `current` has all sandboxes of the node; not while the runtime is unreachable."""
         return self.relists >= _COMPLETE_RELISTS and self.is_settled
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the runtime can be read by another process only: see `CriStuckError`."""
+        return self._stuck_calls >= _STUCK_CALLS
 
     @property
     def has_events(self) -> bool:
@@ -176,6 +184,9 @@ class Sandboxes:
             await self.relist()
         except CriError as error:
             problem = str(error)
+            self._stuck_calls += isinstance(error, CriStuckError)
+        else:
+            self._stuck_calls = 0
         if problem and problem != self.problem:
             log.warning(Event.RUNTIME_UNREACHABLE, problem=problem)
         elif self.problem and not problem:

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import msgspec
 import pytest
 
-from agent.cri.client import CriError, CriNotFoundError, CriUnimplementedError
+from agent.cri.client import CriError, CriNotFoundError, CriStuckError, CriUnimplementedError
 from agent.cri.models import (
     CriContainer,
     CriContainerState,
@@ -216,6 +216,21 @@ async def test_namespace_that_could_not_be_read_for_long_is_found_soon_after(
         runtime.lost.clear()
         await asyncio.sleep(2)
         assert calls.current["a"].netns is not None
+
+
+async def test_grpc_that_ends_no_call_is_a_reason_to_start_the_agent_again(
+    runtime: _Runtime,
+) -> None:
+    async with _following(runtime) as calls:
+        runtime.failure = CriStuckError("it ended no call.")
+        await asyncio.sleep(12)
+        assert calls.sandboxes.is_stuck
+        assert calls.sandboxes.problem == "it ended no call."
+        runtime.failure = _AWAY
+        await asyncio.sleep(12)
+        runtime.failure = None
+        await asyncio.sleep(12)
+        assert not calls.sandboxes.is_stuck
 
 
 async def test_event_triggers_a_list_at_once(runtime: _Runtime) -> None:
