@@ -15,7 +15,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image plugin setup clean
+.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image plugin setup clean
 
 demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -108,6 +108,13 @@ test-bypass-strict: setup
 # two minutes.
 test-attacks: setup
 	PODGATE_TEST_ATTACKS=all $(PYTEST) tests/kernel/test_attacks.py -n $(shell expr $$(nproc) + 1)
+
+# Faults that are injected for real into an agent, one for each seed (tests/faults): a thousand by
+# default, `make test-faults SEEDS=200`, `SEEDS=201-400`, or one again: `make test-faults SEED=17`.
+# About two seconds for each on an idle processor.
+test-faults: setup
+	PODGATE_TEST_SEED=$(SEED) PODGATE_TEST_SEEDS=$(or $(SEEDS),1000) \
+		$(PYTHON) -m pytest tests/faults/test_faults.py $(LONG) -rP -n $(if $(SEED),0,$(shell nproc))
 
 # A hundred pods in a container runtime and in a cluster, where the kernel tests have eight.
 test-pods: setup

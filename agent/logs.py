@@ -6,10 +6,12 @@ Calls are `log.info(Event.INTERFACE_GATED, interface="veth0")`: the first argume
 
 import contextlib
 import enum
+import io
 import logging
 import os
 import sys
 from collections.abc import Iterator
+from typing import TextIO, cast
 
 
 @contextlib.contextmanager
@@ -354,6 +356,7 @@ def add_message(
 def configure(log_format: LogFormat, level: LogLevel = LogLevel.INFO) -> None:
     """Set up structlog, and send the standard library's warnings through it."""
     renderer = _renderer(log_format)
+    stream = _LossyStream(sys.stderr)
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
@@ -362,10 +365,10 @@ def configure(log_format: LogFormat, level: LogLevel = LogLevel.INFO) -> None:
     structlog.configure(
         processors=[*shared, add_message, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level.number),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, stream)),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             processors=[
@@ -379,6 +382,23 @@ def configure(log_format: LogFormat, level: LogLevel = LogLevel.INFO) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(logging.WARNING, level.number))
+
+
+class _LossyStream(io.TextIOBase):
+    """A stream that loses what cannot be written: a full disk, or a reader that has ended, must not
+    end the component that logs, nor the supervisor that reports its failure."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 def _renderer(log_format: LogFormat) -> structlog.typing.Processor:

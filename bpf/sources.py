@@ -4,6 +4,7 @@ bcc rewrites map accesses in the main file only, not in included ones, so quoted
 expanded here; #line keeps file and line in the compiler's messages.
 """
 
+import functools
 import hashlib
 import pathlib
 import re
@@ -36,8 +37,13 @@ def _expand(name: str, seen: set[str]) -> list[str]:
     return lines
 
 
+@functools.cache
 def fingerprint() -> str:
-    """16 hexadecimal digits over all sources and stand-in headers."""
+    """16 hexadecimal digits over all sources and stand-in headers, which are read once.
+
+    A process' programs are of the sources that it has read first; and the 80 files cannot be read
+    while it has no descriptor left.
+    """
     digest = hashlib.sha256()
     for directory in (SOURCE_DIRECTORY, KERNEL_SOURCE):
         for path in sorted(directory.rglob("*.[ch]")):

@@ -69,6 +69,8 @@ OWN_NETNS = "/proc/thread-self/ns/net"  # /proc/self would be the main thread's
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _SOCKET_FLAGS = socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ELOOP})
+# Errors of this process or of the machine, which show nothing of the path.
+_UNREADABLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
 _SIG_BLOCK, _SIG_SETMASK = 0, 2
 _SIGSET_BYTES = 128  # sizeof(sigset_t) in glibc and musl
 _EXIT_STRANDED = 70  # EX_SOFTWARE of sysexits.h
@@ -94,6 +96,10 @@ class NetnsError(ProbeError):
 
 class NetnsGoneError(NetnsError):
     """The namespace no longer exists, or the path leads to another one."""
+
+
+class NetnsUnreadableError(NetnsError):
+    """This process has no descriptor or memory left, so what is at the path is unknown."""
 
 
 class _OwnNetns:
@@ -146,8 +152,9 @@ class Netns:
     def open(cls, path: str) -> "Netns":
         """Read the identity of the namespace at `path`.
 
-        Raises NetnsGoneError if the path does not exist, NetnsError if it is no network namespace
-        or is the caller's own: podgate must never probe the host as if it were a pod.
+        Raises NetnsGoneError if the path does not exist, NetnsUnreadableError without a descriptor
+        or memory, NetnsError if it is no network namespace or is the caller's own: podgate must
+        never probe the host as if it were a pod.
         """
         try:
             # Namespaces are regular files to stat(); the open of anything else may do things.
@@ -158,6 +165,10 @@ class Netns:
             if isinstance(error, OSError) and error.errno in _GONE:
                 raise NetnsGoneError(
                     f"{path} does not exist: give the path of a running pod's namespace."
+                ) from error
+            if isinstance(error, OSError) and error.errno in _UNREADABLE:
+                raise NetnsUnreadableError(
+                    f"{path} cannot be opened now ({_strerror(error)})."
                 ) from error
             raise NetnsError(
                 f"{path!r} cannot be opened ({_strerror(error)}): check the path and run as root."
@@ -177,11 +188,11 @@ class Netns:
         return cls(path, status.st_dev, status.st_ino)
 
     def exists(self) -> bool:
-        """Whether the path still leads to the same namespace."""
+        """Whether the path still leads to the same namespace; True while that is unknown."""
         try:
             status = os.stat(self.path)
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno in _UNREADABLE
         return (status.st_dev, status.st_ino) == (self.device, self.inode)
 
     def socket(self, family: int, type: int, proto: int = 0) -> socket.socket:

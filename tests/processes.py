@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -35,3 +36,14 @@ def request(process: "subprocess.Popen[bytes]", command: dict[str, Any]) -> Any:
     process.stdin.write(json.dumps(command).encode() + b"\n")
     process.stdin.flush()
     return json.loads(process.stdout.readline())
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process cannot open anything in the block; what is open stays open."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

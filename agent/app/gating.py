@@ -145,6 +145,8 @@ class Gating:
             self.modes,
             lambda ifindexes: gate_worker.run(gate_worker.gates.lost, ifindexes),
             is_off=self._off_marks.are_set,
+            pods_read_at=lambda: self.source.read_at,
+            request_read=self.source.hint,
             abandoned_seconds=int(settings.dead_man_hours * 3600),
             pods_cgroup=self._pods_cgroup,
         )
@@ -299,6 +301,8 @@ class Gating:
         seconds = self._reconciler.seconds_in_pass()
         if seconds > _STUCK_SECONDS:
             return f"reconcile pass running for {seconds:.0f} s"
+        if self.cluster and self.cluster.sandboxes.is_stuck:
+            return self.cluster.sandboxes.problem
         return None
 
     def unready_reason(self) -> str | None:

@@ -24,6 +24,7 @@ from agent.pods.pod_state import IsolationStatus, PodState
 from agent.pods.store import PodStore
 from agent.sources.source import PodSource
 from bpf.errors import AttachError
+from probes.netns import NetnsUnreadableError
 
 log = structlog.get_logger(__name__)
 
@@ -189,7 +190,7 @@ class Reconciler:
         pod = state.pod
         try:
             status = await self._pod_gates.reconcile(state)
-        except (AttachError, OSError, TimeoutError) as error:
+        except (AttachError, NetnsUnreadableError, OSError, TimeoutError) as error:
             # Usually a temporary error of the kernel or netlink; the next pass tries again.
             _log_failure(Event.POD_RECONCILE_FAILED, pod, error)
             if state.gated_netns:

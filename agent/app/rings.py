@@ -51,6 +51,8 @@ _PASSING = frozenset(
 )
 # Gates open declared ports after 15 s without a heartbeat.
 _INNER_BASE_SECONDS, _INNER_CAP_SECONDS = 0.1, 2.0
+# All is as before ten seconds after the end of what let components fail, however long it lasted.
+_OUTER_CAP_SECONDS = 5.0
 # A pass of the reconciler, a search for the kubelet, a dump of netlink and an nft command at the
 # same time have some 20.
 _RESERVED_DESCRIPTORS = 64
@@ -72,7 +74,9 @@ class Rings:
             cap_seconds=_INNER_CAP_SECONDS,
             jitter=jitter,
         )
-        self._outer = tasks.Supervisor(on_restart=on_restart, jitter=jitter)
+        self._outer = tasks.Supervisor(
+            on_restart=on_restart, cap_seconds=_OUTER_CAP_SECONDS, jitter=jitter
+        )
 
     def supervisor(self, name: str) -> tasks.Supervisor:
         """Of the component with this name."""

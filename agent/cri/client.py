@@ -3,6 +3,7 @@
 A runtime that is missing, hangs, or is no CRI runtime is an error of one sentence.
 """
 
+import asyncio
 import contextlib
 import datetime
 import os
@@ -22,6 +23,9 @@ T = TypeVar("T")
 
 CALL_SECONDS = 10.0
 """A list takes milliseconds; a stuck runtime must be reported before people search for it."""
+
+# After the deadline, for gRPC to end the call.
+_STUCK_SECONDS = 2.0
 
 # A silent stream is opened again after this: its peer may have vanished without closing it.
 _STREAM_SECONDS = 600.0
@@ -48,6 +52,14 @@ _KUBERNETES = "k8s.io"
 
 class CriError(PodgateError):
     """A call to the runtime failed; the message is one sentence."""
+
+
+class CriStuckError(CriError):
+    """gRPC does not end a call at its deadline.
+
+    Its C core could not start a thread at some time (EAGAIN of clone(2)), and never works again in
+    this process, also with another channel.
+    """
 
 
 class CriNotFoundError(CriError):
@@ -210,9 +222,14 @@ class RuntimeClient:
             response_deserializer=response.FromString,  # type: ignore[attr-defined]
         )
         try:
-            result: T = await call(request, timeout=self._call_seconds, metadata=metadata)
+            async with asyncio.timeout(self._call_seconds + _STUCK_SECONDS):
+                result: T = await call(request, timeout=self._call_seconds, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise self._error(name, error) from error
+        except TimeoutError as error:
+            raise CriStuckError(
+                f"gRPC ended no call of {name} to {self.socket} in time."
+            ) from error
         return result
 
     async def _stream(self, path: str, request: Any, response: type[T]) -> AsyncIterator[T]:

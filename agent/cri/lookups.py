@@ -61,6 +61,14 @@ class SandboxLookups:
     def are_done(self) -> bool:
         return not self._running
 
+    @property
+    def next_retry_at(self) -> float:
+        """When `update` has a lookup to repeat, on the loop's clock; infinity for never. Those
+        that are overdue run, or their sandbox needs none any more."""
+        now = asyncio.get_running_loop().time()
+        due = (lookup.retry_at for lookup in self._found.values() if lookup.retry_at > now)
+        return min(due, default=math.inf)
+
     def sandbox(self, sandbox_id: str) -> Sandbox | None:
         """A sandbox with its details; None if it has not been looked up yet."""
         found = self._found.get(sandbox_id)
@@ -145,6 +153,9 @@ class SandboxLookups:
             self._record(before, last, is_retried=True)
             return
         located = SandboxNetns(None) if details.host_network else await self._locate(details)
+        if located.is_unknown and before:
+            # Not the sandbox' failure: it is found soon after this process can read again.
+            before.retry.reset()
         if located.problem and sandbox.is_ready and before and before.retry.failures == 0:
             # Most likely it is being stopped, which the next list shows: no reason for a warning.
             self._record(before, before.sandbox, is_retried=True)

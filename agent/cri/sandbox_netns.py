@@ -14,7 +14,7 @@ import msgspec
 from agent.cri.models import SandboxDetails
 from agent.linux import pod_network
 from bpf.abi import IPAddress
-from probes.netns import Netns, NetnsError
+from probes.netns import Netns, NetnsError, NetnsUnreadableError
 
 
 class _LinuxNamespace(msgspec.Struct):
@@ -42,15 +42,18 @@ class _RuntimeInfo(msgspec.Struct, rename="camel"):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SandboxNetns:
-    """A sandbox's namespace, or why there is none, in one sentence."""
+    """A sandbox's namespace, or why there is none, in one sentence. is_unknown: whether this
+    process could not read it now, for want of descriptors or memory."""
 
     netns: Netns | None
     problem: str = ""
+    is_unknown: bool = False
 
 
 async def locate(details: SandboxDetails) -> SandboxNetns:
     """The first of the reported namespaces that has the pod's addresses."""
     problems: list[str] = []
+    is_unknown = False
     for path in netns_paths(details):
         try:
             netns = Netns.open(path)
@@ -59,12 +62,14 @@ async def locate(details: SandboxDetails) -> SandboxNetns:
             else:
                 return SandboxNetns(netns)
         except NetnsError as error:
+            is_unknown = is_unknown or isinstance(error, NetnsUnreadableError)
             problems.append(str(error))
         except (OSError, TimeoutError) as error:
+            is_unknown = True
             problems.append(f"{path} cannot be read ({error or 'no response'}).")
     if not problems:
         return SandboxNetns(None, "The container runtime reports no network namespace.")
-    return SandboxNetns(None, " ".join(problems))
+    return SandboxNetns(None, " ".join(problems), is_unknown)
 
 
 async def _mismatch(netns: Netns, ips: tuple[IPAddress, ...]) -> str:

@@ -15,7 +15,7 @@ import structlog
 
 from agent import tasks
 from agent.cri import networked
-from agent.cri.client import CriError, Runtime
+from agent.cri.client import CriError, CriStuckError, Runtime
 from agent.cri.events import RuntimeEvents
 from agent.cri.lookups import SandboxLookups
 from agent.cri.models import CriContainer, NetworkedSandbox, Sandbox, SandboxDetails
@@ -43,6 +43,8 @@ _AWAITED_SHARE = 0.2
 _TICK_SECONDS = 0.001
 # A sandbox that comes while the first list is made is in the second.
 _COMPLETE_RELISTS = 2
+# One may be the event loop's delay on a busy node.
+_STUCK_CALLS = 2
 
 
 class Sandboxes:
@@ -79,8 +81,11 @@ class Sandboxes:
         """Pods whose current sandbox, or a container of it, was added, changed or removed."""
         self.listed = asyncio.Event()
         """Set once all sandboxes have been listed, so that a missing one means something."""
+        self.listed_at = 0.0
+        """When the newest complete list started, by the event loop's clock."""
         self.relists = 0
         """Complete lists received."""
+        self._stuck_calls = 0
         self.problem = "the container runtime has not listed its sandboxes yet."
         """Why the sandboxes may be outdated, in one sentence; else empty."""
 
@@ -93,6 +98,11 @@ class Sandboxes:
     def is_complete(self) -> bool:
         """Whether `current` has all sandboxes of the node; not while the runtime is unreachable."""
         return self.relists >= _COMPLETE_RELISTS and self.is_settled
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the runtime can be read by another process only: see `CriStuckError`."""
+        return self._stuck_calls >= _STUCK_CALLS
 
     @property
     def has_events(self) -> bool:
@@ -155,6 +165,7 @@ class Sandboxes:
         """List once, and mark changes. Raises `CriError`; then nothing changes."""
         if self._runtime is None:
             self._runtime = await self._open_runtime()
+        started = asyncio.get_running_loop().time()
         listed = await self._runtime.list_sandboxes()
         self._listed_ids = {sandbox.id for sandbox in listed}
         containers = await self._runtime.list_containers()
@@ -164,6 +175,7 @@ class Sandboxes:
             {found.id for found in listed}, {found.id for found in containers}
         )
         self.relists += 1
+        self.listed_at = started
         self._update(current, containers)
 
     async def _relist_once(self) -> None:
@@ -172,6 +184,9 @@ class Sandboxes:
             await self.relist()
         except CriError as error:
             problem = str(error)
+            self._stuck_calls += isinstance(error, CriStuckError)
+        else:
+            self._stuck_calls = 0
         if problem and problem != self.problem:
             log.warning(Event.RUNTIME_UNREACHABLE, problem=problem)
         elif self.problem and not problem:
@@ -183,14 +198,14 @@ class Sandboxes:
             self.hint()
 
     async def _wait(self) -> None:
-        """Wait for a hint, its echo, or the poll interval."""
+        """Wait for a hint, its echo, a lookup that is due again, or the poll interval."""
         seconds = _RELIST_WITH_EVENTS_SECONDS if self.has_events else _RELIST_SECONDS
         if self.problem:
             seconds = _RELIST_SECONDS
         if self._echoes:
             seconds = self._echoes.pop(0)
         loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
+        end = min(loop.time() + seconds, self._lookups.next_retry_at)
         gap_end = min(loop.time() + _MIN_GAP_SECONDS, end)
         while True:
             # A timer's rounding must not make this a busy loop.

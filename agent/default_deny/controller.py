@@ -55,12 +55,16 @@ class DefaultDenyController:
         find_lost: FindLost,
         *,
         is_off: Callable[[], bool],
+        pods_read_at: Callable[[], float],
+        request_read: Callable[[], None],
         abandoned_seconds: int = 86_400,
         pods_cgroup: PodsCgroup | None = None,
         now: Callable[[], float] | None = None,
     ) -> None:
         """abandoned_seconds: as `DefaultDenyTable.open`; is_off: whether the node was just switched
-        off, so that the tables are missing on purpose; it may block."""
+        off, so that the tables are missing on purpose; it may block; pods_read_at: when
+        the newest complete read of the node's pods started, by the same clock as `now`;
+        request_read: requests another one."""
         self._table: DefaultDenyTable | None = None
         self._is_desired = False
         """Whether the tables are, or would be if this machine could have them."""
@@ -69,6 +73,7 @@ class DefaultDenyController:
         self._lost: frozenset[int] = frozenset()
         self._modes = modes
         self._is_off = is_off
+        self._pods_read_at, self._request_read = pods_read_at, request_read
         self._abandoned_seconds = abandoned_seconds
         self._pods_cgroup = pods_cgroup
         self._wake = asyncio.Event()
@@ -309,11 +314,17 @@ class DefaultDenyController:
             self._first_seen.clear()
         for ifindex in self._first_seen.keys() - unclaimed:
             del self._first_seen[ifindex]
-        due = {
+        late = {
             ifindex
             for ifindex in unclaimed
             if self._now() - self._first_seen.setdefault(ifindex, self._now()) > _UNCLAIMED_SECONDS
         }
+        # While the runtime does not respond, or the component that reads pods starts again, it may
+        # be a new pod's.
+        read_at = self._pods_read_at()
+        due = {one for one in late if read_at - self._first_seen[one] > _UNCLAIMED_SECONDS}
+        if late - due:
+            self._request_read()
         if due:
             await self._table.exempt(due)
             self._exempt |= due

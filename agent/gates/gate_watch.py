@@ -8,6 +8,7 @@ for each program.
 
 import asyncio
 import dataclasses
+import errno
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Set
@@ -174,8 +175,9 @@ def _check(
 
 
 def _exists(ifindex: int) -> bool:
+    """True while that is unknown: this process has no descriptor left."""
     try:
         socket.if_indextoname(ifindex)
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno not in (errno.ENXIO, errno.ENODEV)
     return True

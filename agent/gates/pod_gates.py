@@ -28,7 +28,7 @@ from agent.pods.store import PodStore
 from bpf.errors import AttachError, BpfError
 from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode
-from probes.netns import Netns, NetnsError, NetnsGoneError
+from probes.netns import Netns, NetnsError, NetnsGoneError, NetnsUnreadableError
 
 log = structlog.get_logger(__name__)
 
@@ -105,7 +105,11 @@ class PodGates:
         return await (self._reader.read(netns) if started is None else started)
 
     async def reconcile(self, state: PodState) -> IsolationStatus:
-        """One pass over one pod; safe to repeat at any time."""
+        """One pass over one pod; safe to repeat at any time.
+
+        Raises `AttachError`, `NetnsUnreadableError`, `OSError` or `TimeoutError`: its state is
+        unknown.
+        """
         pod = state.pod
         if pod.host_network:
             return IsolationStatus(
@@ -124,6 +128,8 @@ class PodGates:
         except NetnsGoneError as error:
             await self._remove_vanished(state, set())
             return IsolationStatus(FALSE, "NetnsNotFound", str(error))
+        except NetnsUnreadableError:
+            raise
         except NetnsError as error:
             return IsolationStatus(FALSE, "NetnsInvalid", str(error))
         if other := self._store.netns_owner(netns, pod):

@@ -18,8 +18,9 @@ client-go's reflector.go is the model for the order of requests.
 """
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -181,6 +182,20 @@ class Watcher(Generic[ObjectT]):
             log.info(Event.WATCH_RESUMED, resource=self.query.name)
             self.problem = ""
 
+    @contextlib.asynccontextmanager
+    async def _healthy_while_open(self, *, is_current: bool) -> AsyncIterator[None]:
+        """A stream of changes that stays open is healthy, though nothing changes and the next
+        bookmark comes in a minute. is_current: whether it is one, and no list."""
+        if not is_current:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(_SHORTEST_STREAM_SECONDS, self._mark_healthy)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     async def _list(self) -> None:
         query = self._query()
         # From the server's cache: at first any version, later none older than what was received.
@@ -230,12 +245,15 @@ class Watcher(Generic[ObjectT]):
         loop = asyncio.get_running_loop()
         started = loop.time()
         has_events = False
-        async with self._api.stream(
-            self.query.path,
-            query=query,
-            accept=_METADATA_WATCH if self.query.is_metadata_only else JSON,
-            silence_seconds=_SILENCE_SECONDS * (1.0 + 0.1 * self._jitter()),
-        ) as lines:
+        async with (
+            self._api.stream(
+                self.query.path,
+                query=query,
+                accept=_METADATA_WATCH if self.query.is_metadata_only else JSON,
+                silence_seconds=_SILENCE_SECONDS * (1.0 + 0.1 * self._jitter()),
+            ) as lines,
+            self._healthy_while_open(is_current=initial is None),
+        ):
             async for line in lines:
                 self.received_at = loop.time()
                 try:

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable, Set
 
 from agent.linux import netlink_groups
+from agent.linux.procfs import raise_own
 from bpf.netlink import attributes, decode, text
 
 # include/uapi/linux/netfilter/nfnetlink.h, nf_tables.h
@@ -38,10 +39,11 @@ class NftMonitor:
 
     async def run(self) -> None:
         """Listen until cancelled. Without nftables in the kernel it receives nothing; run again, it
-        has lost messages."""
+        has lost messages. Raises `OSError`."""
         try:
             sock = netlink_groups.joined(_NETLINK_NETFILTER, (_NFNLGRP_NFTABLES,))
-        except OSError:
+        except OSError as error:
+            raise_own(error)
             await asyncio.Event().wait()
             return
         with sock:

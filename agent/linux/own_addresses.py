@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterable
 
 from agent.linux import netlink
+from agent.linux.procfs import raise_own
 from agent.linux.rtnetlink import Link
 from bpf.abi import IPNetwork
 from bpf.netlink import HEADER_BYTES, attribute, attributes
@@ -49,12 +50,13 @@ async def _of_interfaces(left_out: set[int]) -> set[IPNetwork]:
 
 
 async def _of_routes(family: int) -> set[IPNetwork]:
-    """None on a node without the family (ipv6.disable=1)."""
+    """None on a node without the family (ipv6.disable=1). Raises `OSError`."""
     body = _ROUTE.pack(family, 0, 0, 0, _TABLE_LOCAL, 0, 0, _TYPE_LOCAL, 0)
     body += attribute(_RTA_TABLE, struct.pack("=I", _TABLE_LOCAL))
     try:
         routes = await netlink.dump(_RTM_GETROUTE, body, is_filtered=True)
-    except OSError:
+    except OSError as error:
+        raise_own(error)
         return set()
     found = set()
     for message in routes:

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterable, Mapping
 
 from agent.linux import netlink, rtnetlink
+from agent.linux.procfs import raise_own
 from agent.linux.rtnetlink import Link
 from bpf.abi import IPAddress
 from bpf.netlink import HEADER_BYTES, attribute, attributes
@@ -112,20 +113,25 @@ class PodNetworkReader:
         )
 
     async def exists(self, ifindex: int) -> bool:
-        """Whether the host has this interface."""
+        """Whether the host has this interface. Raises `OSError`."""
         return await rtnetlink.find(ifindex) is not None
 
 
 async def netns_number(path: str) -> int | None:
-    """The number of a network namespace in this one; None if it has none here, or is gone."""
+    """The number of a network namespace in this one; None if it has none here, or is gone.
+
+    Raises `OSError` if that is unknown: this process has no descriptor or memory left.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError as error:
+        raise_own(error)
         return None
     try:
         body = _RTGEN.pack(0) + attribute(_NETNSA_FD, _S32.pack(fd))
         (answer,) = await netlink.request(_RTM_GETNSID, body)
-    except OSError:
+    except OSError as error:
+        raise_own(error)
         # It was deleted meanwhile, and the file that it was mounted on remains.
         return None
     finally:

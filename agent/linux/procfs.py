@@ -166,7 +166,7 @@ class Procfs:
 
 def raise_own(error: OSError) -> None:
     """Raise an error that is this process' own, and none of what it was to read."""
-    if error.errno in (*EXHAUSTED, errno.ENOMEM):
+    if error.errno in (*EXHAUSTED, errno.ENOMEM, errno.ENOBUFS):
         raise error
 
 

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Mapping
 
 from agent.linux import netlink
+from agent.linux.procfs import raise_own
 from bpf.netlink import HEADER_BYTES, attribute, attributes, text
 from probes.netns import Netns
 
@@ -76,10 +77,12 @@ async def read(netns: Netns | None = None) -> list[Link]:
 
 
 async def find(ifindex: int) -> Link | None:
-    """One link of this process's namespace; None if it has none of this number."""
+    """One link of this process's namespace; None if it has none of this number. Raises `OSError`
+    if that is unknown: this process has no descriptor or memory left."""
     try:
         (message,) = await netlink.request(_RTM_GETLINK, _request(ifindex))
-    except OSError:
+    except OSError as error:
+        raise_own(error)
         return None
     return parse(message)
 

@@ -88,7 +88,8 @@ class _Reading:
     def _cgroup(self, path: pathlib.Path) -> CgroupId | None:
         try:
             status = path.stat()
-        except OSError:
+        except OSError as error:
+            raise_own(error)
             return None
         if not stat.S_ISDIR(status.st_mode):
             return None

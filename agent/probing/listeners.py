@@ -12,6 +12,7 @@ from typing import NoReturn
 import structlog
 
 from agent.linux.cgroups import cgroup2_mount
+from agent.linux.procfs import raise_own
 from agent.logs import Event
 from agent.probing.metrics import ProbeMetrics
 from bpf import errors, listeners, pins
@@ -41,11 +42,14 @@ class ListenerWatch:
         """Pods with listeners that were opened before the watch started: their ports by cookie."""
 
     async def run(self) -> None:
-        """Attach, and follow events until cancelled."""
+        """Attach, and follow events until cancelled. Raises `OSError` without a descriptor or
+        memory."""
         try:
             directory = await listeners.load(self._installation)
             events = _attach(directory)
         except (errors.CompileError, errors.PinError, errors.AttachError, OSError) as error:
+            if isinstance(error, OSError):
+                raise_own(error)
             log.warning(Event.LISTENER_EVENTS_UNAVAILABLE, reason=str(error))
             await asyncio.Event().wait()
             return

@@ -101,6 +101,11 @@ class ClusterSource:
             return self.sandboxes.problem or "initial sandbox list not finished"
         return None if self._changed.is_empty else "pods that changed are being read"
 
+    @property
+    def read_at(self) -> float:
+        """Of the runtime: a pod that the API server has no more or not yet has its sandbox."""
+        return self.sandboxes.listed_at
+
     def hint(self) -> None:
         """An interface was added or removed, so sandboxes may have changed."""
         self.sandboxes.hint()

@@ -20,6 +20,10 @@ class ManifestSource:
         self._manifests = ManifestDirectory(directory, store, modes)
         self._directory = directory
 
+    @property
+    def read_at(self) -> float:
+        return self._manifests.read_at
+
     def start(self) -> None:
         self._manifests.refresh()
 

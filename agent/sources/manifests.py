@@ -30,6 +30,8 @@ class _Scan:
 
     stamps: dict[str, documents.Stamp]
     changed: dict[str, object]
+    is_whole: bool
+    """Whether all files could be read."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -57,6 +59,20 @@ class ManifestDirectory:
         self._store = store
         self._changed_modes = modes.changes.subscribe()
         self._files: dict[str, _ManifestFile] = {}
+        self._unread_since: float | None = None
+        """Since when a file or the directory could not be read, by the event loop's clock."""
+
+    @property
+    def read_at(self) -> float:
+        """As of `PodSource`: the directory is watched, so what was read is current."""
+        now = asyncio.get_running_loop().time()
+        return now if self._unread_since is None else self._unread_since
+
+    def _set_readable(self, *, is_readable: bool) -> None:
+        if is_readable:
+            self._unread_since = None
+        elif self._unread_since is None:
+            self._unread_since = asyncio.get_running_loop().time()
 
     def refresh(self) -> None:
         """Read changed files and update the store.
@@ -89,6 +105,7 @@ class ManifestDirectory:
                 while self._apply(await asyncio.to_thread(self._read_changed)):
                     pass
             except OSError as error:
+                self._set_readable(is_readable=False)
                 log.error(
                     Event.MANIFESTS_UNREADABLE, directory=str(self._directory), error=str(error)
                 )
@@ -97,12 +114,14 @@ class ManifestDirectory:
         """The directory's files, with the content of new and changed ones."""
         stamps = documents.stamps(self._directory)
         changed: dict[str, object] = {}
+        is_whole = True
         for name, stamp in list(stamps.items()):
             file = self._files.get(name)
             if file is None or file.stamp != stamp:
                 try:
                     changed[name] = documents.read_one(self._directory / name)
                 except documents.BusyError:
+                    is_whole = False
                     # As it was; the next scan reads it again.
                     if file is None:
                         del stamps[name]
@@ -110,7 +129,7 @@ class ManifestDirectory:
                         stamps[name] = file.stamp
                 except documents.DocumentError as error:
                     changed[name] = PodError("InvalidManifest", f"{error}.")
-        return _Scan(stamps, changed)
+        return _Scan(stamps, changed, is_whole)
 
     def _apply(self, scan: _Scan) -> bool:
         """Update the store; returns whether another scan is needed.
@@ -122,6 +141,7 @@ class ManifestDirectory:
             self._remove(self._files.pop(name).pod.uid)
         for name, document in sorted(scan.changed.items()):
             self._read(name, scan.stamps[name], document)
+        self._set_readable(is_readable=scan.is_whole)
         waiting = [
             file for file in self._files.values() if deleted and _is_rejected_duplicate(file)
         ]

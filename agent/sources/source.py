@@ -14,6 +14,10 @@ class PodSource(ContainerSource, Protocol):
     def unready_reason(self) -> str | None:
         """Why not every pod of the node is in the store yet, in one sentence; else None."""
 
+    @property
+    def read_at(self) -> float:
+        """When the newest complete read of the node's pods started, by the event loop's clock."""
+
     def start(self) -> None:
         """Add the pods that can be read at once. Raises `OSError`."""
 

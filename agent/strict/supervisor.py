@@ -40,7 +40,8 @@ log = structlog.get_logger(__name__)
 
 # Pods come and change in bursts.
 _DEBOUNCE_SECONDS = 0.05
-_FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 30.0
+# All is as before ten seconds after the end of what prevented a relay.
+_FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 8.0
 _HEALTHY_SECONDS = 60.0
 # A pod that is replaced comes back at once.
 _IDLE_SECONDS = 60.0

@@ -23,6 +23,8 @@ from bpf.abi import IPAddress
 # than others have.
 _ANSWER_SECONDS = 0.25
 _NAMED_CHAINS = 3
+# Of this process or the machine, which show nothing of the way. A firewall's drop is none of them.
+_OWN_SHORTAGES = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
 
 
 async def find_problem(addresses: Sequence[IPAddress]) -> str:
@@ -39,7 +41,7 @@ async def _try(address: IPAddress) -> str:
     try:
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     except OSError:
-        return ""  # this process has no descriptor or memory left, which shows nothing
+        return ""  # this process has no descriptor or memory left
     with sock:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
@@ -47,7 +49,7 @@ async def _try(address: IPAddress) -> str:
         except TimeoutError:
             return f"packets from the node to {address} are not answered"
         except OSError as error:
-            if error.errno == errno.ECONNREFUSED:
+            if error.errno == errno.ECONNREFUSED or error.errno in _OWN_SHORTAGES:
                 return ""
             reason = os.strerror(error.errno) if error.errno else str(error)
             return f"the node cannot send to {address} ({reason})"

@@ -39,6 +39,8 @@ _HOPS_LEFT_MIN = {
     int(socket.AF_INET6): (socket.IPPROTO_IPV6, 73),
 }
 _HOPS_MAX = 255
+# Of the machine (EAGAIN of connect(2): of routes); they show nothing of the pod.
+_SHORTAGES = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
 
 
 class LoopPoller:
@@ -194,8 +196,7 @@ class DialAttempt:
             return
         except OSError as error:
             # Out of descriptors or memory: an error of the host, and the pod's state is unknown.
-            text = f"no socket can be made in the pod's network namespace: {_strerror(error.errno)}"
-            self._end(ExchangeResult(ProbeResult.UNKNOWN, text, error=True))
+            self._end(_unknown(error.errno))
             return
         self._sock = sock
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, _QUICKACK_OFF)
@@ -212,7 +213,7 @@ class DialAttempt:
         elif code in (errno.EALREADY, errno.EINPROGRESS):
             self._watch(select.EPOLLOUT)
         else:
-            self._break(f": connect: {_strerror(code)}")
+            self._fail(code, ": connect")
 
     def _is_redirected(self, sock: BareSocket) -> bool:
         """Whether another process accepted. Then the same is dialled as another user, or it ends.
@@ -263,7 +264,7 @@ class DialAttempt:
         except BlockingIOError:
             return
         except OSError as error:
-            self._break(f"read: {_strerror(error.errno)}")
+            self._fail(error.errno, "read")
             return
         self._received_bytes += len(data)
         if self._received_bytes > RECEIVED_MAX_BYTES:
@@ -313,7 +314,7 @@ class DialAttempt:
             except BlockingIOError:
                 sent = 0
             except OSError as error:
-                self._break(f"write: {_strerror(error.errno)}")
+                self._fail(error.errno, "write")
                 return
             self._outbox = self._outbox[sent:]
         self._watch(select.EPOLLOUT if self._outbox else select.EPOLLIN)
@@ -325,6 +326,13 @@ class DialAttempt:
         elif self._events != events:
             self._poller.change(self._sock.fileno(), events)
         self._events = events
+
+    def _fail(self, number: int | None, operation: str) -> None:
+        """A system call failed: for want of memory, or by the pod's doing."""
+        if number in _SHORTAGES:
+            self._end(_unknown(number))
+        else:
+            self._break(f"{operation}: {_strerror(number)}")
 
     def _break(self, text: str, *, timeout: bool = False) -> None:
         """Pass the connection's failure to the exchange, in Go's words.
@@ -365,6 +373,11 @@ class DialAttempt:
             _finish(sock, self.family, final_bytes)
         else:
             sock.close()
+
+
+def _unknown(number: int | None) -> ExchangeResult:
+    text = f"no connection can be made in the pod's network namespace: {_strerror(number)}"
+    return ExchangeResult(ProbeResult.UNKNOWN, text, error=True)
 
 
 def _redirected(redirection: Redirection) -> ExchangeResult:

@@ -1,3 +1,4 @@
+import contextlib
 import io
 import json
 import logging
@@ -99,6 +100,18 @@ def test_exceptions_are_in_the_line(configure: Configure) -> None:
     except RuntimeError:
         structlog.get_logger().error(Event.POD_RECONCILE_FAILED, exc_info=True)
     assert "RuntimeError: broken" in json.loads(output.getvalue())["exception"]
+
+
+def test_line_that_cannot_be_written_is_lost_and_raises_nothing(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would end the supervisor that reports a component's failure, and so the agent."""
+    configure(LogFormat.JSON)
+    with contextlib.suppress(OSError), open("/dev/full", "w", buffering=1) as full:  # its close
+        monkeypatch.setattr(sys, "stderr", full)
+        logs.configure(LogFormat.JSON)
+        structlog.get_logger().error(Event.COMPONENT_FAILED, component="pods", error="x" * 10_000)
+        logging.getLogger("aiohttp").warning("slow %s", "client")
 
 
 def test_sentences_are_sentences() -> None:

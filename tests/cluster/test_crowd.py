@@ -25,8 +25,7 @@ from tests.cluster.workloads import (
 pytestmark = pytest.mark.kernel
 BOTH = (ISOLATION_READY, PROBES_PASSING)
 _PODS = 60
-# After each one the next relay is started later, up to 30 s; the last fourteen of twenty take seven
-# minutes.
+# After each one the next relay is started later, up to 8 s.
 _KILLS = int(os.environ.get("PODGATE_TEST_KILLS", "6"))
 # A probe that is open when the relay is killed is lost, since its bytes were in the relay's memory.
 # Twenty kills beside a load of 35 lost six.

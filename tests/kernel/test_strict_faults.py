@@ -103,7 +103,7 @@ class Load:
 
     def go_on(self) -> None:
         """Wait until the kubelet is proxied, and for some more probes."""
-        # An agent whose relays exit one after the other waits up to 30 s before the next one.
+        # An agent whose relays exit one after the other waits up to 8 s before the next one.
         wait_until("the kubelet proxied", self._is_proxied, patience=3)
         self._paced.wait_for_more(PROBES_BETWEEN)
 

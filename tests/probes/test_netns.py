@@ -15,6 +15,7 @@ import pytest
 
 from probes import netns
 from tests.probes.conftest import Sandbox, sandbox_netns
+from tests.processes import no_descriptors
 
 OWN = "/proc/thread-self/ns/net"
 
@@ -61,6 +62,27 @@ def test_own_namespace_is_an_error() -> None:
 def test_own_namespace_by_another_path_is_an_error() -> None:
     with pytest.raises(netns.NetnsError, match="host's network namespace"):
         netns.Netns.open(f"/proc/{os.getpid()}/ns/net")
+
+
+def test_path_that_this_process_has_no_descriptor_for_is_unknown() -> None:
+    path = "/proc/self/ns/net"
+    with no_descriptors(), pytest.raises(netns.NetnsUnreadableError, match="Too many open files"):
+        netns.Netns.open(path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EIO])
+def test_namespace_that_cannot_be_read_now_is_not_gone(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Its gate and its pod's conditions would go with it."""
+
+    def fail(path: str) -> os.stat_result:
+        raise OSError(number, os.strerror(number), path)
+
+    found = netns.Netns("/run/netns/web", device=1, inode=2)
+    assert not found.exists()
+    monkeypatch.setattr(os, "stat", fail)
+    assert found.exists()
 
 
 @pytest.mark.kernel

@@ -96,7 +96,9 @@ class PodRuntime(grpc.GenericRpcHandler):  # type: ignore[misc]
         info = {"runtimeSpec": {"linux": {"namespaces": [namespace]}}}
         return runtime_pb2.PodSandboxStatusResponse(
             status=runtime_pb2.PodSandboxStatus(
-                network=runtime_pb2.PodSandboxNetworkStatus(ip=pod.ipv4)
+                network=runtime_pb2.PodSandboxNetworkStatus(
+                    ip=pod.ipv4, additional_ips=[runtime_pb2.PodIP(ip=pod.ipv6)]
+                )
             ),
             info={"info": json.dumps(info)},
         )

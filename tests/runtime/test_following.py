@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import msgspec
 import pytest
 
-from agent.cri.client import CriError, CriNotFoundError, CriUnimplementedError
+from agent.cri.client import CriError, CriNotFoundError, CriStuckError, CriUnimplementedError
 from agent.cri.models import (
     CriContainer,
     CriContainerState,
@@ -45,6 +45,7 @@ class _Runtime:
         self.slow: set[str] = set()
         self.broken: set[str] = set()
         self.lost: set[str] = set()
+        self.unreadable: set[str] = set()
         self.is_awaited = False
         """Whether a pod of the node has no sandbox yet."""
         self.list_seconds = 0.0
@@ -99,7 +100,7 @@ class _Runtime:
         )
         path = self._directory / name
         if name in self.lost or not path.exists():
-            return SandboxNetns(None, "It is nowhere.")
+            return SandboxNetns(None, "It is nowhere.", is_unknown=name in self.unreadable)
         status = path.stat()
         return SandboxNetns(Netns(str(path), status.st_dev, status.st_ino))
 
@@ -189,6 +190,47 @@ async def _following(runtime: _Runtime, settle_seconds: float = 5) -> AsyncItera
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
+
+
+async def test_namespace_that_could_not_be_read_is_looked_up_again_before_the_next_list(
+    runtime: _Runtime,
+) -> None:
+    async with _following(runtime) as calls:
+        runtime.lost.add("a-0")
+        runtime.run("a")
+        runtime.send("/tasks/start")
+        await asyncio.sleep(1.2)
+        assert calls.current["a"].netns is None
+        runtime.lost.clear()
+        await asyncio.sleep(2)
+        assert calls.current["a"].netns is not None
+
+
+async def test_namespace_that_could_not_be_read_for_long_is_found_soon_after(
+    runtime: _Runtime,
+) -> None:
+    runtime.run("a")
+    runtime.lost.add("a-0")
+    runtime.unreadable.add("a-0")
+    async with _following(runtime, 300) as calls:
+        runtime.lost.clear()
+        await asyncio.sleep(2)
+        assert calls.current["a"].netns is not None
+
+
+async def test_grpc_that_ends_no_call_is_a_reason_to_start_the_agent_again(
+    runtime: _Runtime,
+) -> None:
+    async with _following(runtime) as calls:
+        runtime.failure = CriStuckError("it ended no call.")
+        await asyncio.sleep(12)
+        assert calls.sandboxes.is_stuck
+        assert calls.sandboxes.problem == "it ended no call."
+        runtime.failure = _AWAY
+        await asyncio.sleep(12)
+        runtime.failure = None
+        await asyncio.sleep(12)
+        assert not calls.sandboxes.is_stuck
 
 
 async def test_event_triggers_a_list_at_once(runtime: _Runtime) -> None:

@@ -168,6 +168,7 @@ class Source:
     def __init__(self) -> None:
         self.changes = Changes()
         self.unready_reason: str | None = None
+        self.read_at = 0.0
 
     def start(self) -> None: ...
 

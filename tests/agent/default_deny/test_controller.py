@@ -38,11 +38,17 @@ class Node:
         """Interfaces without the gate that the reconciler has attached."""
         self.is_off = False
         """Whether the node has the mark, which the modes follow later."""
+        self.read_at: float | None = None
+        """When the source has read all pods last; None: it reads them all the time."""
+        self.requests: list[float] = []
+        """When it was requested to."""
         self.controller = DefaultDenyController(
             self.store,
             self.modes,
             self.find_lost,
             is_off=lambda: self.is_off,
+            pods_read_at=lambda: self.now if self.read_at is None else self.read_at,
+            request_read=lambda: self.requests.append(self.now),
             now=lambda: self.now,
         )
 
@@ -228,6 +234,22 @@ async def test_interface_that_no_pod_claims_is_released_after_ten_seconds(
     node.now = 10.1
     await node.release_unclaimed(20, 21, 22)
     assert nftables.sets["not_pods"] & {20, 21, 22} == {22}
+
+
+async def test_no_interface_is_released_while_the_pods_cannot_be_read(
+    node: Node, nftables: Nftables
+) -> None:
+    """It may be a new pod's: the runtime hangs, or the component that follows it fails."""
+    await node.controller.open(gated=[])
+    node.now = 5.0
+    await node.release_unclaimed(22)
+    for node.now, node.read_at in ((16.0, 4.0), (60.0, 6.0), (600.0, 14.9)):
+        await node.release_unclaimed(22)
+        assert 22 not in nftables.sets["not_pods"]
+        assert node.requests[-1] == node.now
+    node.read_at = 600.1
+    await node.release_unclaimed(22)
+    assert 22 in nftables.sets["not_pods"]
 
 
 async def test_no_interface_is_released_while_a_pod_waits_for_its_first_pass(

@@ -9,7 +9,7 @@ from agent.gates import pod_gates
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.pod import Pod
 from bpf.verdicts import Mode
-from probes.netns import NetnsError
+from probes.netns import NetnsError, NetnsUnreadableError
 from tests.agent.app.node import Node
 
 pytestmark = pytest.mark.looptime
@@ -52,6 +52,41 @@ async def test_pod_whose_namespace_is_gone_is_not_isolated(node: Node) -> None:
     await settled(node)
     assert node.status("web") == (FALSE, "NetnsNotFound")
     assert node.message("web") == "/run/netns/web does not exist."
+
+
+class Unreadable:
+    """In place of `Netns`, for a process without descriptors."""
+
+    @staticmethod
+    def open(path: str) -> None:
+        raise NetnsUnreadableError(f"{path} cannot be opened now (Too many open files).")
+
+
+async def test_gated_pod_whose_namespace_cannot_be_read_now_stays_isolated(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = node.add("web", 7)
+    async with node.running():
+        await asyncio.sleep(1)
+        monkeypatch.setattr(pod_gates, "Netns", Unreadable)
+        node.store.mark(pod.uid)
+        await asyncio.sleep(5)
+        assert node.status("web") == (TRUE, "Enforced")
+        assert node.gates.gates.keys() == {7}
+
+
+async def test_new_pod_whose_namespace_cannot_be_read_now_is_gated_when_it_can(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node.running():
+        with monkeypatch.context() as context:
+            context.setattr(pod_gates, "Netns", Unreadable)
+            node.add("web", 7)
+            await asyncio.sleep(1)
+            assert node.status("web") == (FALSE, "GateFailed")
+            assert "Too many open files" in node.message("web")
+        await asyncio.sleep(2)
+        assert node.status("web") == (TRUE, "Enforced")
 
 
 async def test_path_that_is_no_namespace_is_named(

@@ -428,6 +428,27 @@ async def test_errors_inside_the_stream_are_watched_again_later(
     assert_paced(server)
 
 
+async def test_watch_that_is_open_again_is_no_problem_though_nothing_changes(
+    server: ApiServer, api: ApiClient
+) -> None:
+    """A bookmark comes once a minute."""
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        stream = await server.watched()
+
+        async def fail(request: web.Request) -> web.StreamResponse:
+            return apiserver.error_response(503, "ServiceUnavailable")
+
+        server.faults.append(fail)
+        await asyncio.sleep(10)
+        stream.end()
+        await asyncio.sleep(0.1)
+        assert seen.watcher.problem == "ServiceUnavailable"
+        server.faults.clear()
+        await asyncio.sleep(10)
+        assert seen.watcher.problem == ""
+
+
 async def test_server_that_is_behind_is_listed_again(server: ApiServer, api: ApiClient) -> None:
     server.can_stream_lists = False
     server.put(pod("a"))

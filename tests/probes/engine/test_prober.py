@@ -126,6 +126,15 @@ async def test_lack_of_descriptors_is_a_prober_error_not_the_pods(
     assert [(outcome.result, outcome.error) for outcome in seen] == [(ProbeResult.UNKNOWN, True)]
 
 
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN])
+async def test_lack_of_memory_is_a_prober_error_not_the_pods(
+    shared_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(dialing, "connect_inside", lambda sock, address: number)
+    outcome = await run_probe(shared_sandbox, TcpSocket(80))
+    assert (outcome.result, outcome.error) == (ProbeResult.UNKNOWN, True)
+
+
 async def test_exec_is_the_kubelets(shared_sandbox: Sandbox) -> None:
     with pytest.raises(ValueError, match="run by the kubelet"):
         await run_probe(shared_sandbox, Exec(("true",)))

@@ -1,0 +1,35 @@
+"""What a failed connection to a relay shows of the way there."""
+
+import asyncio
+import errno
+import ipaddress
+import os
+
+import pytest
+
+from agent.strict import way
+
+_RELAY = ipaddress.ip_address("198.18.64.1")
+
+
+@pytest.mark.parametrize(
+    ("number", "problem"),
+    [
+        (errno.ECONNREFUSED, ""),
+        (errno.ENOBUFS, ""),
+        (errno.ENOMEM, ""),
+        (errno.EPERM, "the node cannot send to 198.18.64.1 (Operation not permitted)"),
+        (errno.ENETUNREACH, "the node cannot send to 198.18.64.1 (Network is unreachable)"),
+    ],
+    ids=errno.errorcode.get,
+)
+async def test_lack_of_memory_shows_no_problem_of_the_way(
+    monkeypatch: pytest.MonkeyPatch, number: int, problem: str
+) -> None:
+    """A relay that is reached would be released, and pods would fall back to enforce."""
+
+    async def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", fail)
+    assert await way.find_problem([_RELAY]) == problem
