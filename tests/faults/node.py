@@ -229,12 +229,14 @@ class Node:
             if b"agent.relay" in _read(f"/proc/{pid}/cmdline")
         ]
 
-    def _launch(self, arguments: Sequence[str], log: IO[bytes]) -> "subprocess.Popen[bytes]":
+    def _launch(
+        self, arguments: Sequence[str], log: IO[bytes], errors: IO[bytes] | None = None, /
+    ) -> "subprocess.Popen[bytes]":
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.filtered", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
-            stderr=log,
+            stderr=errors or log,
         )
         listener = wait_until("its filter", lambda: seccomp.listener_of(process.pid))
         assert listener is not None
