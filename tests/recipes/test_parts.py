@@ -298,8 +298,13 @@ def test_condition(recipe: Recipe) -> None:
     )
     tree.edit(
         "agent/controller/injection.py",
-        ("VALUES: Final = {\n", '    labels.TESTED: ("all",),\n'),
+        ("VALUES = {\n", '    labels.TESTED: ("tested", "all"),\n'),
     )
+    for template in ("injection", "webhooks"):
+        tree.edit(
+            f"deploy/chart/podgate/templates/{template}.yaml",
+            ('dict "isolation" "isolation-ready"', ' "tested" "tested"'),
+        )
     tree.edit(
         "agent/operate/cli/views/status.py",
         (
@@ -316,7 +321,6 @@ def test_condition(recipe: Recipe) -> None:
     )
     shown = tree.run(
         """
-import json
 from agent import labels
 from agent.admin import findings
 from agent.controller import injection
@@ -327,6 +331,7 @@ from agent.operate.page import content
 from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from tests.agent.operate.page.reports import NOW, drops, pod, report
+from tests.chart.test_chart import test_policies_and_webhooks_select_the_same_pods
 
 conditions = Conditions()
 web = Pod(uid="uid", namespace="shop", name="web")
@@ -337,8 +342,8 @@ whole = report(pod(conditions=[*pod().conditions, *written]))
 assert [(one.kind, one.sentence) for one in whole.findings] == [("path-test-failed", "No.")]
 status.show(Screen(), whole)
 assert b"Untested" in content.full_page(whole, drops(), now=NOW)
-assert labels.TESTED in json.dumps(injection.webhook("podgate", dict.fromkeys(injection.VALUES)))
 assert injection.patch((), labels.TESTED)
+test_policies_and_webhooks_select_the_same_pods()
 """
     )
     assert "TESTED" in shown
