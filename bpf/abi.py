@@ -169,7 +169,7 @@ class CConfig(ctypes.Structure):
         ("has_ovs", ctypes.c_uint32),
         ("kubelet_unit", ctypes.c_uint32),
         ("has_node_addresses", ctypes.c_uint32),
-        ("pad", ctypes.c_uint32),
+        ("has_enforced", ctypes.c_uint32),
     )
 
 

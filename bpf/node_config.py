@@ -79,6 +79,10 @@ class NodeConfig:
         """Set whether the map of the host's addresses is kept up to date."""
         self._change(has_node_addresses=int(are_kept))
 
+    def set_enforced(self, *, has_any: bool) -> None:
+        """Set whether a pod's gate drops packets of the host."""
+        self._change(has_enforced=int(has_any))
+
     def beat(self) -> None:
         """Write the agent's heartbeat."""
         self._change(heartbeat_ns=self._now_ns())

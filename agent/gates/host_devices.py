@@ -94,6 +94,7 @@ class HostDevices:
         self._ensured: dict[str, tuple[frozenset[int], bool]] = {}
         self._tunnels: TunnelPorts | None = None
         self._has_switch: bool | None = None
+        self._has_enforced: bool | None = None
         self._may_have_unknown = True
         """Whether programs of other versions may be attached that this one does not have."""
         self._problem = ""
@@ -115,11 +116,14 @@ class HostDevices:
         # A pod that waits for its gate may have one of a program that this version does not have.
         are_all_gated = is_off or (are_all and not any(s.is_pending for s in self._store.states()))
         needed = DevicePrograms()
+        enforced = set() if is_off else self._store.enforced_interfaces()
+        if enforced or are_all:  # otherwise the previous agent knew better
+            self._update_enforced(has_any=bool(enforced))
         if not is_off:
             needed = programs_for(
                 links,
                 gated=self._store.gated_interfaces(),
-                enforced=self._store.enforced_interfaces(),
+                enforced=enforced,
                 ungated=self._store.ungated_interfaces(),
                 uplinks=uplinks,
                 tuns=tuns,
@@ -195,6 +199,11 @@ class HostDevices:
             if has_switch:
                 log.warning(Event.OVS_DATAPATH_FOUND)
             self._has_switch = has_switch
+
+    def _update_enforced(self, *, has_any: bool) -> None:
+        if has_any != self._has_enforced:
+            self._gate_worker.config.set_enforced(has_any=has_any)
+            self._has_enforced = has_any
 
 
 def _can_reenter(link: Link) -> bool:

@@ -162,7 +162,7 @@ struct config {
 	__u32 has_ovs;			  /* 1: an Open vSwitch datapath is on the node */
 	__u32 kubelet_unit;		  /* number of the followed unit; 0: none */
 	__u32 has_node_addresses;	  /* 1: an agent keeps the map node_addresses */
-	__u32 pad;
+	__u32 has_enforced;		  /* 1: a pod's gate drops packets of the host */
 };
 
 /* Offsets in bytes in struct sk_buff, from the kernel's BTF; all 0: unknown. */

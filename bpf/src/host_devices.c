@@ -79,6 +79,14 @@ ALWAYS_INLINE int evaluate_on_device(struct __sk_buff *skb, struct packet *packe
 	return TCX_NEXT;
 }
 
+ALWAYS_INLINE bool is_any_pod_enforced(void)
+{
+	__u32 only = 0;
+	struct config *node = config.lookup(&only);
+
+	return node && node->has_enforced;
+}
+
 /* What no gate counts. */
 ALWAYS_INLINE int drop_for_node(struct __sk_buff *skb, struct packet *packet, enum reason reason)
 {
@@ -118,9 +126,9 @@ int bridge_gate(struct __sk_buff *skb)
 /*
  * What the pod's gate would drop as unparsable is dropped here, too: it may come in again without
  * its tags, or without a stamp. has_ethernet, may_leave: constants; the latter: another machine may
- * send the packet back. What a process writes to the node itself is dropped then, which the node
- * might translate to a pod's address when it comes in, or unwrap; not what a virtual machine
- * writes to a macvtap, which talks to its host that way.
+ * send the packet back. What a process writes to the node itself is dropped then, while a pod is
+ * enforced: the node might translate it to a pod's address when it comes in, or unwrap it. Not what
+ * a virtual machine writes to a macvtap, which talks to its host that way.
  */
 ALWAYS_INLINE int evaluate_frame(struct __sk_buff *skb, struct packet *packet, bool has_ethernet,
 				 bool may_leave)
@@ -137,7 +145,7 @@ ALWAYS_INLINE int evaluate_frame(struct __sk_buff *skb, struct packet *packet, b
 		is_rewritten = true;
 	}
 	if (may_leave && packet->socket_family == AF_PACKET &&
-	    is_listed_as_own(&packet->destination))
+	    is_listed_as_own(&packet->destination) && is_any_pod_enforced())
 		return drop_for_node(skb, packet, REASON_NODE);
 	return evaluate_on_device(skb, packet, is_rewritten);
 }

@@ -1,6 +1,7 @@
 """The agent follows the host's interfaces, on which packets get a stamp, and tuns that forward."""
 
 import contextlib
+import errno
 import ipaddress
 import os
 import select
@@ -261,3 +262,48 @@ def test_agent_lists_the_addresses_that_the_node_has(
         assert not is_listed(service)
         links.ip(f"address del {own}/{bits} dev lo")
         polling.wait_until("the address is gone", lambda: not is_listed(own))
+
+
+@VERSIONS
+def test_frames_to_the_node_itself_are_dropped_only_while_a_pod_is_enforced(
+    operator: AgentProcess,
+    web: LabPod,  # noqa: F811
+    version: int,
+) -> None:
+    node = ipaddress.ip_address(traffic.NODE[version])
+    ends = frames.Ends(node, node)
+    frame = frames.packet(ends, frames.UDP, frames.udp(ends))
+    with links.pair() as (interface, peer), socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as end:
+        end.bind((peer, 3))  # ETH_P_ALL
+        end.settimeout(0.2)
+
+        def arrives() -> bool:
+            with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sender:
+                sender.bind((interface, 0))
+                try:
+                    sender.send(frame)
+                except OSError as error:
+                    if error.errno != errno.ENOBUFS:  # a tcx program has dropped it
+                        raise
+                    return False
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    if end.recv(256) == frame:
+                        return True
+            return False
+
+        operator.write_manifest(web, mode="audit", container=LISTENING)
+        operator.start()
+        operator.wait_for("the gate", isolated_as("web", "Audit"))
+        wait_for_program(operator, interface, Attachment.TCX)
+        assert arrives()
+        operator.write_manifest(web, mode="enforce", container=LISTENING)
+        operator.wait_for("the gate", isolated_as("web", "Enforced"))
+        polling.wait_until("it is dropped", lambda: not arrives())
+        operator.stop(signal.SIGKILL)
+        operator.start()
+        while not ((report := operator.report()) and report.is_synced):
+            assert not arrives()
+        operator.write_manifest(web, mode="audit", container=LISTENING)
+        operator.wait_for("the gate", isolated_as("web", "Audit"))
+        polling.wait_until("it arrives", arrives)

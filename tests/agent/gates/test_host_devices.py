@@ -22,6 +22,7 @@ class _GateWorker:
     def __init__(self) -> None:
         self.config = self.host_devices = self
         self.switches: list[bool] = []
+        self.enforced: list[bool] = []
         self.bridges: list[set[int]] = []
         self.devices: list[set[int]] = []
         self.uplinks: list[set[int]] = []
@@ -43,6 +44,9 @@ class _GateWorker:
 
     def set_ovs(self, *, is_there: bool) -> None:
         self.switches.append(is_there)
+
+    def set_enforced(self, *, has_any: bool) -> None:
+        self.enforced.append(has_any)
 
     def set_tunnel_ports(self, udp_ports: frozenset[int]) -> None:
         self.tunnels[-1] = (udp_ports, self.tunnels[-1][1])
@@ -278,3 +282,19 @@ async def test_a_switch_is_recorded_when_it_appears_and_vanishes() -> None:
     for links in ([], [], [switch], [switch], []):
         await host_devices.ensure(list(links))
     assert gate_worker.switches == [False, True, False]
+
+
+async def test_flag_of_enforced_pods_waits_for_the_sync(store: PodStore) -> None:
+    gate_worker = _GateWorker()
+    devices = make(gate_worker, store)
+    store.relay_gates.clear()
+    store.synced.clear()
+    await devices.ensure([])
+    assert gate_worker.enforced == []
+    store.relay_gates[5] = "veth5"
+    await devices.ensure([])
+    store.synced.set()
+    await devices.ensure([])
+    store.relay_gates.clear()
+    await devices.ensure([])
+    assert gate_worker.enforced == [True, False]
