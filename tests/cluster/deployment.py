@@ -68,10 +68,10 @@ class Deployment:
         named = ["--namespace", NAMESPACE, "--create-namespace"]
         subprocess.run([*command, *named], check=True, timeout=120)
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, seconds: float = 180) -> None:
         """The roll-out is complete, and the agent that has the node responds."""
         try:
-            polling.wait_until("the DaemonSet is rolled out", self._is_rolled_out, seconds=180)
+            polling.wait_until("the DaemonSet is rolled out", self._is_rolled_out, seconds=seconds)
         except polling.TimedOutError as error:
             raise AssertionError(f"{error}; {self.explain()}") from error
         polling.wait_until("the agent responds", self.report)
@@ -95,9 +95,13 @@ class Deployment:
         self.wait_until_ready()
 
     def start_roll_out(
-        self, arguments: Sequence[str], *, directories: Sequence[pathlib.Path] = ()
+        self,
+        arguments: Sequence[str],
+        *,
+        directories: Sequence[pathlib.Path] = (),
+        command: Sequence[str] = (),
     ) -> None:
-        """As `set_arguments`, without waiting for its end.
+        """As `set_arguments`, without waiting for its end. command: instead of `podgate`.
 
         The previous roll-out is unfinished, or its pods are available: before that it would
         let this one wait without end, see `wait_until_available`.
@@ -106,6 +110,8 @@ class Deployment:
         spec = manifests.agent_pod("any")["spec"]
         (container,) = spec["containers"]
         container["args"] += arguments
+        if command:
+            container["command"] = list(command)
         for number, path in enumerate(directories):
             name = f"more-{number}"
             spec["volumes"].append({"name": name, "hostPath": {"path": str(path)}})

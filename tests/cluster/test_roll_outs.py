@@ -1,5 +1,8 @@
 """Roll-outs of the DaemonSet by its real controller: of versions that work, and that break."""
 
+import sys
+import threading
+
 import pytest
 
 from tests import polling
@@ -11,11 +14,24 @@ from tests.cluster.workloads import ISOLATION_READY, PROBED, Workloads, conditio
 
 pytestmark = pytest.mark.kernel
 
-# No address of the node: an agent fails once it has the node.
-BROKEN = ("--http-address=198.18.255.254:9650",)
+# A version that fails once it has the node.
+_BREAKS = """
+from agent.app.agent import Agent
+
+def fail(*_, **__):
+    raise ZeroDivisionError("this version is broken")
+
+Agent.__init__ = fail
+from agent.operate.cli.main import main
+
+main(prog_name="podgate")
+"""
+BROKEN = (f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}", "-c", _BREAKS)
 REASONS = {"enforce": "Enforced", "strict": "Strict"}
 # A version that is slower than this to be restarted has failed differently.
 _SECONDS = 240
+# Longer than the limit of the agent's and the controllers' requests.
+_HANG_SECONDS = 40
 
 
 @pytest.fixture(params=REASONS)
@@ -73,7 +89,7 @@ def test_version_that_breaks_stops_the_roll_out_and_the_previous_agent_has_the_n
 ) -> None:
     before = pid(podgate)
     (first,) = podgate.pods()
-    podgate.start_roll_out(BROKEN)
+    podgate.start_roll_out((), command=BROKEN)
     try:
         was_ready: list[str] = []
 
@@ -92,6 +108,26 @@ def test_version_that_breaks_stops_the_roll_out_and_the_previous_agent_has_the_n
     (remaining,) = podgate.pods()
     assert uid_of(remaining) == uid_of(first)
     assert pid(podgate) == before
+    assert_unharmed(users)
+
+
+def test_roll_out_ends_within_a_minute_after_the_api_server_hung(
+    node: OneNode, podgate: Deployment, users: Workloads
+) -> None:
+    before = pid(podgate)
+    podgate.start_roll_out(("--dead-man-hours=23",))
+    try:
+        polling.wait_until("the new agent", lambda: pid(podgate) not in (None, before))
+        node.control_plane.api_server.pause()
+        try:
+            threading.Event().wait(_HANG_SECONDS)
+        finally:
+            node.control_plane.api_server.resume()
+        podgate.wait_until_ready(seconds=60)
+        assert not is_reachable(users.pod("web"))
+    finally:
+        podgate.set_arguments(())
+    assert podgate.restarts() == 0
     assert_unharmed(users)
 
 

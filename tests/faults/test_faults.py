@@ -18,9 +18,9 @@ from bpf import pins
 from tests.faults import node as nodes
 from tests.faults import running
 from tests.faults.running import Result
-from tests.kernel.conftest import installed_pins, operator
+from tests.kernel.conftest import installed, installed_pins, operator
 
-__all__ = ["installed_pins", "operator"]
+__all__ = ["installed", "installed_pins", "operator"]
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(3600)]
 

@@ -96,8 +96,9 @@ class Containerd:
 
     @property
     def pods_cgroup(self) -> str:
-        """Above those of pods, as a kubelet's `kubepods`."""
-        return f"/{self.name}/kubepods"
+        """Above those of pods, as a kubelet's `kubepods`; deeper than where other tests' agents
+        expect it."""
+        return f"/{self.name}/node/kubepods"
 
     @property
     def pid(self) -> int:
