@@ -78,8 +78,13 @@ def test_policy_admits_its_source_to_its_pods_while_it_exists(
 
 
 @pytest.mark.usefixtures("policies")
-def test_status_shows_when_all_nodes_have_the_policy(node: OneNode, backup: Cgroup) -> None:
-    node.api.create(_PATH, _policy(backup, "shop"))
+def test_status_shows_when_all_nodes_have_the_policy(
+    node: OneNode, namespaces: Namespaces, backup: Cgroup
+) -> None:
+    users: Workloads = namespaces("enforce")
+    users.run("web", gates=(ISOLATION_READY,))
+    users.until_ready("web")
+    node.api.create(_PATH, _policy(backup, users.namespace))
 
     def is_programmed() -> bool:
         status = node.api.get(f"{_PATH}/backup").get("status", {})
