@@ -24,6 +24,7 @@ from agent.api.proxied_connection import ProxiedConnection
 from agent.logs import Event
 from agent.serving import descriptors, peers
 from agent.serving.acceptor import Acceptor
+from agent.serving.connection_tasks import ConnectionTasks
 from agent.serving.places import Place, Places
 from agent.serving.ports import Port
 
@@ -59,7 +60,7 @@ class PeerCredentialProxy:
         self._places = _places(connections)
         self._pace = pace or Pace()
         self._users: collections.OrderedDict[int, PacedUser] = collections.OrderedDict()
-        self._proxying: set[asyncio.Task[None]] = set()
+        self._proxying = ConnectionTasks()
         self._past_pauses = 0
         """Of users that are no longer in the table."""
 
@@ -116,10 +117,7 @@ class PeerCredentialProxy:
                     yield int(port.sockets[0].getsockname()[1]) if port else 0
             finally:
                 self._path.unlink(missing_ok=True)
-                proxying = list(self._proxying)
-                for task in proxying:
-                    task.cancel()
-                await asyncio.gather(*proxying, return_exceptions=True)
+                await self._proxying.close()
                 for user in self._users.values():
                     user.end()
 
@@ -145,24 +143,11 @@ class PeerCredentialProxy:
         user.connected()
         loop = asyncio.get_running_loop()
         opened_at = loop.time()
-        task = loop.create_task(
-            self._forwarder.forward(accepted, ProxiedConnection(user), user.uid),
-            name=f"connection of user {user.uid}",
+        proxying = self._forwarder.forward(accepted, ProxiedConnection(user), user.uid)
+        task = self._proxying.start(
+            proxying, accepted, place, name=f"connection of user {user.uid}"
         )
-        self._proxying.add(task)
-
-        def close() -> None:
-            task.cancel()
-
-        def ended(_: object) -> None:
-            # Also of a task that was cancelled before it ran.
-            self._proxying.discard(task)
-            accepted.close()
-            place.release()
-            user.disconnected(loop.time() - opened_at)
-
-        place.close = close
-        task.add_done_callback(ended)
+        task.add_done_callback(lambda _: user.disconnected(loop.time() - opened_at))
 
     def _user(self, uid: int) -> PacedUser:
         """The user, who is now the most recent one."""

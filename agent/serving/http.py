@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from aiohttp import web
 
 from agent.serving.acceptor import Acceptor
+from agent.serving.connection_tasks import ConnectionTasks
 from agent.serving.places import Limits, Place, Places
 
 _SHUTDOWN_SECONDS = 1.0
@@ -120,27 +121,15 @@ class _Server:
         self._limits = limits
         self._tls = tls
         self._connections: dict[web.RequestHandler, _Connection] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = ConnectionTasks()
 
     @contextlib.contextmanager
     def accepting(self, made: web.Server, sockets: Sequence[socket.socket]) -> Iterator[None]:
         """Accept connections while inside. made: makes aiohttp's handlers."""
 
         def handle(accepted: socket.socket, place: Place) -> None:
-            task = asyncio.create_task(self._serve(made(), accepted, place), name="http connection")
-            self._tasks.add(task)
-
-            def close() -> None:
-                task.cancel()
-
-            def ended(_: object) -> None:
-                # Also of a task that was cancelled before it ran.
-                self._tasks.discard(task)
-                accepted.close()
-                place.release()
-
-            place.close = close
-            task.add_done_callback(ended)
+            serving = self._serve(made(), accepted, place)
+            self._tasks.start(serving, accepted, place, name="http connection")
 
         acceptor = Acceptor(self.places, handle)
         with contextlib.ExitStack() as stack:
@@ -150,10 +139,7 @@ class _Server:
 
     async def close(self) -> None:
         """Close all connections."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def _serve(
         self, handler: web.RequestHandler, accepted: socket.socket, place: Place

@@ -28,6 +28,7 @@ from agent.services.api.next_method import SERVICE, NextMethod
 from agent.services.api.publisher import ServicePublisher
 from agent.serving import descriptors
 from agent.serving.acceptor import Acceptor
+from agent.serving.connection_tasks import ConnectionTasks
 from agent.serving.places import Place, Places
 from agent.serving.ports import ListenError, Port
 
@@ -100,7 +101,7 @@ class NodesServer:
             max_trusted=connections,
         )
         self._forwarder: Forwarder[_Client] = Forwarder(inner)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = ConnectionTasks()
         self._next = NextMethod(publisher, user_of=self._address_of, reject=_reject, **limits)
 
     @property
@@ -147,10 +148,7 @@ class NodesServer:
                         accepting.enter_context(acceptor.accepting(listening))
                     yield
             finally:
-                tasks = list(self._tasks)
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await self._tasks.close()
 
     def _handle(self, accepted: socket.socket, place: Place) -> None:
         try:
@@ -160,23 +158,8 @@ class NodesServer:
             place.release()
             return
         client = _Client(int(address), place)
-        task = asyncio.create_task(
-            self._forwarder.forward(accepted, ProxiedConnection(None), client),
-            name=f"connection of {address}",
-        )
-        self._tasks.add(task)
-
-        def close() -> None:
-            task.cancel()
-
-        def ended(_: object) -> None:
-            # Also of a task that was cancelled before it ran.
-            self._tasks.discard(task)
-            accepted.close()
-            place.release()
-
-        place.close = close
-        task.add_done_callback(ended)
+        forwarding = self._forwarder.forward(accepted, ProxiedConnection(None), client)
+        self._tasks.start(forwarding, accepted, place, name=f"connection of {address}")
 
     def _address_of(self, context: RequestContext) -> int:
         """The client's address as a number. It has a certificate, since it calls."""
