@@ -69,6 +69,9 @@ OWN_NETNS = "/proc/thread-self/ns/net"  # /proc/self would be the main thread's
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _SOCKET_FLAGS = socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ELOOP})
+SHORTAGES = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
+"""Of the machine (EAGAIN of connect(2): of routes): they show nothing of the other end."""
+
 # Errors of this process or of the machine, which show nothing of the path.
 _UNREADABLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
 _SIG_BLOCK, _SIG_SETMASK = 0, 2

@@ -18,13 +18,12 @@ from collections.abc import Sequence
 from agent.linux import nft
 from agent.relay.interfaces import PREFIX, WAY_PORT
 from bpf.abi import IPAddress
+from probes.netns import SHORTAGES
 
 # The relay responds within a millisecond. On a busy node it waits for a CPU, at a higher priority
 # than others have.
 _ANSWER_SECONDS = 0.25
 _NAMED_CHAINS = 3
-# Of this process or the machine, which show nothing of the way. A firewall's drop is none of them.
-_OWN_SHORTAGES = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
 
 
 async def find_problem(addresses: Sequence[IPAddress]) -> str:
@@ -49,7 +48,8 @@ async def _try(address: IPAddress) -> str:
         except TimeoutError:
             return f"packets from the node to {address} are not answered"
         except OSError as error:
-            if error.errno == errno.ECONNREFUSED or error.errno in _OWN_SHORTAGES:
+            # A firewall's drop is none of the shortages.
+            if error.errno == errno.ECONNREFUSED or error.errno in SHORTAGES:
                 return ""
             reason = os.strerror(error.errno) if error.errno else str(error)
             return f"the node cannot send to {address} ({reason})"

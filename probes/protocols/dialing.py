@@ -12,7 +12,7 @@ import select
 import socket
 from collections.abc import Callable
 
-from probes.netns import BareSocket, Netns, NetnsGoneError, connect_inside
+from probes.netns import SHORTAGES, BareSocket, Netns, NetnsGoneError, connect_inside
 from probes.protocols import tls
 from probes.protocols.exchanges import ConnectionFailure, DialHop, Exchange, Phase, join_host_port
 from probes.redirection import Acceptor, Acceptors, Redirection
@@ -39,8 +39,6 @@ _HOPS_LEFT_MIN = {
     int(socket.AF_INET6): (socket.IPPROTO_IPV6, 73),
 }
 _HOPS_MAX = 255
-# Of the machine (EAGAIN of connect(2): of routes); they show nothing of the pod.
-_SHORTAGES = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
 
 
 class LoopPoller:
@@ -329,7 +327,7 @@ class DialAttempt:
 
     def _fail(self, number: int | None, operation: str) -> None:
         """A system call failed: for want of memory, or by the pod's doing."""
-        if number in _SHORTAGES:
+        if number in SHORTAGES:
             self._end(_unknown(number))
         else:
             self._break(f"{operation}: {_strerror(number)}")

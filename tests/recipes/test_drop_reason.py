@@ -23,7 +23,7 @@ def test_drop_reason(isolated: None, recipe: Recipe) -> None:
         "bpf/verdicts.py",
         ("    STALE = 21\n", "    DISCARD = 22\n"),
         ("        *(Reason.TUNNEL, ", "Reason.DISCARD, "),
-        ("_DESCRIPTIONS = {\n", '    Reason.DISCARD: "to UDP\'s port 9, which nobody reads",\n'),
+        ("_DESCRIPTIONS = {\n", '    Reason.DISCARD: "to UDP\'s port 9, which no server reads",\n'),
     )
     tree.edit(
         "bpf/src/new_flow.h",
@@ -38,7 +38,7 @@ def test_drop_reason(isolated: None, recipe: Recipe) -> None:
         (
             '        source = "bpf/src/new_flow.h: drop_reason"\n',
             """        if (self._flow.protocol, self._flow.port) == (UDP, 9):
-            return self._drop(Reason.DISCARD, "verdict", "nobody reads it", source)
+            return self._drop(Reason.DISCARD, "verdict", "no server reads it", source)
 """,
         ),
     )
