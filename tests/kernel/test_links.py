@@ -12,6 +12,7 @@ from agent.lab import lab as labs
 from agent.linux import netlink, pod_network, rtnetlink
 from agent.linux.rtnetlink import Link
 from tests.kernel import links as made
+from tests.polling import wait_until
 
 pytestmark = pytest.mark.kernel
 
@@ -45,6 +46,22 @@ def _decoded(message: Any) -> Link:
     )
 
 
+def read_both() -> tuple[list[Link], list[Link]]:
+    """As podgate reads the links, and as pyroute2 decodes them before and after that: the kernel
+    sets the flags of a carrier some time later (net/core/link_watch.c)."""
+    found: list[Link] = []
+    whole: list[Link] = []
+
+    def are_unchanged() -> bool:
+        nonlocal found, whole
+        whole = read_whole()
+        found = asyncio.run(rtnetlink.read())
+        return whole == read_whole()
+
+    wait_until("links that do not change", are_unchanged)
+    return found, whole
+
+
 def test_each_kind_is_read_as_it_is_decoded(lab: labs.Lab) -> None:
     pods = [lab.add_pod("routed", 1), lab.add_pod("bridged", 2, bridged=True)]
     with (
@@ -54,8 +71,8 @@ def test_each_kind_is_read_as_it_is_decoded(lab: labs.Lab) -> None:
         made.vxlan(bytes((2, 0, 0, 0, 0, 1)), 4790, 7, "198.18.0.1"),
         made.made("tap-pg", "tuntap add tap-pg mode tap"),
     ):
-        found = asyncio.run(rtnetlink.read())
-        assert found == read_whole()
+        found, whole = read_both()
+        assert found == whole
         by_name = {link.name: link for link in found}
         assert {link.index: link.name for link in found} == dict(socket.if_nameindex())
 
