@@ -170,6 +170,7 @@ def test_stopped_demo_leaves_nothing(
     demo: subprocess.Popen[str] = request.getfixturevalue("demo")
     processes = descendants(demo.pid)
     assert any(map(runs_stage, processes))
+    assert_mounts_are_held_outside(processes)
     programs = gates_held_by(processes)
     assert programs
     cgroup = mount / f"podgate-demo-{demo.pid}"
@@ -181,12 +182,11 @@ def test_stopped_demo_leaves_nothing(
     wait_until("no cgroup is left", lambda: not cgroup.exists())
 
 
-def test_mounts_are_held_by_a_process_that_outlives_the_stage(
-    demo: "subprocess.Popen[str]",
-) -> None:
-    """A process of its PID namespace must not be the last: see agent/operate/demo/supervisor.py."""
-    inner = max(filter(runs_stage, descendants(demo.pid)))
-    outer = max(pid for pid in descendants(demo.pid) if inner in descendants(pid))
+def assert_mounts_are_held_outside(processes: set[int]) -> None:
+    """A process of the stage's PID namespace must not be the last with its mounts: see
+    agent/operate/demo/supervisor.py."""
+    inner = max(filter(runs_stage, processes))
+    outer = max(pid for pid in processes if inner in descendants(pid))
     pid_namespaces = {os.readlink(f"/proc/{pid}/ns/pid") for pid in (inner, outer)}
     mount_namespaces = {os.readlink(f"/proc/{pid}/ns/mnt") for pid in (inner, outer)}
     assert (len(pid_namespaces), len(mount_namespaces)) == (2, 1)
