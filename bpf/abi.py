@@ -537,8 +537,7 @@ BRIDGE_GATE = "bridge_gate"
 DEVICE_GATE = "device_gate"
 UPLINK_GATE = "uplink_gate"
 BARE_DEVICE_GATE = "bare_device_gate"
-LOOPBACK_GATE = "loopback_gate"
-STAMP_HOST_SENT = "stamp_host_sent"
+HAND_MADE_GATE = "hand_made_gate"
 STAMP_SPOOFED = "stamp_spoofed"
 TUNNEL_GATE = "tunnel_gate"
 HOLD_SYNS = "hold_syns"
@@ -557,7 +556,7 @@ def moving_copy(program: str) -> str:
 _TC_PROGRAMS = (
     *(GATE_EGRESS, GATE_INGRESS),
     *(BRIDGE_GATE, DEVICE_GATE, UPLINK_GATE, BARE_DEVICE_GATE),
-    *(LOOPBACK_GATE, STAMP_HOST_SENT, STAMP_SPOOFED, TUNNEL_GATE),
+    *(HAND_MADE_GATE, STAMP_SPOOFED, TUNNEL_GATE),
     *(HOLD_SYNS, DROP_FORWARDED),
 )
 

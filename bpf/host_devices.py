@@ -46,8 +46,7 @@ class HostDevicePrograms:
                 (abi.DEVICE_GATE, Direction.EGRESS),
                 (abi.UPLINK_GATE, Direction.EGRESS),
                 (abi.BARE_DEVICE_GATE, Direction.EGRESS),
-                (abi.LOOPBACK_GATE, Direction.EGRESS),
-                (abi.STAMP_HOST_SENT, Direction.EGRESS),
+                (abi.HAND_MADE_GATE, Direction.EGRESS),
                 (abi.STAMP_SPOOFED, Direction.INGRESS),
                 (abi.TUNNEL_GATE, Direction.INGRESS),
                 (abi.DROP_FORWARDED, Direction.EGRESS),
@@ -67,7 +66,7 @@ class HostDevicePrograms:
     def ensure_bridges(self, desired: set[int], *, are_all: bool = True) -> None:
         """Attach the bridge gate to these bridges, and detach it from others.
 
-        As the next six methods, it attaches filters instead of links where many interfaces have
+        As the next five methods, it attaches filters instead of links where many interfaces have
         no program; `settle` makes links of them.
         """
         self._ensure(abi.BRIDGE_GATE, desired, are_all=are_all, may_hurry=True)
@@ -84,13 +83,10 @@ class HostDevicePrograms:
         """As `ensure_devices`, of devices whose frames have no Ethernet header."""
         self._ensure(abi.BARE_DEVICE_GATE, desired, are_all=are_all, may_hurry=True)
 
-    def ensure_loopbacks(self, desired: set[int], *, are_all: bool = True) -> None:
-        """Attach the loopback's gate, or detach it."""
-        self._ensure(abi.LOOPBACK_GATE, desired, are_all=are_all, may_hurry=True)
-
-    def ensure_stamps(self, desired: set[int], *, are_all: bool = True) -> None:
-        """Stamp what the host sends by these interfaces, and no longer by others."""
-        self._ensure(abi.STAMP_HOST_SENT, desired, are_all=are_all, may_hurry=True)
+    def ensure_hand_made(self, desired: set[int], *, are_all: bool = True) -> None:
+        """Guard these interfaces, and no others, against what a process has written header by
+        header."""
+        self._ensure(abi.HAND_MADE_GATE, desired, are_all=are_all, may_hurry=True)
 
     def ensure_spoofed(self, desired: set[int], *, are_all: bool = True) -> None:
         """Stamp what comes from these tuns in the name of hosts elsewhere, and no longer from

@@ -39,8 +39,8 @@ class DevicePrograms:
     uplinks: frozenset[int] = frozenset()
     bare_devices: frozenset[int] = frozenset()
     """Without Ethernet headers."""
-    loopbacks: frozenset[int] = frozenset()
-    stamps: frozenset[int] = frozenset()
+    hand_made: frozenset[int] = frozenset()
+    """The loopback, and interfaces of pods without a gate, which may forward."""
     tuns: frozenset[int] = frozenset()
 
 
@@ -67,10 +67,8 @@ def programs_for(
             continue
         if link.index in tuns:
             found["tuns"].add(link.index)
-        if link.is_loopback:
-            program = "loopbacks"
-        elif link.index in ungated:
-            program = "stamps"
+        if link.is_loopback or link.index in ungated:
+            program = "hand_made"
         elif link.kind == "bridge" and link.index in of_enforced:
             program = "bridges"
         elif not link.is_ethernet:
@@ -163,8 +161,7 @@ class HostDevices:
         programs = self._gate_worker.host_devices
         has_changed = False
         for name, ensure, interfaces in (
-            ("loopbacks", programs.ensure_loopbacks, needed.loopbacks),
-            ("stamps", programs.ensure_stamps, needed.stamps),
+            ("hand_made", programs.ensure_hand_made, needed.hand_made),
             # Before the others: a bridge changes to this program when a pod is enforced.
             ("bridges", programs.ensure_bridges, needed.bridges),
             ("devices", programs.ensure_devices, needed.devices),

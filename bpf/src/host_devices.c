@@ -151,27 +151,17 @@ ALWAYS_INLINE int evaluate_frame(struct __sk_buff *skb, struct packet *packet, b
 }
 
 /*
- * What a process has written header by header comes in again as if forwarded, or has the pod write
- * an error about it: a fragment may be put together with another pod's, by connection tracking.
+ * On the loopback, and on interfaces of pods without a gate, which may forward. What a process
+ * has written header by header comes in again as if forwarded, or has the pod write an error about
+ * it: a fragment may be put together with another pod's, by connection tracking.
  */
-ALWAYS_INLINE int guard_hand_made(struct __sk_buff *skb)
+int hand_made_gate(struct __sk_buff *skb)
 {
 	struct packet packet = {};
 
 	if (has_host_socket(skb, &packet) && is_hand_made(skb, &packet))
 		return evaluate_frame(skb, &packet, true, false);
 	return TCX_NEXT;
-}
-
-int loopback_gate(struct __sk_buff *skb)
-{
-	return guard_hand_made(skb);
-}
-
-/* On interfaces of pods without a gate, which may forward. */
-int stamp_host_sent(struct __sk_buff *skb)
-{
-	return guard_hand_made(skb);
 }
 
 /* has_ethernet: a constant. */

@@ -171,8 +171,7 @@ def protected(
         gated = {pod.ifindex for pod in pods}
         needed = programs_for(found, gated=gated, enforced=gated, uplinks={other.ifindex})
         assert other.ifindex in needed.uplinks
-        devices.ensure_loopbacks(set(needed.loopbacks))
-        devices.ensure_stamps(set(needed.stamps))
+        devices.ensure_hand_made(set(needed.hand_made))
         devices.ensure_bridges(set(needed.bridges))
         devices.ensure_devices(set(needed.devices))
         devices.ensure_uplinks(set(needed.uplinks))

@@ -186,7 +186,7 @@ def programs(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[HostDev
                 ensure(set())
             for ensure in (made.ensure_uplinks, made.ensure_bare_devices):
                 ensure(set())
-            for ensure in (made.ensure_loopbacks, made.ensure_stamps, made.ensure_spoofed):
+            for ensure in (made.ensure_hand_made, made.ensure_spoofed):
                 ensure(set())
 
 
@@ -258,7 +258,7 @@ def test_agent_stamps_where_it_leaves_and_marks_no_pod_s(lab: labs.Lab, way: Mak
         needed = programs_for(found, gated=own, enforced=own)
         assert by.leaves_by is not None
         assert links.index_of(by.leaves_by) in needed.devices
-        assert links.index_of("lo") in needed.loopbacks
+        assert links.index_of("lo") in needed.hand_made
         assert links.index_of(labs.BRIDGE) in needed.bridges
-        everywhere = needed.devices | needed.stamps | needed.bridges
+        everywhere = needed.devices | needed.hand_made | needed.bridges
         assert not everywhere & {pod.ifindex for pod in pods}

@@ -38,7 +38,7 @@ def nothing_prebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the gates at egress and of devices, for each of which the verifier takes 0.2 s."""
-    small = {name: abi.PROGRAMS[name] for name in (abi.GATE_INGRESS, abi.STAMP_HOST_SENT)}
+    small = {name: abi.PROGRAMS[name] for name in (abi.GATE_INGRESS, abi.STAMP_SPOOFED)}
     specs = loader.PROGRAM_SET.programs
     chosen = tuple(spec for spec in specs if spec.name in small or spec.name not in abi.PROGRAMS)
     monkeypatch.setattr(abi, "PROGRAMS", small)

@@ -59,8 +59,7 @@ def as_the_agent_does(
         own = {pod.ifindex for pod in pods}
         needed = programs_for(found, gated=own, enforced=own)
         assert {links.index_of("inner0"), links.index_of("inner1")} <= needed.devices
-        devices.ensure_loopbacks(set(needed.loopbacks))
-        devices.ensure_stamps(set(needed.stamps))
+        devices.ensure_hand_made(set(needed.hand_made))
         devices.ensure_devices(set(needed.devices))
         devices.ensure_bridges(set(needed.bridges))
         yield devices

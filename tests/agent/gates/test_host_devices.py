@@ -27,8 +27,7 @@ class _GateWorker:
         self.devices: list[set[int]] = []
         self.uplinks: list[set[int]] = []
         self.bare_devices: list[set[int]] = []
-        self.loopbacks: list[set[int]] = []
-        self.stamps: list[set[int]] = []
+        self.hand_made: list[set[int]] = []
         self.spoofed: list[set[int]] = []
         self.are_all = True
         self.tunnels: list[tuple[frozenset[int], bool]] = []
@@ -66,11 +65,8 @@ class _GateWorker:
     def ensure_bare_devices(self, ifindexes: set[int], *, are_all: bool) -> None:
         self.bare_devices.append(ifindexes)
 
-    def ensure_loopbacks(self, ifindexes: set[int], *, are_all: bool) -> None:
-        self.loopbacks.append(ifindexes)
-
-    def ensure_stamps(self, ifindexes: set[int], *, are_all: bool) -> None:
-        self.stamps.append(ifindexes)
+    def ensure_hand_made(self, ifindexes: set[int], *, are_all: bool) -> None:
+        self.hand_made.append(ifindexes)
 
     def ensure_spoofed(self, ifindexes: set[int], *, are_all: bool) -> None:
         self.spoofed.append(ifindexes)
@@ -174,8 +170,7 @@ def test_programs_are_where_the_host_s_packets_leave_and_may_come_in_again() -> 
         devices=frozenset({3, 8, 9, 10, 11, 15, 19, 21, 23}),
         uplinks=frozenset({2, 16, 18}),
         bare_devices=frozenset({12, 13, 14, 17, 20}),
-        loopbacks=frozenset({1}),
-        stamps=frozenset({6}),
+        hand_made=frozenset({1, 6}),
         tuns=frozenset({17, 19}),
     )
 
@@ -187,7 +182,7 @@ async def test_the_kernel_gets_changes_only(store: PodStore) -> None:
     await host_devices.ensure(links)
     await host_devices.ensure(links)
     assert gate_worker.bridges == [{2}]
-    assert gate_worker.devices == gate_worker.stamps == [set()]
+    assert gate_worker.devices == gate_worker.hand_made == [set()]
     assert gate_worker.tunnels == [(frozenset(), False)]
     store.relay_gates.clear()
     await host_devices.ensure(

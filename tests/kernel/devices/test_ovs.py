@@ -67,8 +67,7 @@ class Switched:
         needed = programs_for(found, gated=gated, enforced=gated)
         assert links.index_of(switches.NAME) in needed.devices
         self.devices.ensure_devices(set(needed.devices))
-        self.devices.ensure_loopbacks(set(needed.loopbacks))
-        self.devices.ensure_stamps(set(needed.stamps))
+        self.devices.ensure_hand_made(set(needed.hand_made))
         assert any(link.kind == "openvswitch" for link in found)
         NodeConfig(self.loaded).set_ovs(is_there=True)
 
