@@ -21,11 +21,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 _CONFIGURATION = {
     "pytest.ini": """
         [pytest]
-        addopts = --strict-markers -ra -p xdist -p pytest_timeout -p tests.twice
+        addopts = --strict-markers -ra -p xdist -p pytest_timeout -p tests.twice -p tests.skips
         markers = kernel
-    """,
-    "conftest.py": """
-        from tests.conftest import pytest_sessionfinish
     """,
     "calls.py": """
         import pathlib
