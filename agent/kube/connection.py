@@ -6,14 +6,17 @@ so an agent in a pod does without it.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import pathlib
+import re
 import socket
 import ssl
 from typing import TYPE_CHECKING, Any
 
 from agent.errors import PodgateError
+from agent.kube import environment_proxy
 
 # aiohttp is imported where it is used: it takes 0.1 s, and the first gates do without it.
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 SERVICE_ACCOUNT = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """What the kubelet mounts into each pod: `token` and `ca.crt`."""
+
+_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
 
 # tcp(7), in seconds; the last one in milliseconds, for what the server does not acknowledge.
 _KEEPALIVE = {
@@ -61,7 +66,7 @@ class Connection:
     def tls(self) -> ssl.SSLContext:
         """Reads the files. Raises `ConnectionConfigError`."""
         try:
-            context = ssl.create_default_context(cadata=self.authority.decode() or None)
+            context = _verifying(self.authority)
             file, key = self.certificate
             if file:
                 context.load_cert_chain(file, key or None)
@@ -73,28 +78,41 @@ class Connection:
         return context
 
 
+def _verifying(authorities: bytes) -> ssl.SSLContext:
+    """Accepts the servers that client-go accepts (crypto/x509). Raises `ConnectionConfigError`.
+
+    Python's own default context demands, since 3.13, extensions that certificates of EKS, MicroK8s
+    and older GKE lack (VERIFY_X509_STRICT); before, that the authority signs itself.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    if not authorities:
+        context.load_default_certs()
+        return context
+    is_any_readable = False
+    for block in _CERTIFICATE.findall(authorities):
+        with contextlib.suppress(ssl.SSLError):  # as AppendCertsFromPEM
+            context.load_verify_locations(cadata=block.decode("ascii"))
+            is_any_readable = True
+    if not is_any_readable:
+        raise ConnectionConfigError("there is no certificate of an authority in its PEM")
+    return context
+
+
 def read(kubeconfig: str | None) -> Connection:
     """From a kubeconfig, or several as in KUBECONFIG; None: from the pod's own account.
 
     Raises `ConnectionConfigError`.
     """
     found = _of_service_account() if kubeconfig is None else _of_kubeconfig(kubeconfig)
-    return dataclasses.replace(found, proxy=found.proxy or _environment_proxy(found.url))
-
-
-def _environment_proxy(url: str) -> str:
-    """The proxy of the environment for this address, as for other clients of the API server; empty
-    if there is none, or NO_PROXY has the address.
-
-    aiohttp would find it at each request, in a thread, and read ~/.netrc in another one.
-    """
-    import urllib.parse
-    import urllib.request
-
-    parts = urllib.parse.urlsplit(url)
-    if urllib.request.proxy_bypass(parts.hostname or ""):
-        return ""
-    return urllib.request.getproxies().get(parts.scheme, "")
+    # aiohttp would find it at each request, in a thread, and read ~/.netrc in another one.
+    proxy = found.proxy or environment_proxy.find(found.url)
+    if proxy and not proxy.startswith(("http://", "https://")):
+        raise ConnectionConfigError(
+            f"{proxy} is not an HTTP proxy, and no other kind is supported; name another one, or "
+            f"the API server ({found.url}) in NO_PROXY"
+        )
+    return dataclasses.replace(found, proxy=proxy)
 
 
 def connector(tls: ssl.SSLContext) -> "aiohttp.BaseConnector":
