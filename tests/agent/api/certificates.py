@@ -28,6 +28,12 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         return cls(name, key, _signed(name, name, key, key, is_authority=True))
 
+    def intermediate(self, name: str) -> "Authority":
+        """Signed by this one."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        signed = _signed(name, self.name, key, self.key, is_authority=True)
+        return Authority(name, key, signed)
+
     def files(self, directory: pathlib.Path, name: str = "node") -> TlsFiles:
         """Write a new certificate of this authority, with its key."""
         directory.mkdir(exist_ok=True)

@@ -7,12 +7,14 @@ import shutil
 import ssl
 import subprocess
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from aiohttp import web
 
 from agent.kube import connection
 from agent.kube.client import ApiClient, ApiError, NoClusterConfigError
+from tests.agent.api.certificates import Authority
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import PODS, ApiServer
 from tests.agent.kube.conftest import opened, write_kubeconfig
@@ -93,6 +95,93 @@ async def test_server_without_a_valid_certificate_gets_no_token(
             shutil.copy(cert, pod_files / "ca.crt")
             await request_pods(api)
     assert tokens(server) == ["first"]
+
+
+@pytest.fixture
+def strict_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of Python 3.13, which the image has."""
+    make = ssl.create_default_context
+
+    def make_strict(*args: Any, **kwargs: Any) -> ssl.SSLContext:
+        made = make(*args, **kwargs)
+        made.verify_flags |= ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN
+        return made
+
+    monkeypatch.setattr(ssl, "create_default_context", make_strict)
+
+
+async def request_with(
+    pod_files: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    authorities: bytes,
+    authority: Authority | None = None,
+) -> None:
+    """A request to a server whose certificate has no key identifiers, as those of EKS and MicroK8s.
+    authorities: the pod's ca.crt, with OURS for the one that signs it, which is `authority`."""
+    files = (authority or Authority.make()).files(pod_files / "server")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(files.certificate, files.key)
+    (pod_files / "ca.crt").write_bytes(authorities.replace(b"OURS", files.authorities.read_bytes()))
+    server = ApiServer()
+    async with server.running(tls=tls):
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))
+        async with opened() as api:
+            await request_pods(api)
+
+
+async def test_certificates_need_no_more_extensions_than_for_go(
+    pod_files: pathlib.Path, monkeypatch: pytest.MonkeyPatch, strict_contexts: None
+) -> None:
+    await request_with(pod_files, monkeypatch, b"OURS")
+
+
+async def test_authority_may_be_signed_by_another(
+    pod_files: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intermediate = Authority.make("root").intermediate("of this cluster")
+    await request_with(pod_files, monkeypatch, b"OURS", intermediate)
+
+
+_BLOCK = b"-----BEGIN %s-----\nAAAA\n-----END %s-----\n"
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        b"# Zertifikate f\xfcr den Cluster\nOURS",
+        "# Überschrift\n".encode() + b"OURS",
+        _BLOCK % (b"CERTIFICATE", b"CERTIFICATE") + b"OURS",
+        b"OURS" + _BLOCK % (b"CERTIFICATE", b"CERTIFICATE"),
+        _BLOCK % (b"DH PARAMETERS", b"DH PARAMETERS") + b"OURS",
+        b"OURSOURS",
+    ],
+    ids=["latin-1", "utf-8", "damaged first", "damaged last", "another kind", "twice"],
+)
+async def test_other_text_beside_an_authority_is_skipped_as_by_go(
+    pod_files: pathlib.Path, monkeypatch: pytest.MonkeyPatch, around: bytes
+) -> None:
+    await request_with(pod_files, monkeypatch, around)
+
+
+@pytest.mark.parametrize("content", [b"none", _BLOCK % (b"CERTIFICATE", b"CERTIFICATE")])
+async def test_file_without_a_certificate_is_named(
+    pod_files: pathlib.Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    (pod_files / "ca.crt").write_bytes(content)
+    with pytest.raises(NoClusterConfigError, match="no certificate of an authority"):
+        await ApiClient.open(None)
+
+
+async def test_proxy_of_another_kind_is_one_sentence(
+    pod_files: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "198.18.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    monkeypatch.setenv("HTTPS_PROXY", "socks5://198.18.0.9:1080")
+    certificate(pod_files)
+    with pytest.raises(NoClusterConfigError, match=r"is not an HTTP proxy.*in NO_PROXY"):
+        await ApiClient.open(None)
 
 
 @pytest.mark.looptime
