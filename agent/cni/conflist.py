@@ -15,8 +15,9 @@ import msgspec
 from agent.errors import PodgateError
 
 TYPE = "podgate-cni"
-# Those of the plugin: deploy/cni/podgate-cni.c.
-_VERSIONS = ("0.3.1", "0.4.0", "1.0.0", "1.1.0")
+# Those of the plugin: deploy/cni/podgate-cni.c. Azure's list has 0.3.0, whose results are those of
+# 0.3.1 (types/040 of libcni).
+_VERSIONS = ("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 _PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:,]|[^\s\[\]{}:,"]+')
 
@@ -28,13 +29,17 @@ class ConflistError(PodgateError):
     """The text cannot be changed; the message is one sentence without the file's name."""
 
 
+class InvalidConflistError(ConflistError):
+    """libcni rejects the text, too."""
+
+
 class _Plugin(msgspec.Struct):
     type: str
 
 
 class _Conflist(msgspec.Struct):
-    plugins: list[_Plugin]
-    name: str = ""
+    name: str
+    plugins: list[_Plugin] = []
     cniVersion: str = "0.1.0"
     cniVersions: list[str] = []
 
@@ -116,7 +121,7 @@ def _decode(text: str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
-        raise ConflistError(f"it is not a CNI configuration: {error}") from error
+        raise InvalidConflistError(f"it is not a CNI configuration: {error}") from error
 
 
 def _check_version(versions: list[str]) -> None:

@@ -1,6 +1,7 @@
 """Adds `podgate-cni` to a node's CNI configuration, keeps it there, and removes it.
 
-Runtimes use the first file of the directory, by name, that ends in .conf, .conflist or .json. A
+Runtimes use the first file of the directory, by name, that ends in .conf, .conflist or .json. CRI-O
+skips invalid ones (ocicni), and containerd starts no pod beside one (go-cni): podgate skips them. A
 list gets one more plugin; a file of a single plugin is replaced by a list next to it, and kept
 under a name that runtimes do not read. Files are replaced by renaming, in an order in which every
 step leaves a working directory, also if the process is killed in between.
@@ -19,7 +20,7 @@ import structlog
 
 from agent.backoff import Backoff, no_jitter
 from agent.cni import conflist
-from agent.cni.conflist import ConflistError, Entry
+from agent.cni.conflist import ConflistError, Entry, InvalidConflistError
 from agent.errors import PodgateError
 from agent.linux import directory_changes, locks
 from agent.linux.directories import DirectoryError
@@ -169,15 +170,25 @@ class CniInstaller(msgspec.Struct, frozen=True, kw_only=True):
         return True
 
     def _add_entry(self) -> bool:
-        path = self._network()
+        """Raises `CniError`, about the first file if all are invalid."""
+        first_problem: CniError | None = None
+        for path in self._networks():
+            try:
+                return self._add_entry_to(path)
+            except InvalidConflistError as error:
+                first_problem = first_problem or _unchanged(path, error)
+            except ConflistError as error:
+                raise _unchanged(path, error) from error
+        raise first_problem or CniError(self.no_network)
+
+    def _add_entry_to(self, path: pathlib.Path) -> bool:
         stamp = _stamp(path)
-        with _naming(path):
-            text = _read(path)
-            if path.suffix == ".conflist":
-                changed, target = conflist.with_entry(text, self.entry), path
-            else:
-                changed = conflist.from_network(text, self.entry)
-                target = path.with_name(path.name + _MADE)
+        text = _read(path)
+        if path.suffix == ".conflist":
+            changed, target = conflist.with_entry(text, self.entry), path
+        else:
+            changed = conflist.from_network(text, self.entry)
+            target = path.with_name(path.name + _MADE)
         if changed == text:
             return False
         if _stamp(path) != stamp:
@@ -188,16 +199,15 @@ class CniInstaller(msgspec.Struct, frozen=True, kw_only=True):
             path.rename(_saved(path))
         return True
 
-    def _network(self) -> pathlib.Path:
-        """The file that runtimes read."""
+    def _networks(self) -> list[pathlib.Path]:
+        """The files of which runtimes read the first valid one."""
         try:
-            names = sorted(os.listdir(self.conf_directory))
+            with os.scandir(self.conf_directory) as entries:
+                # Not a link to a directory, as libcni's ConfFiles.
+                names = [e.name for e in entries if not e.is_dir(follow_symlinks=False)]
         except FileNotFoundError:
             names = []
-        for name in names:
-            if name.endswith(_SUFFIXES):
-                return self.conf_directory / name
-        raise CniError(self.no_network)
+        return [self.conf_directory / name for name in sorted(names) if name.endswith(_SUFFIXES)]
 
     def _remove_entry(self, path: pathlib.Path) -> bool:
         if path.name.endswith(_UNFINISHED):
@@ -325,7 +335,7 @@ def _read(path: pathlib.Path) -> str:
     try:
         return path.read_bytes().decode()
     except UnicodeDecodeError as error:
-        raise ConflistError("it is not UTF-8") from error
+        raise InvalidConflistError("it is not UTF-8") from error
 
 
 def _replace(
@@ -380,9 +390,5 @@ def _as_cni_error() -> Iterator[None]:
         raise CniError(f"{error.filename} cannot be changed: {error.strerror}.") from error
 
 
-@contextlib.contextmanager
-def _naming(path: pathlib.Path) -> Iterator[None]:
-    try:
-        yield
-    except ConflistError as error:
-        raise CniError(f"{path} is unchanged: {error}.") from error
+def _unchanged(path: pathlib.Path, error: ConflistError) -> CniError:
+    return CniError(f"{path} is unchanged: {error}.")

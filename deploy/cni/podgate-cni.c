@@ -2,7 +2,7 @@
 /*
  * A chained CNI plugin that attaches a pod's gate before ADD returns, so before any of its
  * containers runs, with or without a running agent. docs/cni.md describes each case; the protocol
- * is the CNI specification's, 0.3.1 to 1.1.0.
+ * is the CNI specification's, 0.3.0 to 1.1.0.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +21,7 @@
 #include "problem.h"
 
 #define NEWEST "1.1.0"
-static const char *const versions[] = {"0.3.1", "0.4.0", "1.0.0", NEWEST};
+static const char *const versions[] = {"0.3.0", "0.3.1", "0.4.0", "1.0.0", NEWEST};
 #define VERSION_COUNT (sizeof(versions) / sizeof(versions[0]))
 
 /* The specification's codes; from 100 on they are the plugin's own. */
@@ -162,7 +162,7 @@ static void read_call(struct call *call)
 		fail(NEWEST, CODE_JSON, "the configuration is not a JSON object", "");
 	call->version = supported_version(call->configuration);
 	if (!call->version)
-		fail(NEWEST, CODE_VERSION, "podgate-cni supports CNI 0.3.1 to " NEWEST,
+		fail(NEWEST, CODE_VERSION, "podgate-cni supports CNI 0.3.0 to " NEWEST,
 		     "the configuration has another cniVersion");
 	call->previous = json_member(call->configuration, "prevResult");
 	call->is_strict = json_is_true(json_member(call->configuration, "strictStart"));

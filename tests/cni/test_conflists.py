@@ -103,7 +103,16 @@ def test_adding_and_removing_keeps_every_byte(
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "{", "[]", "{}", '{"plugins": {}}', '{"plugins": ["x"]}', '{"plugins": [{}]}'),
+        *(
+            "",
+            "{",
+            "[]",
+            "{}",
+            '{"plugins": [{"type": "x"}]}',
+            '{"plugins": {}}',
+            '{"plugins": ["x"]}',
+            '{"plugins": [{}]}',
+        ),
         *('{"plugins": [{"type": 1}]}', '{"cniVersion": 1, "plugins": [{"type": "x"}]}'),
     ],
 )
@@ -118,7 +127,7 @@ def test_other_documents_are_rejected(text: str) -> None:
 @pytest.mark.parametrize("inner", ["", '{"type": "podgate-cni", "strictStart": true}'])
 def test_list_without_other_plugins_is_rejected(inner: str) -> None:
     with pytest.raises(ConflistError, match="has no plugin that creates interfaces"):
-        conflist.with_entry(f'{{"cniVersion": "1.0.0", "plugins": [{inner}]}}', ENTRY)
+        conflist.with_entry(f'{{"cniVersion": "1.0.0", "name": "n", "plugins": [{inner}]}}', ENTRY)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +141,7 @@ def test_list_without_other_plugins_is_rejected(inner: str) -> None:
     ],
 )
 def test_unsupported_version_is_rejected(versions: dict[str, object], newest: str) -> None:
-    text = json.dumps({**versions, "plugins": [{"type": "x"}]})
+    text = json.dumps({**versions, "name": "n", "plugins": [{"type": "x"}]})
     with pytest.raises(
         ConflistError, match=f"its cniVersion is {newest}, and podgate-cni supports"
     ):

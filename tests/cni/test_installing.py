@@ -171,6 +171,46 @@ def test_invalid_configuration_is_unchanged(
     assert content(node) == before
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("05-x.conflist", "{"),
+        ("05-x.conflist", CONFLIST.replace('"name": "pods",', "")),
+        ("05-x.conf", NETWORK.replace('"bridge"', "null")),
+        ("05-x.json", "\x00"),
+    ],
+)
+def test_next_file_is_taken_where_the_first_is_invalid(
+    node: CniInstaller, name: str, text: str
+) -> None:
+    before = write(node, {name: text, "10-x.conflist": CONFLIST})
+    assert node.install()
+    assert not node.install()
+    after = content(node)
+    assert after[name] == text.encode()
+    assert b"podgate-cni" in after["10-x.conflist"]
+    node.remove()
+    assert content(node) == before
+
+
+def test_file_that_only_podgate_rejects_is_not_skipped(node: CniInstaller) -> None:
+    """Runtimes read it."""
+    before = write(
+        node, {"05-x.conflist": CONFLIST.replace("1.0.0", "9.0.0"), "10-x.conflist": CONFLIST}
+    )
+    with pytest.raises(CniError, match=r"05-x.conflist is unchanged: its cniVersion is 9\.0\.0"):
+        node.install()
+    assert content(node) == before
+
+
+@pytest.mark.parametrize("name", ["05-backup.conf", "05-backup.conflist"])
+def test_directory_is_no_network(node: CniInstaller, name: str) -> None:
+    (node.conf_directory / name).mkdir()
+    write(node, {"10-x.conflist": CONFLIST})
+    assert node.install()
+    assert b"podgate-cni" in content(node)["10-x.conflist"]
+
+
 def test_text_of_another_encoding_is_unchanged(node: CniInstaller) -> None:
     (node.conf_directory / "10-x.conflist").write_bytes(b"\xff")
     with pytest.raises(CniError, match="is unchanged: it is not UTF-8"):
