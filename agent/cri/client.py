@@ -105,14 +105,19 @@ class RuntimeClient:
         return f"{response.runtime_name} {response.runtime_version}"
 
     async def unready_reason(self) -> str:
-        """The runtime's conditions that are false, such as NetworkReady; empty if none is."""
+        """Why new pods do not start; empty if they do. Of the runtime's conditions these two decide
+        for the kubelet (updateRuntimeUp in its kubelet.go); containerd 2 has others, such as
+        ContainerdHasNoDeprecationWarnings."""
         response = await self._call(
             "Status", runtime_pb2.StatusRequest(), runtime_pb2.StatusResponse
         )
+        found = {condition.type: condition for condition in response.status.conditions}
         return "; ".join(
-            f"{condition.type} is false ({condition.message or condition.reason})"
-            for condition in response.status.conditions
-            if not condition.status
+            f"{name} is false ({found[name].message or found[name].reason})"
+            if name in found
+            else f"{name} is not reported"
+            for name in ("RuntimeReady", "NetworkReady")
+            if name not in found or not found[name].status
         )
 
     async def list_sandboxes(self) -> list[Sandbox]:

@@ -158,18 +158,43 @@ async def test_responses_are_typed_without_invalid_values(
     assert container.state is CriContainerState.UNKNOWN
 
 
-async def test_false_conditions_of_the_runtime_are_reported(path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    ("conditions", "reason"),
+    [
+        ({"RuntimeReady": "", "NetworkReady": ""}, ""),
+        (
+            {"RuntimeReady": "", "NetworkReady": "no CNI config"},
+            "NetworkReady is false (no CNI config)",
+        ),
+        (
+            {"RuntimeReady": "starting", "NetworkReady": "no CNI config"},
+            "RuntimeReady is false (starting); NetworkReady is false (no CNI config)",
+        ),
+        (
+            {
+                "RuntimeReady": "",
+                "NetworkReady": "",
+                "ContainerdHasNoDeprecationWarnings": "cgroup",
+            },
+            "",
+        ),
+        ({"RuntimeReady": ""}, "NetworkReady is not reported"),
+    ],
+)
+async def test_conditions_that_keep_the_kubelet_from_starting_pods_are_reported(
+    path: pathlib.Path, conditions: dict[str, str], reason: str
+) -> None:
     runtime = FakeRuntime()
     runtime.responses["Status"] = runtime_pb2.StatusResponse(
         status=runtime_pb2.RuntimeStatus(
             conditions=[
-                runtime_pb2.RuntimeCondition(type="RuntimeReady", status=True),
-                runtime_pb2.RuntimeCondition(type="NetworkReady", message="no CNI config"),
+                runtime_pb2.RuntimeCondition(type=name, status=not problem, message=problem)
+                for name, problem in conditions.items()
             ]
         )
     )
     async with servers.serving(path, runtime), _client(path) as client:
-        assert await client.unready_reason() == "NetworkReady is false (no CNI config)"
+        assert await client.unready_reason() == reason
 
 
 async def test_containerd_events_are_used_before_cri_events(

@@ -22,10 +22,18 @@ async def finding_of(named: pathlib.Path | None, *candidates: pathlib.Path) -> F
     return found
 
 
+READY = [
+    runtime_pb2.RuntimeCondition(type=name, status=True)
+    for name in ("RuntimeReady", "NetworkReady")
+]
+
+
 @pytest.fixture
 def fake() -> FakeRuntime:
     made = FakeRuntime()
-    made.responses["Status"] = runtime_pb2.StatusResponse()
+    made.responses["Status"] = runtime_pb2.StatusResponse(
+        status=runtime_pb2.RuntimeStatus(conditions=READY)
+    )
     return made
 
 
@@ -45,7 +53,7 @@ async def test_runtime_that_is_not_ready_is_a_warning(
 ) -> None:
     condition = runtime_pb2.RuntimeCondition(type="NetworkReady", message="no plugin")
     fake.responses["Status"] = runtime_pb2.StatusResponse(
-        status=runtime_pb2.RuntimeStatus(conditions=[condition])
+        status=runtime_pb2.RuntimeStatus(conditions=[READY[0], condition])
     )
     finding = await finding_of(None, path)
     assert finding.kind == kinds.RUNTIME_NOT_READY.name
