@@ -76,6 +76,34 @@ def test_every_object_fits_the_schemas_of_the_kubernetes_api(name: str) -> None:
     assert [problem for thing in things for problem in kubernetes.problems(thing)] == []
 
 
+def _variables(overrides: Json) -> dict[tuple[str, str], dict[str, str]]:
+    """By kind and name of the object: the variables of its containers that have a value."""
+    return {
+        (thing["kind"], thing["metadata"]["name"]): {
+            variable["name"]: variable["value"]
+            for container in thing["spec"]["template"]["spec"]["containers"]
+            for variable in container.get("env", [])
+            if "value" in variable
+        }
+        for thing in rendering.objects(overrides)
+        if "template" in thing.get("spec", {})
+    }
+
+
+def test_all_that_use_the_api_server_get_its_address() -> None:
+    """`podgate proxy` has its services from the agent."""
+    everything = {"hub": {"enabled": True}, "proxy": {"enabled": True}}
+    address = {"KUBERNETES_SERVICE_HOST": "fd00:18::1", "KUBERNETES_SERVICE_PORT": "6443"}
+    found = _variables({**everything, "apiServer": {"host": "fd00:18::1"}})
+    with_address = {
+        name for name, variables in found.items() if address.items() <= variables.items()
+    }
+    assert with_address == found.keys() - {("DaemonSet", "podgate-proxy")}
+    assert len(with_address) == 4
+    for variables in _variables(everything).values():
+        assert not address.keys() & variables.keys()
+
+
 def test_an_unknown_field_and_a_wrong_type_are_found() -> None:
     thing = _found(rendering.objects(), "DaemonSet")
     thing["spec"]["minReadySeconds"] = "30"

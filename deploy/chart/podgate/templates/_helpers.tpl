@@ -39,6 +39,14 @@ app.kubernetes.io/component: hub
 {{- end }}
 {{- end }}
 
+{{- /* Variables of containers that use the API server: client-go's names for its address. */}}
+{{- define "podgate.apiServer" -}}
+- name: KUBERNETES_SERVICE_HOST
+  value: {{ .Values.apiServer.host | quote }}
+- name: KUBERNETES_SERVICE_PORT
+  value: {{ .Values.apiServer.port | quote }}
+{{- end }}
+
 {{- /* The agents' user, as tokens of its account name it. */}}
 {{- define "podgate.agentUser" -}}
 system:serviceaccount:{{ .Release.Namespace }}:podgate
