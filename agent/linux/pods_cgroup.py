@@ -10,6 +10,7 @@ import re
 import stat
 from collections.abc import Collection, Iterator
 
+from agent.linux.cgroups import root_level
 from agent.linux.procfs import Procfs, raise_own
 
 # With the drivers cgroupfs and systemd; the latter's begin with those of the slices above
@@ -49,7 +50,8 @@ class PodsCgroup:
         return [path] if path is not None else list(self._usual())
 
     def identity(self) -> tuple[int, int] | None:
-        """Its id, and its depth below the root; None on a node without a kubelet's hierarchy."""
+        """Its id, and its depth below the root of all. None on a node without a kubelet's cgroups,
+        or in a cgroup namespace whose depth is not known."""
         if self._root is None:
             return None
         path = self.confirmed or (self._current[0] if self._current else None)
@@ -61,7 +63,8 @@ class PodsCgroup:
             self._current = None
             return None
         self._current = path, inode
-        return inode, len(path.relative_to(self._root).parts)
+        level = root_level(self._root)
+        return None if level is None else (inode, level + len(path.relative_to(self._root).parts))
 
     def search(self, uids: Collection[str]) -> bool:
         """Find it by a process of one of these pods; whether it is another one than before.

@@ -10,7 +10,7 @@ import pathlib
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from agent.linux.cgroups import CgroupId, sees_the_root
+from agent.linux.cgroups import CgroupId, root_level
 from agent.linux.inotify import DirectoryWatches
 from agent.linux.pods_cgroup import PodsCgroup
 from agent.linux.procfs import raise_own
@@ -68,7 +68,7 @@ class _Reading:
         self.directories: set[pathlib.Path] = set()
         self._root = root
         self._pods_cgroup = pods_cgroup
-        self._sees_the_root = sees_the_root(root)
+        self._root_level = root_level(root)
         self._units: dict[str, list[pathlib.Path]] | None = None
         self._pods: dict[str, list[pathlib.Path]] | None = None
 
@@ -93,8 +93,10 @@ class _Reading:
             return None
         if not stat.S_ISDIR(status.st_mode):
             return None
-        level = len(path.relative_to(self._root).parts)
-        return CgroupId(status.st_ino, level if self._sees_the_root else None)
+        if self._root_level is None:
+            return CgroupId(status.st_ino, None)
+        level = self._root_level + len(path.relative_to(self._root).parts)
+        return CgroupId(status.st_ino, level)
 
     def _depend_on(self, path: pathlib.Path) -> None:
         """Watch the nearest directory above that exists."""

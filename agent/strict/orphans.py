@@ -50,7 +50,7 @@ async def find() -> list[RelayProcess]:
 def cgroup_ids(processes: list[RelayProcess]) -> set[int]:
     """Ids of the cgroups that these processes are in. May block."""
     root, procfs = cgroups.cgroup2_mount(), Procfs()
-    if root is None or not cgroups.sees_the_root(root):
+    if root is None:
         return set()
     paths = {procfs.cgroup(process.pid) for process in processes} - {None}
     return {found[-1] for path in paths if path and (found := cgroups.ancestors(root, path))}

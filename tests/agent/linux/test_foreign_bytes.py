@@ -96,15 +96,18 @@ def test_no_process_ends_the_search_for_the_kubelet(root: pathlib.Path, content:
         msgspec.json.encode(found.path if found else "")
 
 
-MOUNTS = b"cgroup2 %b cgroup2 rw 0 0\n"
+MOUNTS = b"30 24 0:26 / %b rw - cgroup2 cgroup2 rw\n"
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_mount_of_any_name_hides_no_other(tmp_path: pathlib.Path, odd: bytes) -> None:
+def test_mount_of_any_name_hides_no_other(
+    tmp_path: pathlib.Path, odd: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mounts = tmp_path / "mounts"
-    others = b"tmpfs /mnt/a" + odd + b"b tmpfs rw 0 0\n" + odd + b" /x " + odd + b" rw 0 0\n"
-    mounts.write_bytes(others + b"cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")
-    assert cgroups.cgroup2_mount(mounts) == pathlib.Path("/sys/fs/cgroup")
+    others = b"1 2 0:3 / /mnt/a" + odd + b"b rw - tmpfs t rw\n" + odd + b" / /x - " + odd + b"\n"
+    mounts.write_bytes(others + MOUNTS % os.fsencode(tmp_path))
+    monkeypatch.setattr(cgroups, "_ROOT_INODE", tmp_path.stat().st_ino)
+    assert cgroups.cgroup2_mount(mounts) == tmp_path
 
 
 @pytest.mark.parametrize("odd", [*ODD, b" ", b"\n", b"\\", "ü".encode()])
