@@ -27,7 +27,7 @@ _IS_ANCESTOR = (
 
 def of_ancestor(cgroup_id: int) -> int | None:
     """The level of a cgroup of cgroup v2 that this process is in or below, 0 for the root of all;
-    None if it is in another one, or the kernel does not tell.
+    None if it is in another one, or the kernel lacks the helper.
     """
     code = b"".join(struct.pack("=BBhi", *instruction) for instruction in _IS_ANCESTOR)
     try:

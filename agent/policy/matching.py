@@ -135,7 +135,7 @@ class RuleSet:
             return _MISSING[source.kind].format(source.name)
         if source.kind != "exact" and found[0].level is None:
             return (
-                f"Cgroups below that of {source} cannot be matched: this kernel does not tell how "
+                f"Cgroups below that of {source} cannot be matched: it is not known how "
                 "deep podgate's cgroup namespace is; run podgate in that of the host."
             )
         return ""

@@ -81,7 +81,7 @@ def web(lab: Lab) -> Iterator[LabPod]:
         yield pod
 
 
-def test_kubelet_is_told_from_other_processes_of_the_node(
+def test_only_the_kubelet_of_the_node_reaches_the_declared_port(
     node: Node, container: Container, web: LabPod
 ) -> None:
     node.start(web)
@@ -111,7 +111,7 @@ def test_rules_for_cgroups_below_one_admit_these(
 def test_cgroup_of_pods_has_its_depth_below_the_root_of_all(
     node: Node, container: Container, web: LabPod
 ) -> None:
-    """By it programs tell processes of pods from the host's."""
+    """By it programs distinguish processes of pods from the host's."""
     with container.below("kubepods") as (pods, _):
         node.start(web)
         with Map.open(str(pins.Pins(node.operator.bpffs).map(abi.CONFIG)), abi.CONFIG) as config:
