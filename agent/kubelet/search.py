@@ -19,6 +19,11 @@ from agent.settings import KUBELET_NAME, ByProcess, KubeletSetting
 
 _KUBELET_PORT = 10250  # --port's default, kubernetes/pkg/cluster/ports
 
+_IN_ONE_PROCESS = ("k3s-server", "k3s-agent", "k3s", "kubelite", "microshift")
+"""Processes of which the kubelet is a part: of k3s (and k3d), MicroK8s and MicroShift. They count
+where no process is the kubelet alone, and only while they serve its port: k3s has others of these
+names."""
+
 _CAP_SYS_ADMIN = 21  # linux/capability.h
 
 # Names of the cgroups that the kubelet and container runtimes create, by systemd's and cgroupfs'
@@ -77,7 +82,8 @@ def find(
     candidate serves the kubelet's port and it does not. Raises `KubeletCgroupError`.
     """
     if isinstance(setting, ByProcess):
-        pid = _choose(list(_candidates(setting, procfs)), procfs, current)
+        setting, pids = _named(setting, procfs)
+        pid = _choose(pids, procfs, current)
         path = None if pid is None else procfs.cgroup(pid)
         if path is None:
             return None
@@ -113,6 +119,18 @@ def find(
     _reject_pods_cgroup(path, directory, pid, procfs)
     is_shared = _is_shared(setting, directory, pid, procfs)
     return KubeletCgroup(path, number, is_shared, pid, procfs.started(pid) if pid else None)
+
+
+def _named(setting: ByProcess, procfs: Procfs) -> tuple[ByProcess, list[int]]:
+    """The candidates, and the setting that they fit."""
+    found = list(_candidates(setting, procfs))
+    if found or setting != ByProcess():
+        return setting, found
+    for name in _IN_ONE_PROCESS:
+        other = ByProcess(name, _KUBELET_PORT)
+        if found := list(_candidates(other, procfs)):
+            return other, found
+    return setting, []
 
 
 def _candidates(setting: ByProcess, procfs: Procfs) -> Iterator[int]:

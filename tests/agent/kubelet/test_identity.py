@@ -249,6 +249,31 @@ def test_kubelet_in_one_process_with_the_api_server_is_marked(node: Node) -> Non
     assert found.is_shared
 
 
+@pytest.mark.parametrize("name", ["k3s-server", "k3s-agent", "k3s", "kubelite", "microshift"])
+def test_process_that_the_kubelet_is_a_part_of_is_found_by_its_port(node: Node, name: str) -> None:
+    """Without a setting; k3s has other processes of its name."""
+    node.add(600, name, cgroup="/system.slice/other.service")
+    assert node.find() is None
+    node.add(700, name, port=10250)
+    found = node.find()
+    assert found is not None
+    assert (found.pid, found.is_shared) == (700, True)
+
+
+def test_process_that_is_the_kubelet_alone_comes_first(node: Node) -> None:
+    node.add(600, "k3s-server", cgroup="/system.slice/k3s.service", port=10250)
+    node.add(700)
+    assert node.found_pid() == 700
+
+
+@pytest.mark.parametrize(
+    "setting", [ByProcess("hyperkube"), ByProcess("kubelet", 12345)], ids=["name", "port"]
+)
+def test_only_what_is_set_is_looked_for(node: Node, setting: ByProcess) -> None:
+    node.add(600, "k3s-server", port=10250)
+    assert node.find(setting) is None
+
+
 def test_children_of_the_kubelet_do_not_count_as_sharing(node: Node) -> None:
     node.add(700)
     node.add(800, "mount", parent=700)

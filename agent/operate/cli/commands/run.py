@@ -138,7 +138,8 @@ def _parse_names(text: str) -> tuple[str, ...]:
     callback=options.parsed(parse_kubelet),
     default="process:kubelet",
     show_default=True,
-    help="Kubelet to admit: process:NAME[:PORT], cgroup:/PATH or unit:NAME.service.",
+    help="Kubelet to admit: process:NAME[:PORT], cgroup:/PATH or unit:NAME.service. By default "
+    "also the process of k3s, MicroK8s or MicroShift that serves port 10250.",
 )
 @click.option(
     "--dead-man-hours",
