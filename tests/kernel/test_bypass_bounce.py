@@ -59,7 +59,7 @@ class Bouncing:
 
     def stamp_without_a_gate(self) -> None:
         """As for a pod in mode off, which has no gate."""
-        self._devices.ensure_stamps({self._router.ifindex})
+        self._devices.ensure_hand_made({self._router.ifindex})
 
     def send(self, version: int, flags: int) -> None:
         ends = self._ends(version, self.port or guarded.TCP_PORT)
@@ -118,7 +118,7 @@ def bouncing(
         reach(router, pod)
         watched.set_mode(Mode.ENFORCE)
         yield Bouncing(watched, router, gates, devices)
-        devices.ensure_stamps(set())
+        devices.ensure_hand_made(set())
 
 
 def reach(router: labs.LabPod, pod: labs.LabPod) -> None:

@@ -82,7 +82,7 @@ def test_fragments_on_the_loopback_that_the_kernel_makes_again_are_dropped(
         if protocol == frames.UDP:
             assert reaches()  # forwarded, according to the gate
             assert watched.moved() == {(Verdict.PASS, Reason.FORWARDED): 1}
-        devices.ensure_stamps({LOOPBACK_IFINDEX})
+        devices.ensure_hand_made({LOOPBACK_IFINDEX})
         assert not reaches()
         assert watched.moved() == {(Verdict.DROP, reason): 1}
 

@@ -88,7 +88,7 @@ def test_what_the_host_sent_before_it_lost_its_socket_is_dropped(
         traffic.forget_ports(labs.BRIDGE, pods)
         for pod in pods:
             gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
-        devices.ensure_stamps({links.index_of(labs.BRIDGE)})
+        devices.ensure_hand_made({links.index_of(labs.BRIDGE)})
         counting = Counting(gates, target.ifindex)
         config.set_ovs(is_there=True)
         assert traffic.node_is_dropped(target, version)
