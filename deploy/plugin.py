@@ -15,6 +15,22 @@ _MODULES = (
 )
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
 
+# Any Python compiles it, also 2.7.
+_MAIN = """\
+import sys
+
+if sys.version_info < (3, 11):
+    sys.stderr.write(
+        "kubectl podgate: it needs Python 3.11 or newer, and python3 (%s) is %d.%d; "
+        "put a newer one first in PATH\\n" % ((sys.executable,) + tuple(sys.version_info[:2]))
+    )
+    sys.exit(1)
+
+from agent.operate.kubectl.main import main
+
+sys.exit(main())
+"""
+
 
 def pack(target: pathlib.Path) -> None:
     with tempfile.TemporaryDirectory() as made:
@@ -27,10 +43,7 @@ def pack(target: pathlib.Path) -> None:
         for package in ("agent/admin/finding_kinds", "agent/operate/kubectl"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(SOURCE / package, root / package, ignore=ignored)
-        (root / "__main__.py").write_text(
-            "import sys\n\nfrom agent.operate.kubectl.main import main\n\nsys.exit(main())\n",
-            encoding="ascii",
-        )
+        (root / "__main__.py").write_text(_MAIN, encoding="ascii")
         target.parent.mkdir(parents=True, exist_ok=True)
         zipapp.create_archive(root, target, interpreter="/usr/bin/env python3")
 

@@ -6,6 +6,7 @@ returns the exit status, and may raise `KubectlError`.
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -83,10 +84,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cluster = Cluster(kubectl, namespace=parsed.podgate_namespace, timeout_seconds=parsed.timeout)
     run: Callable[[argparse.Namespace, Cluster], int] = parsed.run
     try:
-        if not parsed.debug_pods:
-            return run(parsed, cluster)
-        with contextlib.closing(DebugPods(cluster)) as cluster.debug_pods:
-            return run(parsed, cluster)
+        with contextlib.ExitStack() as stack:
+            if parsed.debug_pods:
+                cluster.debug_pods = stack.enter_context(contextlib.closing(DebugPods(cluster)))
+            status = run(parsed, cluster)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader of a pipe has gone; Python would flush the rest at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO
     except KubectlError as error:
         sys.stderr.write(f"kubectl podgate: {error}\n")
         return NO

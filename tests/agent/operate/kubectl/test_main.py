@@ -1,5 +1,6 @@
 """The plugin's command line, and the one file that it is packed into."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -28,6 +29,33 @@ def test_global_options_reach_kubectl(kubectl: KubectlStandin) -> None:
     calls = kubectl.calls()
     assert calls == kubectl.calls("--context=shop", "--kubeconfig=/file")
     assert calls
+
+
+def test_reader_that_goes_away_gets_no_traceback(kubectl: KubectlStandin) -> None:
+    kubectl.serve_nodes()
+    command = [sys.executable, "-m", "agent.operate.kubectl.main", "--kubectl", kubectl.command]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [*command, "status"], stdout=writer, stderr=subprocess.PIPE, cwd=ROOT, check=False
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_packed_file_names_the_python_that_it_needs(tmp_path: pathlib.Path) -> None:
+    target = tmp_path / "kubectl-podgate"
+    subprocess.run([sys.executable, ROOT / "deploy/plugin.py", target], check=True)
+    older = "import runpy, sys; sys.version_info = (3, 8, 18); runpy.run_path(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", older, target], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "needs Python 3.11 or newer" in line
+    assert "is 3.8;" in line
 
 
 def test_packed_file_runs_without_any_package(tmp_path: pathlib.Path) -> None:
