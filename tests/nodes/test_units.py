@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.nodes import nested
-from tests.nodes.seeded import separate
+from tests.nodes.seeded import mixed, separate
 
 pytestmark = pytest.mark.kernel
 
@@ -47,3 +47,8 @@ def test_time_limit_is_the_failure_of_a_test(output: str, nodes: dict[str, str])
 def test_each_other_test_passes(output: str) -> None:
     # The third error is a descriptor that test_own_node leaves.
     assert re.search(r"2 failed, 6 passed, 1 error", output)
+
+
+def test_tests_of_both_kinds_run_beside_each_other() -> None:
+    """As a run of a directory without `-m` has them."""
+    assert "7 passed" in nested.run(mixed, status=0)

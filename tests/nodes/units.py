@@ -142,8 +142,8 @@ def start(session: pytest.Session, made: worker.Worker) -> None:
     session.config.stash[_runner] = _Runner(made, session)
 
 
-def is_kernel_test(item: pytest.Item) -> bool:
-    return item.get_closest_marker("kernel") is not None
+def is_kernel_test(item: pytest.Item | None) -> bool:
+    return item is not None and item.get_closest_marker("kernel") is not None
 
 
 @pytest.hookimpl(trylast=True)
@@ -152,7 +152,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     files: dict[str, int] = {}
     for item in items:
         files.setdefault(_file(item), len(files))
-    items.sort(key=lambda item: (files[_file(item)], _has_own_node(item)))
+    items.sort(key=lambda item: (files[_file(item)], is_kernel_test(item), _has_own_node(item)))
     if hasattr(config, "workerinput"):
         balance.sort(items)
 
@@ -160,11 +160,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     found = item.config.stash.get(_runner, None)
-    if found is None or not is_kernel_test(item):
+    is_of_unit = is_kernel_test(item)
+    if found is None or (not is_of_unit and not is_kernel_test(nextitem)):
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in found.run(item, nextitem):
-        item.ihook.pytest_runtest_logreport(report=report)
+    if not is_of_unit:
+        # A unit is to inherit no fixture, such as one of its module.
+        runner.runtestprotocol(item, nextitem=None)
+    else:
+        for report in found.run(item, nextitem):
+            item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 
