@@ -15,7 +15,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image plugin setup clean
+.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image push plugin setup clean
 
 demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -183,6 +183,10 @@ image: setup
 	@mkdir -p dist
 	$(PYTHON) deploy/rootfs.py --name localhost/podgate:$$($(PYTHON) -c 'import agent; print(agent.VERSION)') \
 		--revision $$(git rev-parse HEAD) --sbom dist/podgate.spdx.json dist/podgate.tar
+
+# The image into a registry, `make push REGISTRY=registry.example:5000`; prints its name and digest.
+push: image
+	@deploy/push.sh dist/podgate.tar "$(REGISTRY)"
 
 # podgate-client: the clients of the node-local APIs, for other programs.
 client: setup

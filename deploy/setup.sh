@@ -19,9 +19,9 @@ extras="[demo]"
 if [ "$what" != run ]; then
 	extras="[dev]"
 	# gcc and the C library's headers are for podgate-cni, bpftool is what maps are compared with, curl
-	# is what README's commands use, iptables is a backend of `podgate proxy`, and the rest is for tests with
-	# a container runtime.
-	packages="$packages gcc libc6-dev bpftool curl iptables containernetworking-plugins busybox-static"
+	# is what README's commands use, iptables is a backend of `podgate proxy`, skopeo pushes images, and the
+	# rest is for tests with a container runtime.
+	packages="$packages gcc libc6-dev bpftool curl iptables skopeo containernetworking-plugins busybox-static"
 	# Docker's packages include containerd and runc, too, and Debian's would replace them.
 	if ! command -v containerd >/dev/null || ! command -v runc >/dev/null; then
 		packages="$packages containerd runc"
@@ -67,13 +67,16 @@ log "installing Python packages (the first time: some 15 s)"
 .venv/bin/python -m pip install -q --disable-pip-version-check --root-user-action ignore --no-compile \
 	-c deploy/constraints.txt -e ".$extras"
 
-# promtool tests metrics and alerts, Prometheus draws dashboards. Debian's package starts the server, so it
-# is not installed.
-from_prometheus=""
-[ "$what" = run ] || [ -x .venv/bin/promtool ] || from_prometheus="promtool"
-[ "$what" != page ] || [ -x .venv/bin/prometheus ] || from_prometheus="$from_prometheus prometheus"
-if [ -n "$from_prometheus" ]; then
-	log "fetching from Debian's packages: $from_prometheus"
+# promtool tests metrics and alerts, Prometheus draws dashboards, and images are pushed to a registry.
+# Debian's packages start servers, so they are not installed.
+programs=""
+want() {
+	[ -x ".venv/bin/$1" ] || programs="$programs $1"
+}
+[ "$what" = run ] || { want promtool && want docker-registry; }
+[ "$what" != page ] || want prometheus
+if [ -n "$programs" ]; then
+	log "fetching from Debian's packages:$programs"
 	fetched="$(mktemp -d)"
 	trap 'rm -rf "$fetched"' EXIT
 	fetch() {
@@ -81,9 +84,9 @@ if [ -n "$from_prometheus" ]; then
 	}
 	# promtool has a package of its own since Debian 13.
 	fetch_program() {
-		fetch "$1" || fetch prometheus
+		fetch "$1" || { [ "$1" = promtool ] && fetch prometheus; }
 	}
-	for program in $from_prometheus; do
+	for program in $programs; do
 		fetch_program "$program" || { apt-get update -qq && fetch_program "$program"; } || {
 			log "cannot fetch $program; put it into .venv/bin"
 			exit 1
