@@ -129,7 +129,8 @@ def read_pod(document: object, *, source: str) -> Pod:
         manifest = msgspec.convert(document, _Manifest)
     except msgspec.ValidationError as error:
         raise PodError(
-            "InvalidManifest", f"{source} is not a pod manifest: {_sentence(error)}."
+            "InvalidManifest",
+            f"{source} is not a pod manifest: {_unquoted(document) or _sentence(error)}.",
         ) from error
     metadata = manifest.metadata
     spec = parse_pod(document)
@@ -167,6 +168,22 @@ def _pod_ips(status: _Status | None, source: str) -> tuple[IPAddress, ...]:
         return tuple(ipaddress.ip_address(one.ip) for one in (status.podIPs if status else ()))
     except ValueError as error:
         raise PodError("InvalidManifest", f"{source}: status.podIPs: {error}.") from error
+
+
+def _unquoted(document: object) -> str:
+    """Which label or annotation YAML reads as something else than text, such as `mode: off`; empty
+    if none. kubectl rejects it as well."""
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    for field in ("labels", "annotations"):
+        values = metadata.get(field) if isinstance(metadata, dict) else None
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if isinstance(value, bool | int | float):
+                shown = str(value).lower() if isinstance(value, bool) else str(value)
+                return (
+                    f"metadata.{field}: the value of {key} is {shown}, as YAML reads it without "
+                    "quotation marks; put the text into them"
+                )
+    return ""
 
 
 def _sentence(error: msgspec.ValidationError) -> str:

@@ -5,6 +5,7 @@ import ipaddress
 from typing import Any
 
 import pytest
+import yaml
 
 from agent import labels
 from agent.pods.pod import Pod, PodError, read_pod
@@ -85,6 +86,21 @@ def test_a_mistake_is_one_sentence(document: object, reason: str, words: str) ->
     assert words in problem.message
     assert problem.message.endswith(".")
     assert "\n" not in problem.message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("labels: {podgate.io/mode: off}", "podgate.io/mode is false, as YAML reads it"),
+        ("annotations: {example.org/build: 42}", "example.org/build is 42, as YAML reads it"),
+    ],
+)
+def test_value_without_quotation_marks_is_named(text: str, words: str) -> None:
+    document = {**MANIFEST, "metadata": {"name": "web", **yaml.safe_load(text)}}
+    with pytest.raises(PodError) as raised:
+        read_pod(document, source="web.yaml")
+    assert words in raised.value.problem.message
+    assert "put the text into them" in raised.value.problem.message
 
 
 def test_a_probe_with_a_mistake_leaves_the_pod_usable() -> None:
