@@ -44,7 +44,8 @@ def main() -> None:
     bcc = compiling.import_bcc()
     programs = loader.PROGRAM_SET
     flags = features.compiler_flags(programs.features, features.offered(programs.features))
-    module = bcc.BPF(text=sources.expand(programs.source), cflags=[*compiling.FLAGS, *flags])
+    flags = [*compiling.FLAGS, *flags, "-DWITH_LINES"]
+    module = bcc.BPF(text=sources.expand(programs.source), cflags=flags)
     function = module.load_func(sys.argv[1].encode(), bcc.BPF.SCHED_CLS)
     json.dump(_files(function.fd), sys.stdout)
 
