@@ -93,7 +93,7 @@ def find_acceptor(netns: Netns, sock: BareSocket) -> Redirection | None:
             port = _other_port(diag, own)
             if port is None and _is_outside(diag, sock, dialled, own, listeners):
                 return Redirection(0, 0)
-            if port in (None, dialled[1]):
+            if port is None or port == dialled[1]:
                 return None
     users = {found.local_port: found.user for found in listeners}
     return Redirection(port, users.get(port, 0), meshes.name(users.keys()))
