@@ -142,14 +142,16 @@ def test_rejected_connection_shows_that_its_user_is_exempt(
     rules: Rules, sock: socket.socket
 ) -> None:
     """The application is down, so no connection of that user is looked up."""
+
+    def way_after_rejection(user: int) -> InnerWay | None:
+        rules.acceptor.note_rejection(user)
+        return rules.acceptor.way
+
     rules.exempt = set()
     rules.connect(sock)
-    rules.acceptor.note_rejection(TO_PROXY.user)
-    assert rules.acceptor.way == InnerWay(TO_PROXY, TO_PROXY.user)
-    rules.acceptor.note_rejection(0)
-    assert rules.acceptor.way is None
-    rules.acceptor.note_rejection(TO_PROXY.user)
-    assert rules.acceptor.way is None
+    assert way_after_rejection(TO_PROXY.user) == InnerWay(TO_PROXY, TO_PROXY.user)
+    assert way_after_rejection(0) is None
+    assert way_after_rejection(TO_PROXY.user) is None
 
 
 def test_address_has_the_way_of_its_port_without_an_exempt_user(
