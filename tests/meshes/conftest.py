@@ -33,7 +33,7 @@ class _Recorder:
     """In the process that writes the run's end, which has all reports."""
 
     def __init__(self) -> None:
-        self._found: dict[str, record.Run] = {}
+        self._found: record.Record = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, value in report.user_properties if report.when == "teardown" else ():

@@ -17,9 +17,15 @@ from tests.kernel.standin import KubeletStub
 from tests.meshes import ambient, meshes
 from tests.meshes.meshes import InPods, Mesh
 from tests.meshes.running import mesh_processes
+from tests.polling import PATIENCE
 
-# podgate runs each of them once a second.
-_OWN = {"periodSeconds": 1, "initialDelaySeconds": 0, "failureThreshold": 1}
+# podgate runs each of them once a second; a proxy on a busy machine is late.
+_OWN = {
+    "periodSeconds": 1,
+    "initialDelaySeconds": 0,
+    "failureThreshold": 1,
+    "timeoutSeconds": round(5 * PATIENCE),
+}
 
 OK, REFUSED = nodeclient.OK, nodeclient.REFUSED
 WEB, PEER, PLAIN = "web", "peer", "plain"
