@@ -15,7 +15,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image push plugin setup clean
+.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image push plugin setup clean test-meshes
 
 demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -86,6 +86,13 @@ test-chart: setup
 # Without BIN: what needs only an API server, in the cluster of KUBECONFIG.
 test-cluster: setup
 	PODGATE_TEST_BIN=$(BIN) PODGATE_TEST_HELM=$(HELM) $(PYTEST) $(LONG) $(or $(FILES),tests/cluster) $(if $(BIN),,-m 'not kernel')
+
+# podgate beside Istio (sidecar and ambient), Linkerd and Consul's rules, by their own programs in
+# MESHES, which tests/meshes/programs.py names; some by `ARGS="-k consul"`. A minute for each mesh, into
+# docs/internals/mesh-runs.md.
+test-meshes: setup
+	@test -n "$(MESHES)" || { echo "name the folder of programs: make test-meshes MESHES=DIR" >&2; exit 2; }
+	PODGATE_TEST_MESHES=$(MESHES) $(PYTEST) $(LONG) tests/meshes -n $(shell nproc) $(ARGS)
 
 # Gates and connections over 20 killed agents, 5 upgrades and 200 pods, by tcx and by clsact; and ten
 # minutes without an agent, in which the kubelet restarts five times.

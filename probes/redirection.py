@@ -8,7 +8,9 @@ Tried on Linux 6.18 with REDIRECT and DNAT of both: the dialling socket shows th
 and so does its SO_ORIGINAL_DST. The accepted socket shows the other port: it is at 127.0.0.1 or ::1
 and the proxy's port (DNAT: the rule's address), connected to the dialling socket's own end. An
 exact lookup by sock_diag takes 33 us with its netlink socket, and finds no such pair; the list of
-connections does, in 0.5 ms or more.
+connections does, in 0.5 ms or more. With TPROXY the accepted socket is at the dialled address and
+port, and inherits IP_TRANSPARENT from the proxy's. Of a connection that DNAT leads out of the pod,
+no other end is in the pod.
 """
 
 import dataclasses
@@ -30,14 +32,15 @@ _TRUSTED_SECONDS = 10.0
 _ACCEPTORS_MAX = 10_000  # of ended pods, too; all is looked up again then
 _RESET_ON_CLOSE = struct.pack("=ii", 1, 0)  # struct linger
 _TCP = socket.IPPROTO_TCP
+_TCP_ESTABLISHED = 1  # include/net/tcp_states.h
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Redirection:
     """A process that accepts instead of the dialled one.
 
-    port: where it listens; user: its user id, 0 also if that is not found; mesh: its name, or
-    empty.
+    port: where it listens, 0 for one in another network namespace; user: its user id, 0 also if
+    that is not found; mesh: its name, or empty.
     """
 
     port: int
@@ -47,6 +50,8 @@ class Redirection:
     @property
     def text(self) -> str:
         """A clause."""
+        if not self.port:
+            return "redirected out of the pod"
         who = f"{self.mesh}, user {self.user}" if self.mesh else f"user {self.user}"
         return f"redirected to port {self.port} ({who})"
 
@@ -73,17 +78,24 @@ InnerWays = Mapping[str, InnerWay]
 def find_acceptor(netns: Netns, sock: BareSocket) -> Redirection | None:
     """Who has accepted this connection of the pod to itself, if not a server of the dialled port.
 
-    None also if that cannot be found out: the other end has closed, or is in no socket of the pod.
-    Raises `NetnsGoneError`, and `OSError` where the kernel has no inet_diag.
+    None also if that cannot be found out: the other end has closed, or the pod's rules replace the
+    source as well. Raises `NetnsGoneError`, and `OSError` where the kernel has no inet_diag.
     """
     dialled, own = _endpoint(sock.getpeername()), _endpoint(sock.getsockname())
     with SockDiag.open_in(netns) as diag:
-        if diag.connection(_TCP, dialled, own) is not None:
-            return None
-        port = _other_port(diag, own)
-        if port in (None, dialled[1]):
-            return None
-        users = {found.local_port: found.user for found in _listed(diag, sock_diag.LISTEN)}
+        is_found = diag.connection(_TCP, dialled, own) is not None
+        listeners = _listed(diag, sock_diag.LISTEN)
+        if is_found:
+            port = _transparent_port(listeners, dialled[1])
+            if port is None or not _is_transparent(diag, sock, dialled, own):
+                return None
+        else:
+            port = _other_port(diag, own)
+            if port is None and _is_outside(diag, sock, dialled, own, listeners):
+                return Redirection(0, 0)
+            if port is None or port == dialled[1]:
+                return None
+    users = {found.local_port: found.user for found in listeners}
     return Redirection(port, users.get(port, 0), meshes.name(users.keys()))
 
 
@@ -132,11 +144,22 @@ class Acceptor:
     A lookup is due for the first connection, after each failure, and every 10 s.
     """
 
-    __slots__ = ("_address", "_looked_up_for", "_netns", "_now", "_retry_at", "_until", "user")
+    __slots__ = (
+        "_address",
+        "_looked_up_for",
+        "_netns",
+        "_now",
+        "_retry_at",
+        "_until",
+        "user",
+        "way",
+    )
 
     def __init__(self, netns: Netns, address: str, now: Callable[[], float]) -> None:
         self.user = 0
         """Whose sockets are to connect."""
+        self.way: InnerWay | None = None
+        """None while connections of root are not redirected, as far as that is known."""
         self._netns = netns
         self._address = address
         self._now = now
@@ -162,11 +185,25 @@ class Acceptor:
         if redirection is None:
             self.user = self._looked_up_for = user
             self._until = now + _TRUSTED_SECONDS
-        elif user:
+            self._note_exempt(user)
+            return None
+        self.way = InnerWay(redirection, None)
+        if user:
             self.user, self._retry_at = 0, now + _TRUSTED_SECONDS
         elif now >= self._retry_at:
             self.user = redirection.user
         return redirection
+
+    def note_rejection(self, user: int) -> None:
+        """A connection of this user was rejected, so no proxy has accepted it."""
+        self._note_exempt(user)
+
+    def _note_exempt(self, user: int) -> None:
+        """Connections of this user are not redirected; root's neither, if it is root's."""
+        if not user:
+            self.way = None
+        elif self.way is not None:
+            self.way = InnerWay(self.way.redirection, user)
 
     def doubt(self) -> None:
         """A probe has failed: the next connection is looked up."""
@@ -178,22 +215,39 @@ class Acceptors:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._found: dict[tuple[Netns, str, int], Acceptor] = {}
+        self._found: dict[tuple[Netns, str], dict[int, Acceptor]] = {}
+        self._count = 0
 
     def of(self, netns: Netns, address: str, port: int) -> Acceptor:
-        found = self._found.get((netns, address, port))
+        ports = self._found.get((netns, address), {})
+        found = ports.get(port)
         if found is None:
-            if len(self._found) >= _ACCEPTORS_MAX:
+            if self._count >= _ACCEPTORS_MAX:
                 self._found.clear()
-            found = self._found[netns, address, port] = Acceptor(netns, address, self._now)
+                self._count = 0
+            found = Acceptor(netns, address, self._now)
+            self._found.setdefault((netns, address), {})[port] = found
+            self._count += 1
+        return found
+
+    def ways(self, netns: Netns, addresses: Iterable[str]) -> dict[str, InnerWay]:
+        """To these addresses, of one port each that is redirected, if a probe has found any: a port
+        for which no user is exempt comes first."""
+        found = {}
+        for address in addresses:
+            acceptors = self._found.get((netns, address), {}).values()
+            ways = [acceptor.way for acceptor in acceptors if acceptor.way is not None]
+            if ways:
+                found[address] = min(ways, key=lambda way: way.user is not None)
         return found
 
 
 def _find_proxy(netns: Netns, address: str, user: int, sock: BareSocket) -> Redirection | None:
     """As `find_acceptor`. A pod may redirect a port of its own to another, such as 80 to 8080: then
-    the server is the application. A proxy gets all ports, or listens where meshes' proxies do."""
+    the server is the application. A proxy gets all ports, or listens where meshes' proxies do, or
+    in another network namespace."""
     found = find_acceptor(netns, sock)
-    if found is None or found.port in meshes.PROXY_PORTS:
+    if found is None or not found.port or found.port in meshes.PROXY_PORTS:
         return found
     return found if find_catch_all(netns, address, user) is not None else None
 
@@ -210,14 +264,68 @@ def _other_port(diag: SockDiag, own: sock_diag.Endpoint) -> int | None:
     return None
 
 
+def _transparent_port(listeners: Iterable[InetSocket], dialled: int) -> int | None:
+    """Where a proxy listens to which TPROXY has led a connection; None if its server is at the
+    dialled port."""
+    ports = [found.local_port for found in listeners if found.is_transparent]
+    if not ports or dialled in ports:
+        return None
+    return next((port for port in ports if port in meshes.PROXY_PORTS), ports[0])
+
+
+def _is_transparent(
+    diag: SockDiag, sock: BareSocket, dialled: sock_diag.Endpoint, own: sock_diag.Endpoint
+) -> bool:
+    """Whether a transparent listener has accepted."""
+    _finish_handshake(sock)
+    accepted = diag.connection(_TCP, dialled, own)
+    return accepted is not None and accepted.is_transparent
+
+
+def _is_outside(
+    diag: SockDiag,
+    sock: BareSocket,
+    dialled: sock_diag.Endpoint,
+    own: sock_diag.Endpoint,
+    listeners: Iterable[InetSocket],
+) -> bool:
+    """Whether a connection of which the pod has no other end is open all the same.
+
+    While a listener's queue is full, one that was opened by a SYN cookie has none. A connection to
+    the dialled endpoint from somewhere else may be this one, with a source that rules replace.
+    """
+    _finish_handshake(sock)
+    if diag.connection(_TCP, dialled, own) is not None or _other_port(diag, own) is not None:
+        return False
+    address, port = dialled
+    if any(found.is_full for found in listeners if found.local_port == port):
+        return False
+    states = sock_diag.ANY_STATE & ~sock_diag.LISTEN
+    connected = _listed(diag, states, port=port)
+    if any(found.local == _as_ipv6(address) for found in connected):
+        return False
+    return sock.getsockopt(_TCP, socket.TCP_INFO, 1)[0] == _TCP_ESTABLISHED
+
+
+def _finish_handshake(sock: BareSocket) -> None:
+    """Send its last packet, which otherwise goes with the first data. Until then the other end is
+    a request at most, and none with a SYN cookie."""
+    sock.setsockopt(_TCP, socket.TCP_QUICKACK, 1)
+
+
 def _listed(
-    diag: SockDiag, states: int, remotes: set[bytes] | None = None, *, remote_port: int = 0
+    diag: SockDiag,
+    states: int,
+    remotes: set[bytes] | None = None,
+    *,
+    port: int = 0,
+    remote_port: int = 0,
 ) -> list[InetSocket]:
     found: list[InetSocket] = []
     for family in sock_diag.FAMILIES:
         try:
             found += diag.sockets(
-                _TCP, states, remotes, families=(family,), remote_port=remote_port
+                _TCP, states, remotes, families=(family,), port=port, remote_port=remote_port
             )
         except OSError as error:
             if error.errno != errno.ENOENT:  # a kernel without IPv6

@@ -29,15 +29,17 @@ _REQUEST_ONLY, _REQUEST_AND_ACK, _REQUEST_AND_DUMP = 0x1, 0x5, 0x301
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _SKV6ONLY = 11  # INET_DIAG_SKV6ONLY
 _CGROUP_ID = 21  # INET_DIAG_CGROUP_ID, Linux 5.8 (6e3a401fc8af)
+_SOCKOPT = 22  # INET_DIAG_SOCKOPT: struct inet_diag_sockopt
+_TRANSPARENT = 1 << 5  # in its first byte
 
 _HEADER = struct.Struct("=IHHII")
 _CODE = struct.Struct("=i")
 # struct inet_diag_req_v2 up to the socket's id, which is zero for "all" or begins with a port.
 _REQUEST = struct.Struct("=BBBBI")
 _ID_BYTES = 48
-# struct inet_diag_msg: family, state, 2 bytes, the id (ports, addresses, interface, cookie), three
-# numbers, uid, inode.
-_MESSAGE = struct.Struct(f"=BBxx{_ID_BYTES}s4x4x4xII")
+# struct inet_diag_msg: family, state, 2 bytes, the id (ports, addresses, interface, cookie), a
+# number, two queues, uid, inode.
+_MESSAGE = struct.Struct(f"=BBxx{_ID_BYTES}s4xIIII")
 _PORTS = struct.Struct("!HH")
 _ATTRIBUTE = struct.Struct("=HH")
 _CGROUP = struct.Struct("=Q")
@@ -70,6 +72,11 @@ class InetSocket:
     is_v6_only: bool = False
     user: int = 0
     """User id of its creator; 0 also once its process has closed it."""
+    is_transparent: bool = False
+    """Whether it, or the listener that it comes from, has IP_TRANSPARENT, as TPROXY requires; False
+    also if the kernel does not report it."""
+    is_full: bool = False
+    """Of a listener: whether its queue has no place for another connection."""
 
     @property
     def cookie(self) -> int:
@@ -147,7 +154,7 @@ class SockDiag:
         data = self._find(protocol, local, remote)
         if data is None:
             return None
-        _, state, _, user, inode = _MESSAGE.unpack_from(data, _HEADER.size)
+        _, state, _, _, _, user, inode = _MESSAGE.unpack_from(data, _HEADER.size)
         return int(user) if 1 << state == ESTABLISHED and inode else None
 
     def connection(self, protocol: int, local: Endpoint, remote: Endpoint) -> InetSocket | None:
@@ -213,12 +220,12 @@ def _error(code: int) -> OSError:
 def _read(
     data: bytes, start: int, end: int, protocol: int, remotes: Container[bytes] | None
 ) -> InetSocket | None:
-    family, _, own_id, user, inode = _MESSAGE.unpack_from(data, start)
+    family, state, own_id, queued, queue_limit, user, inode = _MESSAGE.unpack_from(data, start)
     remote = _address(family, own_id[20:36])
     if remotes is not None and remote not in remotes:
         return None
     cgroup = None
-    is_v6_only = False
+    is_v6_only = is_transparent = False
     at = start + _MESSAGE.size
     while at + _ATTRIBUTE.size <= end:
         length, kind = _ATTRIBUTE.unpack_from(data, at)
@@ -226,6 +233,8 @@ def _read(
             (cgroup,) = _CGROUP.unpack_from(data, at + _ATTRIBUTE.size)
         elif kind == _SKV6ONLY:
             is_v6_only = bool(data[at + _ATTRIBUTE.size])
+        elif kind == _SOCKOPT:
+            is_transparent = bool(data[at + _ATTRIBUTE.size] & _TRANSPARENT)
         at += max(_ATTRIBUTE.size, (length + 3) & ~3)
     local_port, remote_port = _PORTS.unpack_from(own_id)
     local = _address(family, own_id[4:20])
@@ -241,6 +250,8 @@ def _read(
         own_id,
         is_v6_only,
         user,
+        is_transparent,
+        is_full=1 << state == LISTEN and queued > queue_limit,
     )
 
 

@@ -45,12 +45,18 @@ table inet mesh {{
 }}
 """
 
+ALL_PORTS = "1-15000"
+"""But for those of meshes' proxies."""
+
 _SERVER = """
-import socket, sys
-user, port = int(sys.argv[1]), int(sys.argv[2])
-import os
-os.setuid(user)
+import os, socket, sys
+user, port, is_transparent = map(int, sys.argv[1:])
+if not is_transparent:
+    os.setuid(user)
 made = socket.socket(socket.AF_INET6)
+if is_transparent:
+    made.setsockopt(socket.SOL_IP, 19, 1)  # IP_TRANSPARENT, for both families
+    made.setsockopt(socket.IPPROTO_IPV6, 75, 1)  # IPV6_TRANSPARENT
 made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 made.bind(("::", port))
 made.listen()
@@ -67,6 +73,31 @@ while True:
 """
 
 
+def one_port(port: int, exemption: str = "") -> str:
+    """Rules that redirect one port. exemption: a rule before that."""
+    return f"""
+    table inet mesh {{
+      chain out {{
+        type nat hook output priority -100
+        {exemption}
+        tcp dport {port} redirect to :{PROXY}
+      }}
+    }}
+    """
+
+
+def tproxy(ports: str) -> str:
+    """Rules that lead these ports to a transparent proxy, when packets enter by the loopback."""
+    return f"""
+    table inet mesh {{
+      chain pre {{
+        type filter hook prerouting priority mangle
+        iifname lo meta l4proto tcp tcp dport {ports} tproxy to :{PROXY}
+      }}
+    }}
+    """
+
+
 def run(netns: Netns, *command: str, script: str | None = None) -> None:
     """Run a command inside the pod. script: its input."""
     subprocess.run(
@@ -79,9 +110,13 @@ def nft(netns: Netns, script: str) -> None:
 
 
 @contextlib.contextmanager
-def proxy(netns: Netns) -> Iterator[None]:
-    """A proxy of the user listens in the pod, and answers http requests; to /fail with 500."""
-    command = [sys.executable, "-c", _SERVER, str(USER), str(PROXY)]
+def proxy(netns: Netns, *, is_transparent: bool = False) -> Iterator[None]:
+    """A proxy of the user listens in the pod, and answers http requests; to /fail with 500.
+
+    is_transparent: it can accept what TPROXY leads to it. The socket is then root's.
+    """
+    arguments = [str(number) for number in (USER, PROXY, int(is_transparent))]
+    command = [sys.executable, "-c", _SERVER, *arguments]
     with subprocess.Popen(
         ["nsenter", f"--net={netns.path}", *command], stdout=subprocess.PIPE
     ) as process:

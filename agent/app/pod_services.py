@@ -90,7 +90,6 @@ class PodServices:
             stats=connections,
             answered=answered,
         )
-        self._inner_ways = InnerWayWatch(store, has_need=self._relays.pods.need_for)
         self._isolation = IsolationConditions(store, self._relays, gating.kubelet.open_ports)
         self._probing = ProbeManager(
             store,
@@ -99,6 +98,11 @@ class PodServices:
             events=gating.events,
             answered=answered,
             state=settings.run_directory / "state" / "probes.json",
+        )
+        self._inner_ways = InnerWayWatch(
+            store,
+            has_need=self._relays.pods.need_for,
+            probed=self._probing.acceptors.ways,
         )
         answers = AnswerReport(store, answered, self._relays.pods.problem_for)
         self._drops = DropReporting(settings, gate_worker, store=store, labels=gating.labels)

@@ -5,6 +5,7 @@ import dataclasses
 import datetime
 import enum
 import functools
+import ipaddress
 from collections.abc import Mapping
 
 from agent.linux.pod_network import HostInterface, PodNetwork
@@ -16,6 +17,8 @@ from probes.netns import Netns
 from probes.redirection import InnerWays
 
 _MAX_NAMED = 4
+# Reserved (RFC 4291, 2.4). Istio gives each pod of two IP versions ::6, which only its proxy uses.
+_OF_NO_NETWORK = ipaddress.IPv6Network("::/8")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +41,15 @@ class AddressClaims:
     @property
     def problem(self) -> str:
         """One sentence about unconfirmed addresses that will most likely stay so, or nothing."""
-        if self.is_settling or not self.unconfirmed:
+        if self.is_settling:
             return ""
-        named = [f"{address} is {why}" for address, why in self.unconfirmed.items()]
+        named = [
+            f"{address} is {why}"
+            for address, why in self.unconfirmed.items()
+            if address not in _OF_NO_NETWORK
+        ]
+        if not named:
+            return ""
         more = len(named) - _MAX_NAMED
         text = "; ".join(named[:_MAX_NAMED]) + (f"; and {more} more" if more > 0 else "")
         return f"Addresses that only the pod itself claims count in its own gate alone: {text}."

@@ -27,6 +27,7 @@ from agent.probing.recent import RecentProbes
 from agent.probing.result_store import Results, ResultStore, SavedProbes, sandbox_of
 from bpf import pins
 from probes.engine.families import PodInterfaces
+from probes.engine.prober import Prober
 from probes.engine.scheduler import (
     ProbedContainer,
     ProbedPod,
@@ -35,6 +36,7 @@ from probes.engine.scheduler import (
     Scheduler,
 )
 from probes.netns import Netns
+from probes.redirection import Acceptors
 from probes.results import ProbeOutcome, ProbeResult
 from probes.spec import probespec
 from probes.spec.specs import (
@@ -77,7 +79,11 @@ class ProbeManager:
         store.in_force.subscribe(self._changes)
         containers.changes.subscribe(self._changes)
         self._metrics = ProbeMetrics(store)
+        loop = asyncio.get_running_loop()
+        self.acceptors = Acceptors(loop.time)
+        """Who accepts the probes' connections."""
         self._scheduler = Scheduler(
+            starter=Prober(loop, self.acceptors),
             on_result=self._on_result,
             on_probe=self._on_probe,
             on_check=answered.record,

@@ -5,6 +5,8 @@ relay then connects as the proxy's user, if the rules exempt it; where they do n
 enforce. A pod's rules change without a message: an init container adds them after the pod has its
 gate. So each pod that has the relay, or is to get it, is tried every few seconds. The others that
 are gated are tried less often: `kubectl podgate strict` shows what strict would make of them.
+
+Rules of single ports are found by podgate's probes, which look up who accepts them.
 """
 
 import asyncio
@@ -27,6 +29,7 @@ log = structlog.get_logger(__name__)
 _PERIOD_SECONDS = 5.0
 _OTHERS_SECONDS = 30.0
 
+Probed = Callable[[Netns, Iterable[str]], InnerWays]
 Find = Callable[[Netns, Iterable[str], InnerWays], dict[str, InnerWay]]
 
 
@@ -38,16 +41,21 @@ class InnerWayWatch:
         store: PodStore,
         *,
         has_need: Callable[[PodState], object],
+        probed: Probed,
         find: Find = redirection.find_inner_ways,
     ) -> None:
-        """has_need: whether a pod in enforce has the relay; find: of a pod's addresses."""
+        """has_need: whether a pod in enforce has the relay; probed: what probes have found of a
+        pod's addresses; find: what a connection to an unused port finds."""
         self._store = store
         self._has_need = has_need
+        self._probed = probed
         self._find = find
         self._wake = asyncio.Event()
         self._changes = store.in_force.subscribe(Subscription(self._wake))
         self._tried: dict[str, tuple[Netns, tuple[str, ...], bool]] = {}
         """By uid: of which sandbox and addresses, and whether it had the relay."""
+        self._found: dict[str, dict[str, InnerWay]] = {}
+        """By uid, without what probes have found."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -88,13 +96,16 @@ class InnerWayWatch:
         state = self._store.get(uid)
         if state is None or state.netns is None or state.pod.mode is Mode.OFF:
             self._tried.pop(uid, None)
+            self._found.pop(uid, None)
             found: dict[str, InnerWay] = {}
         else:
             self._tried[uid] = (state.netns, state.own_addresses, self._is_relayed(state))
             try:
-                found = self._find(state.netns, state.own_addresses, state.inner_ways)
+                found = self._find(state.netns, state.own_addresses, self._found.get(uid, {}))
             except (NetnsError, OSError):
                 return  # it ends, or this process lacks descriptors, which shows nothing
+            self._found[uid] = found
+            found = _merged(found, self._probed(state.netns, state.own_addresses))
         if state is None or found == state.inner_ways:
             return
         state.inner_ways = found
@@ -114,3 +125,12 @@ class InnerWayWatch:
         if state.pod.host_network or not state.pod.is_relayed:
             return False
         return state.pod.mode is Mode.STRICT or bool(self._has_need(state))
+
+
+def _merged(found: InnerWays, probed: InnerWays) -> dict[str, InnerWay]:
+    """By address; one for which no user is exempt comes first."""
+    made = dict(found)
+    for address, way in probed.items():
+        if address not in made or way.user is None:
+            made[address] = way
+    return made

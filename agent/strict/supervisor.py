@@ -364,7 +364,8 @@ class RelaySupervisor:
         if is_blocked:
             # It works, and open connections may be among those that a firewall admits.
             self._release(serving.relay)
-        self._back_off(problem)
+        # Pods of a mesh reject the kubelet until the next relay serves.
+        self._back_off(problem, is_first=not is_blocked and self._backoff.failures == 0)
         self.pods.publish()
         if not is_blocked:
             await self._kill(serving.relay)
@@ -374,8 +375,11 @@ class RelaySupervisor:
         await relay.kill()
         await self._launcher.check()
 
-    def _back_off(self, problem: str) -> None:
+    def _back_off(self, problem: str, *, is_first: bool = False) -> None:
+        """is_first: no failure came before, so the next relay starts at once."""
         seconds = self._backoff.next_seconds()
+        if is_first:
+            seconds = 0.0
         if problem != self._logged_problem:
             log.error(Event.STRICT_UNAVAILABLE, problem=problem, retry_seconds=seconds)
         self._logged_problem = problem

@@ -95,11 +95,12 @@ def candidate_for(address: str, target: ExchangeTarget) -> DialCandidate:
 class Prober:
     """Runs plans on one event loop; it belongs to the loop's thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, acceptors: Acceptors | None = None) -> None:
+        """acceptors: what is known of who accepts, for several probers or other readers."""
         self.loop = loop
         self.poller = LoopPoller(loop)
         self.alarms = Alarms(loop)
-        self.acceptors = Acceptors(loop.time)
+        self.acceptors = acceptors or Acceptors(loop.time)
 
     def start(
         self, plan: ProbePlan, netns: Netns, done: Callable[[ProbeOutcome], None]

@@ -211,6 +211,8 @@ class DialAttempt:
         elif code in (errno.EALREADY, errno.EINPROGRESS):
             self._watch(select.EPOLLOUT)
         else:
+            if code == errno.ECONNREFUSED and self._acceptor is not None:
+                self._acceptor.note_rejection(self._user)
             self._fail(code, ": connect")
 
     def _is_redirected(self, sock: BareSocket) -> bool:

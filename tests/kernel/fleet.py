@@ -104,9 +104,15 @@ def grpc_probe(port: int) -> dict[str, Any]:
 
 
 def manifest(
-    pod: LabPod, mode: str, probes: Iterable[dict[str, Any]], *, addresses: Iterable[str] = ()
+    pod: LabPod,
+    mode: str,
+    probes: Iterable[dict[str, Any]],
+    *,
+    addresses: Iterable[str] = (),
+    kind: str = "livenessProbe",
 ) -> str:
-    """A pod that declares these handlers, one container each; addresses: its status.podIPs.
+    """A pod that declares these handlers, one container each; addresses: its status.podIPs; kind:
+    of all its probes.
 
     podgate itself runs the probes once an hour: a server sees only the stand-in's.
     """
@@ -114,7 +120,7 @@ def manifest(
         {
             "name": f"c{number}",
             "image": "none",
-            "livenessProbe": {"periodSeconds": 3600, "initialDelaySeconds": 3600, **probe},
+            kind: {"periodSeconds": 3600, "initialDelaySeconds": 3600, **probe},
         }
         for number, probe in enumerate(probes)
     ]

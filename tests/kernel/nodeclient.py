@@ -61,9 +61,10 @@ _CLASSES = {
 class NodeClient:
     """The process, as a test sees it."""
 
-    def __init__(self, group: Cgroup) -> None:
+    def __init__(self, group: Cgroup, netns: str = "") -> None:
+        inside = ["nsenter", f"--net={netns}"] if netns else []
         self._process = group.popen(
-            [sys.executable, "-m", "tests.kernel.nodeclient"],
+            [*inside, sys.executable, "-m", "tests.kernel.nodeclient"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -114,8 +115,9 @@ class NodeClient:
 
 
 @contextlib.contextmanager
-def node_client(group: Cgroup) -> Iterator[NodeClient]:
-    made = NodeClient(group)
+def node_client(group: Cgroup, netns: str = "") -> Iterator[NodeClient]:
+    """netns: the path of a pod's, for a client that is a pod's process."""
+    made = NodeClient(group, netns)
     try:
         yield made
     finally:

@@ -23,18 +23,19 @@ from tests.kernel.capture import IPNetwork, node_addresses
 from tests.kernel.cgroups import Cgroup
 
 RANGE4, RANGE6 = "198.18.64.0/18", "fd00:18:64::/64"
-REASONS = {"enforce": "Enforced", "strict": "Strict"}
+REASONS = {"audit": "Audit", "enforce": "Enforced", "strict": "Strict"}
 
 Probes = tuple[dict[str, Any], ...]
 
 
 @dataclasses.dataclass(slots=True)
 class FleetPod:
-    """A pod, with the probes and the mode of its manifest."""
+    """A pod, with the probes, their kind and the mode of its manifest."""
 
     pod: LabPod
     probes: Probes
     mode: str
+    kind: str = "livenessProbe"
 
     def targets(self, kind: str, port: int) -> list[str]:
         """Of a client's: both families."""
@@ -62,16 +63,17 @@ class Node:
         probes: Probes,
         mode: str = "enforce",
         bridged: bool = False,
+        kind: str = "livenessProbe",
     ) -> FleetPod:
         """Add a pod that serves these ports and declares these probes. Writes its manifest."""
         pod = self.lab.add_pod(name, number, bridged=bridged)
-        made = self.pods[name] = FleetPod(pod, probes, mode)
+        made = self.pods[name] = FleetPod(pod, probes, mode, kind)
         self.fleet.serve(pod, ports)
         self.declare(made)
         return made
 
     def declare(self, pod: FleetPod) -> None:
-        content = fleet.manifest(pod.pod, pod.mode, pod.probes)
+        content = fleet.manifest(pod.pod, pod.mode, pod.probes, kind=pod.kind)
         self.operator.write_file(f"{pod.pod.name}.yaml", content)
 
     def remove(self, name: str) -> None:

@@ -85,6 +85,21 @@ def test_pod_whose_rules_redirect_every_user_stays_at_enforce(
     assert dials(kubelet, pod) == [REFUSED, REFUSED]
 
 
+def test_pod_whose_rules_redirect_a_probed_port_alone_stays_at_enforce(
+    operator: AgentProcess, pod: LabPod, kubelet: Cgroup, no_relays: None
+) -> None:
+    """A connection to an unused port finds no such rule, but the port's own probe."""
+    redirected.nft(pod.netns, redirected.one_port(PORT))
+    start(operator, pod, kubelet)
+    operator.wait_for("enforce", is_left_at_enforce)
+    assert dials(kubelet, pod) == [REFUSED, REFUSED]
+    redirected.nft(pod.netns, "delete table inet mesh")
+    exemption = f"meta skuid {redirected.USER} return"
+    redirected.nft(pod.netns, redirected.one_port(PORT, exemption))
+    operator.wait_for("strict", is_strict)
+    wait_until("the relay's answer", lambda: dials(kubelet, pod) == [REFUSED, REFUSED])
+
+
 def test_rules_of_an_init_container_are_found_in_a_pod_in_strict(
     operator: AgentProcess, pod: LabPod, kubelet: Cgroup, no_relays: None
 ) -> None:

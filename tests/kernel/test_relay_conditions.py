@@ -159,7 +159,8 @@ def test_killed_relay_is_reported_replaced_and_leaves_no_interface(
     start(operator, kubelet)
     operator.wait_for("strict", is_strict)
     os.kill(relay_pid(operator), signal.SIGKILL)
-    operator.wait_for("the reason", is_enforced_because("the relay failed: it exited."))
+    operator.event(Event.STRICT_UNAVAILABLE, problem="the relay failed: it exited")
+    operator.event(Event.CONDITION_CHANGED, type=labels.ISOLATION_READY, reason="Enforced")
     assert dial(kubelet, pod.ipv4) == pod.ipv4
     report = operator.wait_for("strict again", is_strict)
     assert report.relay.restarts == 1
@@ -193,7 +194,8 @@ def test_relay_that_hangs_is_replaced(operator: AgentProcess, pod: LabPod, kubel
     start(operator, kubelet)
     operator.wait_for("strict", is_strict)
     os.kill(relay_pid(operator), signal.SIGSTOP)
-    operator.wait_for("the reason", is_enforced_because("the relay does not respond."))
+    operator.event(Event.STRICT_UNAVAILABLE, problem="the relay does not respond")
+    operator.event(Event.CONDITION_CHANGED, type=labels.ISOLATION_READY, reason="Enforced")
     assert dial(kubelet, pod.ipv4) == pod.ipv4
     operator.wait_for("strict again", is_strict)
 

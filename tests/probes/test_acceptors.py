@@ -7,7 +7,7 @@ import pytest
 
 from probes import redirection
 from probes.netns import Netns, NetnsGoneError
-from probes.redirection import Acceptors, Redirection
+from probes.redirection import Acceptors, InnerWay, Redirection
 
 POD = Netns("/run/netns/web", 4, 1)
 WHERE = (POD, "198.18.0.1", 8080)
@@ -118,3 +118,47 @@ def test_user_that_is_redirected_too_is_tried_every_ten_seconds(
 def test_pod_that_ends_meanwhile_shows_nothing(rules: Rules, sock: socket.socket) -> None:
     rules.is_gone = True
     assert rules.connect(sock) is None
+
+
+def test_way_of_a_port_names_the_user_that_is_exempt(rules: Rules, sock: socket.socket) -> None:
+    def ways() -> dict[str, InnerWay]:
+        return rules.acceptors.ways(POD, [WHERE[1], "198.18.0.2"])
+
+    assert ways() == {}
+    rules.exempt = {TO_PROXY.user}
+    assert rules.connect(sock) is None
+    assert ways() == {WHERE[1]: InnerWay(TO_PROXY, TO_PROXY.user)}
+    rules.exempt = set()
+    rules.now = 10.0
+    rules.connect(sock)
+    assert ways() == {WHERE[1]: InnerWay(TO_PROXY, None)}
+    rules.exempt = {0}
+    rules.now = 20.0
+    rules.connect(sock)
+    assert ways() == {}
+
+
+def test_rejected_connection_shows_that_its_user_is_exempt(
+    rules: Rules, sock: socket.socket
+) -> None:
+    """The application is down, so no connection of that user is looked up."""
+
+    def way_after_rejection(user: int) -> InnerWay | None:
+        rules.acceptor.note_rejection(user)
+        return rules.acceptor.way
+
+    rules.exempt = set()
+    rules.connect(sock)
+    assert way_after_rejection(TO_PROXY.user) == InnerWay(TO_PROXY, TO_PROXY.user)
+    assert way_after_rejection(0) is None
+    assert way_after_rejection(TO_PROXY.user) is None
+
+
+def test_address_has_the_way_of_its_port_without_an_exempt_user(
+    rules: Rules, sock: socket.socket
+) -> None:
+    for port, exempt in ((1, {TO_PROXY.user}), (2, set()), (3, {0})):
+        rules.exempt = exempt
+        rules.acceptor = rules.acceptors.of(*WHERE[:2], port)
+        rules.connect(sock)
+    assert rules.acceptors.ways(POD, [WHERE[1]]) == {WHERE[1]: InnerWay(TO_PROXY, None)}

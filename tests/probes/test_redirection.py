@@ -1,7 +1,9 @@
 """Probes in pods whose own rules redirect connections, as those of meshes do."""
 
 import asyncio
+import contextlib
 import socket
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +15,7 @@ from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.specs import HttpGet, Probe, TcpSocket
 from tests import redirected
 from tests.probes import servers
-from tests.probes.conftest import V4, V6, Sandbox
+from tests.probes.conftest import V4, V6, Sandbox, sandbox_netns
 from tests.probes.single_probe import OK, run_probe
 
 pytestmark = pytest.mark.kernel
@@ -145,6 +147,106 @@ async def test_port_that_the_pod_itself_redirects_is_the_application(sandbox: Sa
     redirected.nft(sandbox.netns, OWN_PORT)
     with sandbox.listen("0.0.0.0", APP):
         assert (await probe(sandbox, V4, port=80)).result is ProbeResult.SUCCESS
+
+
+@pytest.fixture
+def transparent(sandbox: Sandbox) -> Iterator[Sandbox]:
+    with redirected.proxy(sandbox.netns, is_transparent=True):
+        yield sandbox
+
+
+@pytest.mark.parametrize("address", [V4, V6])
+@pytest.mark.parametrize("is_alive", [False, True], ids=["dead", "alive"])
+async def test_transparent_proxy_of_one_port_is_noticed(
+    transparent: Sandbox, address: str, *, is_alive: bool
+) -> None:
+    """TPROXY of what enters by the loopback: the accepted socket has the dialled address."""
+    redirected.nft(transparent.netns, redirected.tproxy(str(APP)))
+    with contextlib.ExitStack() as stack:
+        if is_alive:
+            stack.enter_context(transparent.listen(address, APP))
+        outcome = await probe(transparent, address)
+    assert (outcome.result, outcome.is_redirected) == (ProbeResult.UNKNOWN, True)
+    assert outcome.message.startswith("Redirected to port 15001 (a mesh with Envoy, user 0)")
+
+
+def test_transparent_proxy_of_all_ports_is_noticed(transparent: Sandbox) -> None:
+    redirected.nft(transparent.netns, redirected.tproxy(redirected.ALL_PORTS))
+    way = InnerWay(Redirection(redirected.PROXY, 0, "a mesh with Envoy"), None)
+    assert redirection.find_inner_ways(transparent.netns, (V4, V6), {}) == {V4: way, V6: way}
+
+
+async def test_server_that_is_transparent_itself_is_the_application(transparent: Sandbox) -> None:
+    assert (await probe(transparent, V4, port=redirected.PROXY)).result is ProbeResult.SUCCESS
+
+
+@contextlib.contextmanager
+def elsewhere(sandbox: Sandbox) -> Iterator[tuple[str, int]]:
+    """Address and port of a server in another namespace, to which the sandbox has a route."""
+    with sandbox_netns() as other:
+        for command in (
+            f"ip link add far netns {sandbox.pid} type veth peer name near netns {other.pid}",
+            f"ip -n {sandbox.pid} addr add 198.18.9.1/30 dev far",
+            f"ip -n {sandbox.pid} link set far up",
+            f"ip -n {other.pid} addr add 198.18.9.2/30 dev near",
+            f"ip -n {other.pid} link set near up",
+            f"ip -n {other.pid} addr del {V4}/32 dev lo",
+            f"ip -n {other.pid} route add {V4} via 198.18.9.1",
+        ):
+            subprocess.run(_by_pid(command), check=True)
+        with other.listen("198.18.9.2") as listener:
+            yield listener.getsockname()
+
+
+def _by_pid(command: str) -> list[str]:
+    """`ip -n` takes names only."""
+    words = command.split()
+    if words[1] != "-n":
+        return words
+    return ["nsenter", f"--net=/proc/{words[2]}/ns/net", "ip", *words[3:]]
+
+
+@pytest.mark.parametrize("is_alive", [False, True], ids=["dead", "alive"])
+async def test_destination_in_another_network_namespace_is_noticed(
+    sandbox: Sandbox, *, is_alive: bool
+) -> None:
+    """By DNAT, as for a proxy in a namespace of its own."""
+    with elsewhere(sandbox) as (host, port), contextlib.ExitStack() as stack:
+        redirected.nft(
+            sandbox.netns,
+            "table ip own { chain out { type nat hook output priority -100; "
+            f"tcp dport {APP} dnat to {host}:{port}; }}; }}",
+        )
+        if is_alive:
+            stack.enter_context(sandbox.listen(V4, APP))
+        outcome = await probe(sandbox, V4)
+    assert (outcome.result, outcome.is_redirected) == (ProbeResult.UNKNOWN, True)
+    assert outcome.message == ("Redirected out of the pod, which shows nothing of the application.")
+
+
+async def test_source_that_rules_replace_is_no_redirection(sandbox: Sandbox) -> None:
+    """The other end is in the pod, and connected to another address than the probe's."""
+    redirected.nft(
+        sandbox.netns,
+        "table ip own { chain post { type nat hook postrouting priority 100; "
+        f"oifname lo tcp dport {APP} snat to 127.0.0.9; }}; }}",
+    )
+    with sandbox.listen(V4, APP) as listener:
+        assert (await probe(sandbox, V4)).result is ProbeResult.SUCCESS
+        accepted, peer = listener.accept()
+        accepted.close()
+    assert peer[0] == "127.0.0.9"
+
+
+async def test_server_with_syn_cookies_is_no_redirection(sandbox: Sandbox) -> None:
+    """The pod has no socket for a connection that is open already; with a full queue for longer."""
+    sandbox.netns.set_sysctl("ipv4/tcp_syncookies", "2")
+    with sandbox.listen(V4, APP, backlog=0), contextlib.ExitStack() as held:
+        for _ in range(3):
+            outcome = await probe(sandbox, V4)
+            assert not outcome.is_redirected
+            client = held.enter_context(sandbox.netns.socket(socket.AF_INET, socket.SOCK_STREAM))
+            client.connect_ex((V4, APP))
 
 
 def test_inner_way_names_the_user_that_is_exempt(consul: Sandbox) -> None:

@@ -119,6 +119,16 @@ async def test_new_address_may_still_be_confirmed() -> None:
     assert claims.problem == ""
 
 
+async def test_address_of_no_network_is_no_problem() -> None:
+    """Istio's proxy has ::6 in each pod."""
+    claimant = Claimant()
+    claimant.routes.ports = {"198.18.2.1": VETH}
+    claims = await claimant.settled("198.18.2.1", "::6")
+    assert why(claims) == {"::6": "without a route on the node"}
+    assert claims.problem == ""
+    assert not await claimant.is_reported("198.18.2.1", "::6")
+
+
 async def test_the_same_problem_is_reported_once() -> None:
     claimant = Claimant()
     assert await claimant.is_reported("192.0.2.1")

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.looptime
 
 ONE, OTHER = "198.18.1.1", "198.18.1.2"
 CONSUL = InnerWay(Redirection(15001, 5995, "Consul"), 5995)
+OF_NO_USER = InnerWay(Redirection(15001, 0, "Istio"), None)
 
 
 class Node:
@@ -28,11 +29,17 @@ class Node:
     def __init__(self) -> None:
         self.store = PodStore(Conditions())
         self.rules: dict[str, InnerWay] = {}
+        self.probed: dict[str, InnerWay] = {}
+        """Of single ports."""
+        self.before: list[InnerWays] = []
         self.gone: set[str] = set()
         self.needs: set[str] = set()
         self.tried: list[str] = []
         self.watch = InnerWayWatch(
-            self.store, has_need=lambda state: state.pod.name in self.needs, find=self.find
+            self.store,
+            has_need=lambda state: state.pod.name in self.needs,
+            probed=lambda _, addresses: _of(self.probed, addresses),
+            find=self.find,
         )
         self.changes = self.store.in_force.subscribe()
 
@@ -40,14 +47,19 @@ class Node:
         self, netns: Netns, addresses: Iterable[str], before: InnerWays
     ) -> dict[str, InnerWay]:
         self.tried += addresses
+        self.before.append(before)
         if netns.path in self.gone:
             raise NetnsGoneError("it is gone")
-        return {one: self.rules[one] for one in addresses if one in self.rules}
+        return _of(self.rules, addresses)
 
     def add(self, pod: PodState) -> PodState:
         self.store.pods[pod.pod.uid] = pod
         self.store.in_force.mark(pod.pod.uid)
         return pod
+
+
+def _of(ways: dict[str, InnerWay], addresses: Iterable[str]) -> dict[str, InnerWay]:
+    return {one: ways[one] for one in addresses if one in ways}
 
 
 @contextlib.asynccontextmanager
@@ -86,6 +98,33 @@ async def test_rules_of_an_init_container_are_found_within_seconds() -> None:
         del node.rules[ONE]
         await asyncio.sleep(5)
         assert web.inner_ways == {}
+
+
+async def test_rules_of_one_port_are_those_that_its_probe_has_found() -> None:
+    async with watched() as node:
+        web = node.add(strict_pod("web", ONE))
+        await asyncio.sleep(1)
+        node.probed[ONE] = OF_NO_USER
+        await asyncio.sleep(5)
+        assert web.inner_ways == {ONE: OF_NO_USER}
+        # It is no way of all ports, which would be tried by its user.
+        await asyncio.sleep(5)
+        assert node.before[-1] == {}
+        node.probed.clear()
+        await asyncio.sleep(5)
+        assert web.inner_ways == {}
+
+
+async def test_port_without_an_exempt_user_counts_before_rules_with_one() -> None:
+    async with watched() as node:
+        node.rules[ONE] = CONSUL
+        node.probed[ONE] = OF_NO_USER
+        web = node.add(strict_pod("web", ONE))
+        await asyncio.sleep(1)
+        assert web.inner_ways == {ONE: OF_NO_USER}
+        node.probed[ONE] = InnerWay(OF_NO_USER.redirection, 1337)
+        await asyncio.sleep(5)
+        assert web.inner_ways == {ONE: CONSUL}
 
 
 async def test_unchanged_pod_marks_nothing() -> None:

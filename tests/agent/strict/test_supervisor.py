@@ -30,7 +30,8 @@ STARTING = "the relay is starting."
 
 
 class Node:
-    """Pods, a launcher and the supervisor; `changed` are pods of which it answers differently."""
+    """Pods, a launcher and the supervisor; `changed` are pods of which it answers differently, and
+    `problems` those answers."""
 
     def __init__(self, default: Mode = Mode.AUDIT) -> None:
         self.modes = PodModes(default)
@@ -38,6 +39,7 @@ class Node:
         self.store.synced.set()
         self.launcher = ScriptedLauncher()
         self.changed: list[str] = []
+        self.problems: list[str | None] = []
         self.has_changed = asyncio.Event()
         self.stats = _Stats(self.store)
         self.answered = AnsweredProbes()
@@ -74,6 +76,8 @@ class _Marks(Subscription):
         if answers != self.seen.get(uid):
             self.seen[uid] = answers
             self._node.changed.append(uid)
+            pod = self._node.store.pods[uid]
+            self._node.problems.append(self._node.supervisor.pods.problem_for(pod))
             self._node.has_changed.set()
 
 
@@ -119,6 +123,7 @@ def with_a_relay(
         await asyncio.sleep(1)
         assert node.supervisor.pods.problem_for(pod) is None
         node.changed.clear()
+        node.problems.clear()
         node.has_changed.clear()
         await test(node, pod)
 
@@ -260,10 +265,8 @@ async def test_pods_with_a_conflict_report_it_and_others_are_proxied(
 async def test_relay_that_exits_is_reported_and_started_again(node: Node, web: PodState) -> None:
     node.launcher.newest.exit()
     await asyncio.sleep(0.2)
-    assert node.supervisor.pods.problem_for(web) == "the relay failed: it exited."
-    assert node.changed == [web.pod.uid]
+    assert node.problems == ["the relay failed: it exited.", None]
     assert node.launcher.relays[0].is_killed
-    await asyncio.sleep(3)
     assert node.supervisor.pods.problem_for(web) is None
     assert node.supervisor.restarts == 1
 
@@ -272,7 +275,7 @@ async def test_relay_that_exits_is_reported_and_started_again(node: Node, web: P
 async def test_failed_relay_reports_why(node: Node, web: PodState) -> None:
     node.launcher.newest.send(messages.RelayFailed("no descriptor is left"))
     await asyncio.sleep(0.2)
-    assert node.supervisor.pods.problem_for(web) == "the relay failed: no descriptor is left."
+    assert node.problems == ["the relay failed: no descriptor is left.", None]
 
 
 @with_a_relay
@@ -350,9 +353,10 @@ async def test_relay_that_does_not_respond_is_replaced(node: Node, web: PodState
 async def test_relay_that_sends_an_invalid_message_is_replaced(node: Node, web: PodState) -> None:
     node.launcher.newest._writer.write(b"\x00\x00\x00\x02{]")
     await asyncio.sleep(0.2)
-    problem = node.supervisor.pods.problem_for(web)
+    problem, after = node.problems
     assert problem is not None
     assert "sent an invalid message" in problem
+    assert after is None
 
 
 @on_a_node
@@ -372,6 +376,23 @@ async def test_retry_delay_doubles_up_to_eight_seconds(node: Node) -> None:
     node.launcher.problem = None
     await asyncio.sleep(10)
     assert node.supervisor.pods.problem_for(pod) is None
+
+
+@with_a_relay
+async def test_first_relay_that_fails_is_replaced_at_once_and_the_next_after_a_delay(
+    node: Node, web: PodState
+) -> None:
+    """Until then a mesh in the pod rejects the kubelet's probes."""
+    node.launcher.newest.exit()
+    await asyncio.sleep(0.1)
+    assert len(node.launcher.relays) == 2
+    assert node.supervisor.pods.problem_for(web) is None
+    node.launcher.newest.exit()
+    await asyncio.sleep(1.5)
+    assert len(node.launcher.relays) == 2
+    await asyncio.sleep(1.5)
+    assert len(node.launcher.relays) == 3
+    assert node.supervisor.pods.problem_for(web) is None
 
 
 @with_a_relay
@@ -686,4 +707,4 @@ async def test_relay_that_closes_its_channel_has_exited(node: Node, web: PodStat
     """Without a reset, as when it had read everything."""
     node.launcher.newest.end_channel()
     await asyncio.sleep(0.2)
-    assert node.supervisor.pods.problem_for(web) == "the relay failed: it exited."
+    assert node.problems == ["the relay failed: it exited.", None]

@@ -1,0 +1,1 @@
+"""podgate beside real service meshes: their own rules and proxies, taken from a folder."""
