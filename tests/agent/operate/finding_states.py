@@ -139,6 +139,12 @@ MADE: dict[str, dict[str, dict[str, str]]] = {
             "no-answer": "NO_ANSWER",
             "node-left": "NODE_LEFT",
         },
+        "test_webhook_of_an_earlier_release_is_found_and_the_command_deletes_it": {
+            "webhook-obsolete": "WEBHOOK_OBSOLETE",
+        },
+        "test_webhook_without_a_bundle_is_not_trusted": {
+            "webhook-untrusted": "WEBHOOK_UNTRUSTED",
+        },
     },
     "agent/operate/pinned/test_agent_process.py": {
         "test_agent_without_an_answer": {
