@@ -68,6 +68,14 @@ class Deployment:
         named = ["--namespace", NAMESPACE, "--create-namespace"]
         subprocess.run([*command, *named], check=True, timeout=120)
 
+    def apply_chart(self, values: Json) -> None:
+        """Create or change all objects that the chart has with these values, as `helm upgrade
+        --install`; objects of others are not changed."""
+        things = rendering.objects(values, service="kubectl")
+        kinds = list(PATHS)
+        for thing in sorted(things, key=lambda one: kinds.index(one["kind"])):
+            self._api.apply(f"{PATHS[thing['kind']]}/{thing['metadata']['name']}", thing)
+
     def wait_until_ready(self, seconds: float = 180) -> None:
         """The roll-out is complete, and the agent that has the node responds."""
         try:

@@ -228,6 +228,25 @@ def test_cleaning_pods_mount_what_they_remove_and_replace_agents_at_once() -> No
     assert patch["spec"]["updateStrategy"]["rollingUpdate"]["maxSurge"] == 0
 
 
+def test_cleaning_pods_remove_the_services_that_an_agent_saves_elsewhere() -> None:
+    found = daemonset()
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    container["args"].append("--services-state=/var/lib/podgate/services.json")
+    container["volumeMounts"].append({"name": "state", "mountPath": "/var/lib/podgate"})
+    spec = cleaning.patch_of(found, START)["spec"]["template"]["spec"]
+    (cleaner,) = spec["containers"]
+    value = "/host/var/lib/podgate/services.json"
+    assert {"name": "PODGATE_SERVICES_STATE", "value": value} in cleaner["env"]
+    # What an earlier version does not know would end its container.
+    assert not [one for one in cleaner["args"] if "services" in one]
+    mounts = {one["mountPath"]: one["name"] for one in cleaner["volumeMounts"]}
+    assert "/var/lib/podgate" not in mounts
+    (path,) = (
+        one["hostPath"]["path"] for one in spec["volumes"] if one["name"] == mounts["/host/var/lib"]
+    )
+    assert path == "/var/lib"
+
+
 def serve_labels(kubectl: KubectlStandin, **namespaces: str) -> None:
     """Namespaces with these modes, beside podgate's, and node b with the ceiling off."""
     items = [
