@@ -1,12 +1,14 @@
 """Lets a roll-out of the DaemonSet go on at this node, where its controller has lost its timer.
 
 The controller deletes the previous pod once the new one has been ready for minReadySeconds. For
-that time it has one timer only: a queue that keeps the earliest time of an object (client-go,
-util/workqueue, delaying_queue.go). If that one fires before the new pod is available, nothing sets
-another while both pods are ready and the previous one is available (updateDaemonSetStatus in
-pkg/controller/daemon/daemon_controller.go looks at the oldest pod of a node). That happens where
-both become ready at about the same time: after an API server that hung, or a kubelet that was away.
-The controller reconciles at any change of a pod, so the agent writes a condition of its own pod.
+that it has one timer for a DaemonSet, whose earliest time wins (AddAfter in client-go,
+util/workqueue/delaying_queue.go). A pod that became ready less than minReadySeconds before, of the
+previous roll-out, has set one already: it fires too early for the new pod, and nothing sets another
+while the previous pod is available, since the status considers only the oldest pod of a node
+(updateDaemonSetStatus in pkg/controller/daemon/daemon_controller.go). That happens where one
+roll-out follows another at once: after an API server that hung, pods are available as soon as they
+are reported ready. The controller reconciles at any change of a pod, so the agent writes a
+condition of its own pod.
 """
 
 import asyncio
