@@ -1,4 +1,4 @@
-"""Lets a roll-out of the DaemonSet go on at this node, where its controller has lost its timer.
+"""Lets a roll-out of the DaemonSet continue at this node, where its controller lost its timer.
 
 The controller deletes the previous pod once the new one has been ready for minReadySeconds. For
 that it has one timer for a DaemonSet, whose earliest time wins (AddAfter in client-go,
@@ -35,7 +35,7 @@ FIRST_SECONDS: Final = 33.0
 """After the pod became ready: the chart's minReadySeconds, the second that the controller adds, and
 two in which it deletes the pod itself."""
 LONGEST_SECONDS: Final = 300.0
-"""Between two writes of a roll-out that stands still for another reason, or that has a higher
+"""Between two writes of a roll-out that waits for another reason, or that has a higher
 minReadySeconds."""
 
 _POLL_SECONDS: Final = 2.0
@@ -71,7 +71,7 @@ class RollOut:
         """How long it has to be ready for the next write."""
 
     async def run(self) -> None:
-        """Write where it stands still, until cancelled."""
+        """Write where it does not continue, until cancelled."""
         while True:
             await asyncio.sleep(_POLL_SECONDS)
             found = self._waiting()

@@ -43,7 +43,7 @@ WEBHOOK_OBSOLETE = define(
     "webhook-obsolete",
     DEGRADED,
     "A webhook or admission policy that the controller of an earlier release wrote is still there. "
-    "Its certificate ends, and it injects readiness gates beside the objects of the chart.",
+    "Its certificate ends, and it injects readiness gates in addition to the objects of the chart.",
     "Delete it: the Job podgate-webhook-certificate does so, where an upgrade runs that.",
     "kubectl delete {name}",
 )

@@ -1,4 +1,4 @@
-"""Webhooks and admission policies of podgate that nobody maintains: findings of the cluster.
+"""Webhooks and admission policies of podgate that no process maintains: findings of the cluster.
 
 No account of podgate's may read or write them, so nothing but the Job of an installation and a user
 of kubectl can find them.
@@ -35,7 +35,7 @@ _RESOURCES = (
 
 
 def find(cluster: Cluster) -> Iterator[Finding]:
-    """Those of earlier releases, and those that the API server cannot call."""
+    """Those of previous releases, and those that the API server cannot call."""
     found = {
         f"{one['kind'].lower()}/{one['metadata']['name']}": one
         for resources in _RESOURCES
@@ -43,7 +43,7 @@ def find(cluster: Cluster) -> Iterator[Finding]:
     }
     for name in OBSOLETE:
         if name in found:
-            text = f"{name} is of an earlier release, and nothing of this release maintains it."
+            text = f"{name} is of a previous release, and nothing of this release maintains it."
             yield findings.of_cluster(kinds.WEBHOOK_OBSOLETE, text, f"webhook {name}")
     for name in CURRENT:
         if name in found and not all(map(_is_trusted, found[name].get("webhooks") or ())):

@@ -1,4 +1,4 @@
-"""A roll-out that stands still at a node is continued by a condition of the new pod."""
+"""A roll-out that does not continue at a node gets a condition of the new pod."""
 
 import asyncio
 import datetime
@@ -103,7 +103,7 @@ OF_ANOTHER = msgspec.convert(
 
 
 @pytest.mark.parametrize("other", [None, DELETED, YOUNGER, OF_ANOTHER])
-async def test_nothing_is_written_without_an_older_pod_that_should_be_gone(
+async def test_nothing_is_written_without_a_previous_pod(
     server: ApiServer, api: ApiClient, other: ApiPod | None
 ) -> None:
     async with running(api, [*([other] if other else []), NEW]):
@@ -111,7 +111,7 @@ async def test_nothing_is_written_without_an_older_pod_that_should_be_gone(
     assert not server.patches()
 
 
-async def test_nothing_is_written_before_the_own_pod_is_known_and_ready(
+async def test_nothing_is_written_before_the_pod_is_ready(
     server: ApiServer, api: ApiClient
 ) -> None:
     unready = msgspec.convert({"metadata": {"name": "new", "namespace": "podgate"}}, ApiPod)

@@ -139,7 +139,7 @@ MADE: dict[str, dict[str, dict[str, str]]] = {
             "no-answer": "NO_ANSWER",
             "node-left": "NODE_LEFT",
         },
-        "test_webhook_of_an_earlier_release_is_found_and_the_command_deletes_it": {
+        "test_webhook_of_a_previous_release_is_found": {
             "webhook-obsolete": "WEBHOOK_OBSOLETE",
         },
         "test_webhook_without_a_bundle_is_not_trusted": {

@@ -63,8 +63,8 @@ def _parse_names(text: str) -> tuple[str, ...]:
     "--pod-name",
     envvar="POD_NAME",
     show_envvar=True,
-    help="Name of this agent's own pod; if a roll-out stands still at it, a condition of that pod "
-    "reminds the DaemonSet controller.",
+    help="Name of this agent's own pod; if a roll-out does not continue at it, a condition of that "
+    "pod reminds the DaemonSet controller.",
 )
 @options.kubeconfig
 @click.option(

@@ -173,18 +173,16 @@ def test_policy_that_names_no_namespace_is_one_finding_whatever_its_effect(
         "MutatingAdmissionPolicyBinding/podgate-inject-isolation-ready",
     ],
 )
-def test_webhook_of_an_earlier_release_is_found_and_the_command_deletes_it(
-    objects: Objects, name: str
-) -> None:
+def test_webhook_of_a_previous_release_is_found(objects: Objects, name: str) -> None:
     objects.admission(name)
     (one,) = objects.find()
     assert (one.kind, one.severity) == (kinds.WEBHOOK_OBSOLETE.name, "degraded")
     kind, _, own = name.partition("/")
-    assert one.sentence.startswith(f"{kind.lower()}/{own} is of an earlier release")
+    assert one.sentence.startswith(f"{kind.lower()}/{own} is of a previous release")
     assert one.next_command == f"kubectl delete {kind.lower()}/{own}"
 
 
-def test_webhooks_of_earlier_releases_are_those_that_the_job_deletes() -> None:
+def test_webhooks_of_previous_releases_are_those_of_the_job() -> None:
     def singular(path: str) -> str:
         resource, _, name = path.partition("/")
         kind = resource.removesuffix("s").removesuffix("ie")
