@@ -43,10 +43,17 @@ class Start:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
-    """A node, and why it is not clean yet; empty if it is."""
+    """A node, and why it is not clean yet; empty if it is. is_gone: its Node was deleted, and
+    nothing of podgate in the API is of it."""
 
     node: str
     problem: str = ""
+    is_gone: bool = False
+
+    @property
+    def state(self) -> str:
+        """For people."""
+        return self.problem or ("deleted meanwhile" if self.is_gone else "clean")
 
 
 def is_started(cluster: Cluster) -> bool:
@@ -188,6 +195,8 @@ def verdicts(cluster: Cluster, nodes: Collection[str]) -> list[Verdict]:
     problems = {node.name: node.problem for node in cluster.all_nodes()}
     return [
         Verdict(node, _problem(cluster, pods.get(node), problems.get(node, "")))
+        if node in problems or node in pods
+        else Verdict(node, is_gone=True)
         for node in sorted(nodes)
     ]
 

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from agent.operate.kubectl import cleaning, main, uninstall
+from agent.operate.kubectl.cluster import Cluster
 from tests.agent.operate.kubectl.standin import KubectlStandin, agent_pod, node
 from tests.chart import examples, rendering
 
@@ -332,6 +333,21 @@ def test_node_that_the_daemonset_does_not_select_is_cleaned_by_a_pod_of_its_own(
     assert "nodeSelector" not in pod["spec"]
     selector = daemonset()["spec"]["selector"]["matchLabels"]
     assert not selector.items() <= pod["metadata"]["labels"].items()
+
+
+def test_node_that_is_deleted_meanwhile_is_not_waited_for(
+    nodes: KubectlStandin,
+) -> None:
+    """As one that an autoscaler removes: neither a Node nor a pod nor a report of it is left."""
+    clean = [cleaning_pod("a", is_ready=True)]
+    nodes.respond("get", "podgate.io/cleanup=uninstall", output={"items": clean})
+    found = cleaning.verdicts(Cluster([nodes.command]), ["a", "b"])
+    assert "the agent's pod is not replaced yet" in found[1].problem
+    nodes.respond("get", "nodes", output={"items": [node("a")]})
+    nodes.respond("get", "pods", "--namespace=podgate", output={"items": []})
+    nodes.respond("get", "podgate.io/cleanup=uninstall", output={"items": clean})
+    found = cleaning.verdicts(Cluster([nodes.command]), ["a", "b"])
+    assert [(one.problem, one.state) for one in found] == [("", "clean"), ("", "deleted meanwhile")]
 
 
 def test_one_forgotten_node_is_cleaned_alone(
