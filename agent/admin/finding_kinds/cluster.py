@@ -47,6 +47,14 @@ WEBHOOK_OBSOLETE = define(
     "Delete it: the Job podgate-webhook-certificate does so, where an upgrade runs that.",
     "kubectl delete {name}",
 )
+WEBHOOK_RIGHTS_LEFT = define(
+    "webhook-rights-left",
+    DEGRADED,
+    "The account of the webhooks' Job may still write webhooks, and no such Job runs: it failed, "
+    "or 'kubectl apply' made the binding again, and a finished one still existed.",
+    "Delete the binding; the next installation makes it again.",
+    "kubectl delete clusterrolebinding podgate-webhook-certificate",
+)
 WEBHOOK_UNTRUSTED = define(
     "webhook-untrusted",
     DEGRADED,

@@ -34,8 +34,13 @@ _RESOURCES = (
 )
 
 
+_JOB = "podgate-webhook-certificate"
+"""The Job's name, and that of its bindings, which it deletes last."""
+
+
 def find(cluster: Cluster) -> Iterator[Finding]:
-    """Those of previous releases, and those that the API server cannot call."""
+    """Those of previous releases, those that the API server cannot call, and rights to write them
+    that no Job uses."""
     found = {
         f"{one['kind'].lower()}/{one['metadata']['name']}": one
         for resources in _RESOURCES
@@ -52,6 +57,23 @@ def find(cluster: Cluster) -> Iterator[Finding]:
                 "without its answer."
             )
             yield findings.of_cluster(kinds.WEBHOOK_UNTRUSTED, text, f"webhook {name}")
+    if _named(cluster, "clusterrolebindings") and not any(
+        map(_is_unfinished, _named(cluster, "jobs", f"--namespace={cluster.namespace}"))
+    ):
+        text = f"ClusterRoleBinding {_JOB} grants the right to write webhooks, and no Job uses it."
+        yield findings.of_cluster(kinds.WEBHOOK_RIGHTS_LEFT, text)
+
+
+def _named(cluster: Cluster, resource: str, *place: str) -> list[Object]:
+    """The object with the Job's name, if there is one."""
+    found = cluster.items(resource, *place, f"--field-selector=metadata.name={_JOB}")
+    return [one for one in found if one["metadata"]["name"] == _JOB]
+
+
+def _is_unfinished(job: Object) -> bool:
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    ends = ("Complete", "Failed")
+    return not any(one["type"] in ends and one["status"] == "True" for one in conditions)
 
 
 def _is_trusted(webhook: Object) -> bool:

@@ -66,8 +66,20 @@ class Objects:
                 of_webhooks.append(found | {"webhooks": [{"clientConfig": {"caBundle": bundle}}]})
             else:
                 of_policies.append(found)
+        self.job(None, has_rights=False)
         self.kubectl.respond("get", WEBHOOKS, output={"items": of_webhooks})
         self.kubectl.respond("get", ADMISSION_POLICIES, output={"items": of_policies})
+
+    def job(self, end: str | None, *, has_rights: bool) -> None:
+        """That of the webhooks' certificate. end: the condition of its end; empty while it runs;
+        None without a Job; has_rights: whether its bindings exist."""
+        named = {"metadata": {"name": "podgate-webhook-certificate"}}
+        conditions = [{"type": end, "status": "True"}] if end else []
+        jobs = [] if end is None else [named | {"status": {"conditions": conditions}}]
+        self.kubectl.respond("get", "jobs", output={"items": jobs})
+        other = {"metadata": {"name": "another"}}
+        bindings = [other, named] if has_rights else [other]
+        self.kubectl.respond("get", "clusterrolebindings", output={"items": bindings})
 
     def find(self, seconds: float = 0.0) -> list[Finding]:
         """The findings this long after the agents' pods were created."""
@@ -198,6 +210,19 @@ def test_webhook_without_a_bundle_is_not_trusted(objects: Objects, bundle: str) 
     found = [(one.kind, one.next_command) for one in objects.find()]
     kind = kinds.WEBHOOK_UNTRUSTED
     assert found == ([] if bundle else [(kind.name, kind.command)])
+
+
+@pytest.mark.parametrize("end", [None, "Complete", "Failed"])
+def test_rights_to_webhooks_that_no_job_uses_are_found(objects: Objects, end: str | None) -> None:
+    objects.job(end, has_rights=True)
+    kind, sentence = only(objects.find())
+    assert kind == kinds.WEBHOOK_RIGHTS_LEFT.name
+    assert sentence.startswith("ClusterRoleBinding podgate-webhook-certificate grants")
+
+
+def test_rights_of_a_job_that_runs_are_none_that_are_left(objects: Objects) -> None:
+    objects.job("", has_rights=True)
+    assert objects.find() == []
 
 
 def test_api_server_without_mutating_policies_has_webhooks_all_the_same(objects: Objects) -> None:
