@@ -53,6 +53,16 @@ def everything(node: OneNode, podgate: Deployment, helm: str) -> None:
         polling.wait_until(f"{name} is ready", lambda name=name: _is_ready(node, name))
     polling.wait_until("the proxy serves", lambda: SERVICE_ADDRESS in _rules())
     polling.wait_until("services are saved", lambda: list(_STATE.glob("*.json")))
+    assert _is_trusted(node)
+    if helm:
+        # A hook, which ended before Helm did.
+        assert not node.api.find(f"{PATHS['ClusterRoleBinding']}/podgate-webhook-certificate")
+
+
+def _is_trusted(node: OneNode) -> bool:
+    """Whether the API server trusts the controller."""
+    path = f"{PATHS['ValidatingWebhookConfiguration']}/podgate-webhook-probe-spec"
+    return all(one["clientConfig"].get("caBundle") for one in node.api.get(path)["webhooks"])
 
 
 def _is_ready(node: OneNode, name: str) -> bool:
