@@ -1,6 +1,7 @@
 """`kubectl podgate uninstall` of all that the chart installs, and the next installation."""
 
 import base64
+import functools
 import json
 import pathlib
 import subprocess
@@ -50,7 +51,7 @@ def everything(node: OneNode, podgate: Deployment, helm: str) -> None:
         podgate.apply_chart(_VALUES | {"namespace": {"create": True}})
     podgate.wait_until_ready()
     for name in ("podgate-hub", "podgate-proxy"):
-        polling.wait_until(f"{name} is ready", lambda name=name: _is_ready(node, name))
+        polling.wait_until(f"{name} is ready", functools.partial(_is_ready, node, name))
     polling.wait_until("the proxy serves", lambda: SERVICE_ADDRESS in _rules())
     polling.wait_until("services are saved", lambda: list(_STATE.glob("*.json")))
     assert _is_trusted(node)
