@@ -276,6 +276,8 @@ class Event(enum.Enum):
     REPLY_TABLE_READY = "Reply table initialised from the pod's open sockets."
     RESOURCE_NOT_SERVED = "Resource not served by the API server; retrying every minute."
     RESULTS_NOT_SAVED = "Probe results cannot be saved."
+    ROLL_OUT_NOT_REMINDED = "Condition of the agent's own pod cannot be written; retrying."
+    ROLL_OUT_REMINDED = "The previous agent's pod still runs; reminded the DaemonSet controller."
     RULE_CGROUP_MISSING = "cgroup or unit not found; rules that name it admit nothing."
     RULE_CGROUP_RESOLVED = "cgroup found, or no longer named by a rule."
     RULE_CGROUPS_MISSING = "More cgroups named by rules not found."

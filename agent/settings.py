@@ -149,6 +149,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str = "podgate"
     """podgate's own namespace, whose label podgate.io/max-mode is the ceiling of the cluster."""
 
+    pod_name: str | None = None
+    """Name of this agent's own pod, of which a roll-out is observed. None: it has none."""
+
     kubeconfig: str | None = None
     """kubeconfig file. None: KUBECONFIG, or the pod's service account."""
 

@@ -143,6 +143,15 @@ def replace(path: pathlib.Path, content: bytes, *, mode: int = 0o600) -> None:
         raise
 
 
+def remove(path: pathlib.Path) -> None:
+    """Remove a file, what a killed process left of its next version, and its directory unless that
+    has more. Raises `OSError`."""
+    for one in (path, path.with_name(f".{path.name}.new")):
+        one.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
+
+
 def _make_way(path: pathlib.Path) -> None:
     """Remove what a killed process left. Raises `OSError`."""
     try:

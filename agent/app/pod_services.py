@@ -27,6 +27,7 @@ from agent.app.node_reporter import NodeReporter
 from agent.app.ports import Ports
 from agent.app.reports import Reports
 from agent.app.rings import Rings
+from agent.app.roll_out import RollOut
 from agent.app.servers import Servers
 from agent.app.service_outputs import ManifestServices
 from agent.kube.client import ApiClient
@@ -162,6 +163,7 @@ class PodServices:
             exporter.add(pod_info)
         self._kubelet_version: KubeletVersion | None = None
         self._node_reporter: NodeReporter | None = None
+        self._roll_out: RollOut | None = None
         if api and cluster and settings.node_name:
             self._kubelet_version = KubeletVersion(
                 api,
@@ -172,6 +174,14 @@ class PodServices:
             self._node_reporter = NodeReporter(
                 api, settings.node_name, status=self._node_status, node_uid=cluster.node_uid
             )
+            if settings.pod_name:
+                watched = cluster.pods.pods
+                self._roll_out = RollOut(
+                    api,
+                    lambda: watched.objects.values(),
+                    namespace=settings.namespace,
+                    name=settings.pod_name,
+                )
         manifest_services = self._manifest_services
         reports = Reports(
             gating,
@@ -233,6 +243,8 @@ class PodServices:
             yield "services", self._manifest_services.run
         if self._node_reporter:
             yield "node-report", self._node_reporter.run
+        if self._roll_out:
+            yield "roll-out", self._roll_out.run
         if self._kubelet_version:
             yield "kubelet-version", self._kubelet_version.run
 

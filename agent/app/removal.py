@@ -12,6 +12,7 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 
+from agent import state_files
 from agent.app import network_managers
 from agent.cni import state as cni_state
 from agent.cni.installer import CniInstaller
@@ -114,12 +115,13 @@ def remove(
     *,
     plugin: CniInstaller | None = None,
     is_binary_kept: bool = False,
+    services_state: pathlib.Path | None = None,
 ) -> cleanup.Removed:
     """Remove everything of podgate and its proxy, but for the files of the run directory.
 
     plugin: podgate-cni, to remove it and the run directory, too; is_binary_kept: as
-    `CniInstaller.remove`. The order leaves a node that works after each step: pods that start are
-    not held back once `detach` is done.
+    `CniInstaller.remove`; services_state: a file of the agent elsewhere. The order leaves a node
+    that works after each step: pods that start are not held back once `detach` is done.
 
     Beside an agent the marks of `podgate off --node` stay, so that it attaches nothing again;
     beside a proxy its services stay. Both are an `IncompleteError`, as is any problem.
@@ -148,6 +150,9 @@ def remove(
     if plugin is not None and run_directory.is_dir() and not progress.problems:
         with progress.step():
             shutil.rmtree(run_directory)
+    if services_state is not None:
+        with progress.step():
+            state_files.remove(services_state)
     progress.check()
     return cleanup.Removed(progress.removed.pins + pinned, progress.removed.filters)
 

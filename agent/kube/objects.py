@@ -66,6 +66,7 @@ class ObjectMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", 
     uid: str = ""
     resource_version: str = ""
     generation: int = 0
+    creation_timestamp: str | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     deletion_timestamp: str | None = None

@@ -256,6 +256,21 @@ async def test_what_could_not_be_written_is_written_once_there_is_room(
     assert state_files.unwritten() == []
 
 
+@pytest.mark.parametrize("has_other", [False, True])
+def test_removed_file_leaves_no_directory_unless_that_has_more(
+    path: pathlib.Path, has_other: bool
+) -> None:
+    state_files.replace(path, b"x")
+    path.with_name(f".{path.name}.new").touch()
+    if has_other:
+        path.with_name("other").touch()
+    state_files.remove(path)
+    assert path.parent.exists() == has_other
+    if has_other:
+        assert [one.name for one in path.parent.iterdir()] == ["other"]
+    state_files.remove(path)
+
+
 def test_newer_content_is_never_replaced_by_what_could_not_be_written(
     path: pathlib.Path, full: Callable[[], None]
 ) -> None:

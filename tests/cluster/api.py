@@ -14,6 +14,7 @@ from tests.cluster.pki import Pki
 Json = dict[str, Any]
 
 MERGE = "application/merge-patch+json"
+APPLY = "application/apply-patch+yaml"
 STRATEGIC = "application/strategic-merge-patch+json"
 _TIMEOUT_SECONDS = 30
 
@@ -65,6 +66,11 @@ class Api:
         """A merge patch: null removes a field, lists are replaced. STRATEGIC: lists such as that of
         conditions are merged by their key."""
         return self._request("PATCH", path, {}, body, content_type)
+
+    def apply(self, path: str, body: Json) -> Json:
+        """Create the object, or change it to have these fields (server-side apply)."""
+        query = {"fieldManager": "podgate-tests", "force": "true"}
+        return self._request("PATCH", path, query, body, APPLY)
 
     def delete(self, path: str, **query: str) -> None:
         """An object or, without a name, all of them; nothing if there is none."""

@@ -97,11 +97,17 @@ def bare_cluster(isolated: None, request: pytest.FixtureRequest) -> Iterator[One
 
 
 @pytest.fixture(scope="session")
-def podgate(bare_cluster: OneNode) -> Deployment:
+def helm() -> str:
+    """The program that installs podgate by the chart; empty: the manifests do."""
+    return os.environ.get(_HELM, "")
+
+
+@pytest.fixture(scope="session")
+def podgate(bare_cluster: OneNode, helm: str) -> Deployment:
     """podgate as the manifests deploy it, unless README's commands have (test_walk.py)."""
     made = Deployment(bare_cluster.api)
     if not bare_cluster.api.find("/api/v1/namespaces/podgate"):
-        if helm := os.environ.get(_HELM):
+        if helm:
             made.install(helm, bare_cluster.control_plane.kubeconfig("admin"))
         else:
             made.apply()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import pathlib
 import signal
@@ -62,11 +63,30 @@ class Deployment:
         for thing in manifests.applied():
             self._api.create(PATHS[thing["kind"]], thing)
 
-    def install(self, helm: str, kubeconfig: pathlib.Path) -> None:
-        """As `apply`, by Helm and the chart."""
-        command = [helm, "install", "podgate", str(rendering.CHART), f"--kubeconfig={kubeconfig}"]
-        named = ["--namespace", NAMESPACE, "--create-namespace"]
-        subprocess.run([*command, *named], check=True, timeout=120)
+    def install(self, helm: str, kubeconfig: pathlib.Path, values: Json | None = None) -> None:
+        """As `apply`, by Helm and the chart; or an upgrade. values: others than the chart's."""
+        command = [helm, "upgrade", "--install", "podgate", str(rendering.CHART)]
+        named = [f"--kubeconfig={kubeconfig}", "--namespace", NAMESPACE, "--create-namespace"]
+        subprocess.run(
+            [*command, *named, "--values=-"],
+            input=json.dumps(values or {}),
+            text=True,
+            check=True,
+            timeout=300,
+        )
+
+    def remove(self, helm: str, kubeconfig: pathlib.Path) -> None:
+        """Helm's own record, once all else is removed."""
+        command = [helm, "uninstall", "podgate", f"--kubeconfig={kubeconfig}"]
+        subprocess.run([*command, f"--namespace={NAMESPACE}"], check=True, timeout=300)
+
+    def apply_chart(self, values: Json) -> None:
+        """Create or change all objects that the chart has with these values, as `helm upgrade
+        --install`; objects of others are not changed."""
+        things = rendering.objects(values, service="kubectl")
+        kinds = list(PATHS)
+        for thing in sorted(things, key=lambda one: kinds.index(one["kind"])):
+            self._api.apply(f"{PATHS[thing['kind']]}/{thing['metadata']['name']}", thing)
 
     def wait_until_ready(self, seconds: float = 180) -> None:
         """The roll-out is complete, and the agent that has the node responds."""

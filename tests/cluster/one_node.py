@@ -61,6 +61,7 @@ def running(binaries: pathlib.Path, image: pathlib.Path) -> Iterator[OneNode]:
     assert cgroup2 is not None, "cgroup v2 is not mounted"
     with contextlib.ExitStack() as undo:
         undo.enter_context(fresh_lab())
+        undo.callback(_remove_kubelet_tables)
         _run("ip", "address", "add", f"{SERVICE_ADDRESS}/32", "dev", "lo")
         # The kubelet knows no other place for links to containers' logs.
         _run("mount", "-t", "tmpfs", "tmpfs", "/var/log")
@@ -104,6 +105,18 @@ def _end(control_plane: ControlPlane, kubelet: Kubelet) -> None:
     control_plane.api.close()
     for daemon in (kubelet.daemon, *reversed(control_plane.daemons)):
         daemon.kill()
+
+
+def _remove_kubelet_tables() -> None:
+    """Those that the kubelet writes its rules to by iptables, which leaves empty tables behind."""
+    for family in ("ip", "ip6"):
+        for name in ("filter", "mangle", "nat"):
+            subprocess.run(
+                ["nft", "delete", "table", family, name],
+                check=False,
+                capture_output=True,
+                timeout=60,
+            )
 
 
 def _make_in_all_hierarchies(name: str) -> None:

@@ -129,6 +129,7 @@ class Node:
             fields={
                 "spec.nodeName": NAME,
                 "status.hostIP": str(NODE_IPV4),
+                "metadata.name": pod["metadata"]["name"],
                 "metadata.namespace": pod["metadata"]["namespace"],
             },
             service={

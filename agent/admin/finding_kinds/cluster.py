@@ -39,3 +39,28 @@ CONTROLLER_MISSING = define(
     "fail, see their log.",
     "kubectl -n podgate describe deployment podgate-controller",
 )
+WEBHOOK_OBSOLETE = define(
+    "webhook-obsolete",
+    DEGRADED,
+    "A webhook or admission policy that the controller of an earlier release wrote is still there. "
+    "Its certificate ends, and it injects readiness gates in addition to the objects of the chart.",
+    "Delete it: the Job podgate-webhook-certificate does so, where an upgrade runs that.",
+    "kubectl delete {name}",
+)
+WEBHOOK_RIGHTS_LEFT = define(
+    "webhook-rights-left",
+    DEGRADED,
+    "The account of the webhooks' Job may still write webhooks, and no such Job runs: it failed, "
+    "or 'kubectl apply' made the binding again, and a finished one still existed.",
+    "Delete the binding; the next installation makes it again.",
+    "kubectl delete clusterrolebinding podgate-webhook-certificate",
+)
+WEBHOOK_UNTRUSTED = define(
+    "webhook-untrusted",
+    DEGRADED,
+    "A webhook of the chart has no caBundle: pods are created without readiness gates, and probe "
+    "specs are not validated.",
+    "See why the Job podgate-webhook-certificate failed, or write the caBundle: docs/deploy.md, "
+    "'Webhooks'. If the Job is gone, install the chart or the manifests again.",
+    "kubectl -n podgate logs job/podgate-webhook-certificate",
+)

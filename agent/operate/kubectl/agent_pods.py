@@ -20,16 +20,22 @@ class AgentPod:
 
 
 def youngest(pods: Iterable[Object], daemonset: str) -> list[AgentPod]:
-    """Those of the DaemonSet whose pod runs, at most one for each node: the youngest."""
+    """Those of the DaemonSet whose pod runs, at most one for each node: the youngest whose
+    container runs. In a roll-out whose new version fails, the previous agent has the node."""
     found = {
         pod["spec"]["nodeName"]: pod
-        for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+        for pod in sorted(pods, key=_rank)
         if _is_owned(pod, daemonset) and _is_running(pod)
     }
     return [
         AgentPod(pod["metadata"]["name"], node, _is_ready(pod), _problem(pod))
         for node, pod in sorted(found.items())
     ]
+
+
+def _rank(pod: Object) -> tuple[bool, str]:
+    """In ascending order of preference."""
+    return not _problem(pod), str(pod["metadata"]["creationTimestamp"])
 
 
 def _is_owned(pod: Object, daemonset: str) -> bool:

@@ -8,13 +8,16 @@ its node is clean.
 import argparse
 import dataclasses
 import json
+import pathlib
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from agent.operate.kubectl.cluster import Cluster, KubectlError, Object
 
 LABEL = "podgate.io/cleanup"
-_HOST_RUN = "/host/run"
+_STATE_VARIABLE = "PODGATE_SERVICES_STATE"
+_HOST = "/host"
+_HOST_RUN = f"{_HOST}/run"
 _RUN = "/run/podgate"
 _READY_DIRECTORY = "/tmp"  # noqa: S108 - of the pod: an emptyDir in memory
 
@@ -40,10 +43,17 @@ class Start:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
-    """A node, and why it is not clean yet; empty if it is."""
+    """A node, and why it is not clean yet; empty if it is. is_gone: its Node was deleted, and
+    nothing of podgate in the API is of it."""
 
     node: str
     problem: str = ""
+    is_gone: bool = False
+
+    @property
+    def state(self) -> str:
+        """For people."""
+        return self.problem or ("deleted meanwhile" if self.is_gone else "clean")
 
 
 def is_started(cluster: Cluster) -> bool:
@@ -117,7 +127,14 @@ def patch_of(daemonset: Object, how: Start) -> Object:
     conf = own.get("--cni-conf-dir", how.conf_directory)
     bin_ = own.get("--cni-bin-dir", how.bin_directory)
     run = own.get("--run-directory", _RUN)
+    state = own.get("--services-state")
     directories = {"/run": _HOST_RUN, conf: conf, bin_: bin_}
+    replaced = {run, conf, bin_}
+    if state:
+        # A directory cannot be removed from the pod that mounts it.
+        directory = pathlib.PurePosixPath(state).parent
+        directories[str(directory.parent)] = f"{_HOST}{directory.parent}"
+        replaced.add(str(directory))
     cleaner = {
         **container,
         "args": [
@@ -125,17 +142,18 @@ def patch_of(daemonset: Object, how: Start) -> Object:
             "--uninstall",
             f"--cni-conf-dir={conf}",
             f"--cni-bin-dir={bin_}",
-            f"--run-directory=/host{run}",
+            f"--run-directory={_HOST}{run}",
             *([f"--bpffs={own['--bpffs']}"] if "--bpffs" in own else []),
             f"--pod-directory={_READY_DIRECTORY}",
             *how.options,
         ],
+        # No option: an image of an earlier version does not have it.
+        "env": [
+            *container.get("env", []),
+            *([{"name": _STATE_VARIABLE, "value": f"{_HOST}{state}"}] if state else []),
+        ],
         "volumeMounts": [
-            *(
-                one
-                for one in container["volumeMounts"]
-                if one["mountPath"] not in (run, conf, bin_)
-            ),
+            *(one for one in container["volumeMounts"] if one["mountPath"] not in replaced),
             *(
                 # What is unmounted on the node must not stay mounted here: /run has file systems of
                 # containers.
@@ -177,6 +195,8 @@ def verdicts(cluster: Cluster, nodes: Collection[str]) -> list[Verdict]:
     problems = {node.name: node.problem for node in cluster.all_nodes()}
     return [
         Verdict(node, _problem(cluster, pods.get(node), problems.get(node, "")))
+        if node in problems or node in pods
+        else Verdict(node, is_gone=True)
         for node in sorted(nodes)
     ]
 

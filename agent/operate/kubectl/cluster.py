@@ -189,6 +189,12 @@ class Cluster:
                 printing.progress(f"Nodes that the DaemonSet does not select are missing: {error}")
         return node_facts.collect(self.agent_daemonset(), self.items("nodes"), had_agent)
 
+    def _without_agent(self, name: str) -> ClusterNode:
+        """A node that the agent never ran on."""
+        found = self.items("nodes", f"--field-selector=metadata.name={name}")
+        exists = any(one["metadata"]["name"] == name for one in found)
+        return ClusterNode(name, is_selected=False, problem="" if exists else node_facts.MISSING)
+
     def nodes(self) -> list[str]:
         """Their names."""
         return [node.name for node in self.all_nodes()]
@@ -240,7 +246,7 @@ class Cluster:
         def fact(node: str) -> ClusterNode:
             """Read only if a node has no answer, and not by all users."""
             with lock, contextlib.suppress(KubectlError):
-                return read_all().get(node, ClusterNode(node, is_selected=False))
+                return read_all().get(node) or self._without_agent(node)
             return ClusterNode(node)
 
         def query(node: str) -> NodeAnswer:

@@ -5,9 +5,9 @@ import datetime
 from collections.abc import Callable, Iterator
 
 from agent.admin import finding_kinds as kinds
-from agent.admin.finding_kinds import Kind
+from agent.operate.kubectl import webhooks
 from agent.operate.kubectl.cluster import Cluster, KubectlError, Object
-from agent.operate.kubectl.findings import CLUSTER, Finding
+from agent.operate.kubectl.findings import Finding, of_cluster
 from agent.operate.kubectl.leftovers import POLICIES
 
 _CONTROLLER = "podgate-controller"
@@ -26,6 +26,7 @@ def find(cluster: Cluster, *, now: datetime.datetime | None = None) -> list[Find
     parts: tuple[Callable[[], list[Finding]], ...] = (
         lambda: list(_roll_out(cluster, at)),
         lambda: list(_policies(cluster)),
+        lambda: list(webhooks.find(cluster)),
     )
 
     def read(part: Callable[[], list[Finding]]) -> list[Finding]:
@@ -36,11 +37,6 @@ def find(cluster: Cluster, *, now: datetime.datetime | None = None) -> list[Find
 
     with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
         return [one for found in pool.map(read, parts) for one in found]
-
-
-def _found(kind: Kind, text: str, subject: str = CLUSTER) -> Finding:
-    command = kind.command.format(name=subject.partition(" ")[2])
-    return Finding("", kind.severity, kind.name, subject, text, kind.remedy, command)
 
 
 def _roll_out(cluster: Cluster, now: datetime.datetime) -> Iterator[Finding]:
@@ -58,7 +54,7 @@ def _roll_out(cluster: Cluster, now: datetime.datetime) -> Iterator[Finding]:
     changes = [at for pod in pods for at in _changes(pod)]
     if stuck or (changes and (now - max(changes)).total_seconds() > _STILL_SECONDS):
         text = f"The roll-out of the agents does not continue, {updated} of {desired} nodes have it"
-        yield _found(kinds.ROLL_OUT_STUCK, f"{': '.join(filter(None, (text, *stuck[:1])))}.")
+        yield of_cluster(kinds.ROLL_OUT_STUCK, f"{': '.join(filter(None, (text, *stuck[:1])))}.")
 
 
 def _waiting(pod: Object) -> Iterator[str]:
@@ -87,10 +83,10 @@ def _policies(cluster: Cluster) -> Iterator[Finding]:
         name = policy["metadata"]["name"]
         if accepted.get("reason") == _NO_NAMESPACE:
             text = f"Policy {name}: {accepted.get('message', '')}"
-            yield _found(kinds.POLICY_NAMESPACE_MISSING, text, f"policy {name}")
+            yield of_cluster(kinds.POLICY_NAMESPACE_MISSING, text, f"policy {name}")
         elif programmed.get("reason") in _WITHOUT_EFFECT:
             text = f"Policy {name}: {programmed.get('message', '')}"
-            yield _found(kinds.POLICY_WITHOUT_EFFECT, text, f"policy {name}")
+            yield of_cluster(kinds.POLICY_WITHOUT_EFFECT, text, f"policy {name}")
 
 
 def _controller(cluster: Cluster, policies: list[Object]) -> Iterator[Finding]:
@@ -103,4 +99,4 @@ def _controller(cluster: Cluster, policies: list[Object]) -> Iterator[Finding]:
         return
     desired = sum(int(one["spec"].get("replicas", 1)) for one in found)
     text = f"No controller runs ({desired} replicas are desired): policies get no status"
-    yield _found(kinds.CONTROLLER_MISSING, f"{text}.")
+    yield of_cluster(kinds.CONTROLLER_MISSING, f"{text}.")

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from agent.admin.finding_kinds import NO_ANSWER, NODE_LEFT, Severity
+from agent.admin.finding_kinds import NO_ANSWER, NODE_LEFT, Kind, Severity
 from agent.listing import listed
 from agent.operate.kubectl import printing
 from agent.operate.kubectl.cluster import Object
@@ -84,6 +84,12 @@ def no_answer(node: str, problem: str, *, is_selected: bool = True) -> Finding:
     kind = NO_ANSWER if is_selected else NODE_LEFT
     text = f"{problem[:1].upper()}{problem[1:].rstrip('.')}."
     return Finding(node, kind.severity, kind.name, "node", text, kind.remedy, kind.command)
+
+
+def of_cluster(kind: Kind, text: str, subject: str = CLUSTER) -> Finding:
+    """Of no node. text: its sentence; subject: with a word before the name, as in "policy a"."""
+    command = kind.command.format(name=subject.partition(" ")[2])
+    return Finding("", kind.severity, kind.name, subject, text, kind.remedy, command)
 
 
 def merge(findings: Iterable[Finding]) -> list[Merged]:

@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+MISSING = "there is no Node of this name"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClusterNode:
@@ -74,7 +76,7 @@ def _matches(labels: dict[str, str], requirement: dict[str, Any]) -> bool:
 
 def _problem(node: dict[str, Any] | None) -> str:
     if node is None:
-        return "there is no Node of this name any more"
+        return f"{MISSING} any more"
     for one in node.get("status", {}).get("conditions") or ():
         if one["type"] == "Ready" and one["status"] != "True":
             since = one.get("lastTransitionTime")

@@ -3,13 +3,12 @@
 import argparse
 import contextlib
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Collection
 
 from agent.labels import MAX_MODE_LABEL
 from agent.operate.kubectl import node_status, printing
-from agent.operate.kubectl.cluster import Cluster
+from agent.operate.kubectl.cluster import Cluster, KubectlError
 from agent.operate.kubectl.debug_pods import DebugPods
 
 OFF = "off"
@@ -53,8 +52,9 @@ def run_off(arguments: argparse.Namespace, cluster: Cluster) -> int:
     on the node, if need be in a pod that is made for it."""
     started = time.monotonic()
     chosen = _named(arguments)
-    _label_all(cluster, chosen, OFF)
-    problems = wait(cluster, chosen or cluster.nodes(), lambda state: state.is_off)
+    unlabelled = _label_all(cluster, chosen, OFF)
+    nodes = [node for node in chosen or cluster.nodes() if node not in unlabelled]
+    problems = wait(cluster, nodes, lambda state: state.is_off) | unlabelled
     late = [node for node, problem in problems.items() if problem]
     done = switch(cluster, late, "off")
     problems.update(dict.fromkeys((node for node, why in done.items() if not why), ""))
@@ -65,9 +65,11 @@ def run_on(arguments: argparse.Namespace, cluster: Cluster) -> int:
     """1 if a node stays off, by another label or switch, or does not respond."""
     started = time.monotonic()
     chosen = _named(arguments)
-    _label_all(cluster, chosen, None)
-    failed = {node: why for node, why in switch(cluster, chosen, "on").items() if why}
-    problems = wait(cluster, chosen or cluster.nodes(), lambda state: state.ceiling != OFF)
+    unlabelled = _label_all(cluster, chosen, None)
+    named = [node for node in chosen if node not in unlabelled]
+    failed = {node: why for node, why in switch(cluster, named, "on").items() if why}
+    nodes = named if chosen else cluster.nodes()
+    problems = wait(cluster, nodes, lambda state: state.ceiling != OFF) | unlabelled
     problems |= {node: problems[node] or why for node, why in failed.items()}
     return _report(problems, "on", started)
 
@@ -83,12 +85,20 @@ def switch(cluster: Cluster, nodes: Collection[str], word: str) -> dict[str, str
     return {answer.node: answer.problem for answer in answers}
 
 
-def _label_all(cluster: Cluster, nodes: Collection[str], value: str | None) -> None:
-    """The ceiling of these nodes, or of the cluster if there are none."""
-    for node in nodes:
-        label(cluster, node, value)
+def _label_all(cluster: Cluster, nodes: Collection[str], value: str | None) -> dict[str, str]:
+    """The ceiling of these nodes, or of the cluster if there are none. By node: why it could not be
+    labelled, as one that was deleted; raises `KubectlError` if none could."""
     if not nodes:
         label(cluster, None, value)
+    problems: dict[str, str] = {}
+    for node in nodes:
+        try:
+            label(cluster, node, value)
+        except KubectlError as error:
+            if len(problems) + 1 == len(nodes):
+                raise
+            problems[node] = f"its Node cannot be labelled: {str(error).rstrip('.')}"
+    return problems
 
 
 def label(cluster: Cluster, node: str | None, value: str | None) -> None:
@@ -110,7 +120,9 @@ def wait(
             problem = answer.problem
             if not problem:
                 state = read_state(answer.output)
-                if is_done(state):
+                if state is None:
+                    problem = "its agent's answer is not readable; is it another version?"
+                elif is_done(state):
                     waiting.discard(answer.node)
                 else:
                     problem = _describe(state, answer.node)
@@ -124,12 +136,14 @@ def wait(
     return problems
 
 
-def read_state(report: str) -> NodeState:
-    """From the output of `podgate status --output json`."""
-    found = json.loads(report)
-    return NodeState(
-        found["maxMode"], found.get("maxModeFrom", ""), tuple(found.get("inForce", ()))
-    )
+def read_state(report: str) -> NodeState | None:
+    """From the output of `podgate status --output json`; None if that lacks the ceiling."""
+    found = node_status.decode(report) or {}
+    ceiling, of, in_force = (found.get(key) for key in ("maxMode", "maxModeFrom", "inForce"))
+    if not isinstance(ceiling, str):
+        return None
+    parts = in_force if isinstance(in_force, list) else ()
+    return NodeState(ceiling, of if isinstance(of, str) else "", tuple(map(str, parts)))
 
 
 def _named(arguments: argparse.Namespace) -> list[str]:

@@ -217,7 +217,7 @@ def _clean_some(arguments: argparse.Namespace, cluster: Cluster) -> int:
         found = _wait_until_clean(cluster, arguments.node_timeout, arguments.node)
     finally:
         cleaning.delete_pods(cluster)
-    printing.table([("NODE", "STATE"), *((one.node, one.problem or "clean") for one in found)])
+    printing.table([("NODE", "STATE"), *((one.node, one.state) for one in found)])
     for one in found:
         if not one.problem:
             _delete(cluster, "nodereports.podgate.io", one.node)
@@ -255,7 +255,7 @@ def _clean_nodes(arguments: argparse.Namespace, cluster: Cluster) -> bool:
     every = cluster.all_nodes()
     cleaning.start_pods(cluster, start, [node.name for node in every if not node.is_selected])
     found = _wait_until_clean(cluster, arguments.node_timeout, [node.name for node in every])
-    printing.table([("NODE", "STATE"), *((one.node, one.problem or "clean") for one in found)])
+    printing.table([("NODE", "STATE"), *((one.node, one.state) for one in found)])
     left = [one.node for one in found if one.problem]
     if not left:
         return True

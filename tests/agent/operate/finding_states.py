@@ -139,6 +139,15 @@ MADE: dict[str, dict[str, dict[str, str]]] = {
             "no-answer": "NO_ANSWER",
             "node-left": "NODE_LEFT",
         },
+        "test_rights_to_webhooks_that_no_job_uses_are_found": {
+            "webhook-rights-left": "WEBHOOK_RIGHTS_LEFT",
+        },
+        "test_webhook_of_a_previous_release_is_found": {
+            "webhook-obsolete": "WEBHOOK_OBSOLETE",
+        },
+        "test_webhook_without_a_bundle_is_not_trusted": {
+            "webhook-untrusted": "WEBHOOK_UNTRUSTED",
+        },
     },
     "agent/operate/pinned/test_agent_process.py": {
         "test_agent_without_an_answer": {

@@ -25,6 +25,14 @@ _RETRY_SECONDS = 2.0
     help="With --uninstall: keep podgate-cni's binary (CRI-O needs it to delete running pods).",
 )
 @click.option(
+    "--services-state",
+    envvar="PODGATE_SERVICES_STATE",
+    show_envvar=True,
+    type=options.PATH,
+    help="With --uninstall: remove the agent's file of services, too, and its directory if that is "
+    "empty then.",
+)
+@click.option(
     "--pod-directory",
     type=options.PATH,
     help="Repeat until nothing is left, then create the file 'ready' there, and wait for SIGTERM: "
@@ -37,6 +45,7 @@ def cleanup(
     cni_conf_dir: pathlib.Path,
     cni_bin_dir: pathlib.Path,
     keep_cni_binary: bool,
+    services_state: pathlib.Path | None,
     pod_directory: pathlib.Path | None,
     run_directory: pathlib.Path,
     bpffs: pathlib.Path,
@@ -66,7 +75,11 @@ def cleanup(
     while True:
         try:
             removed = removal.remove(
-                run_directory, pins.Pins(bpffs), plugin=plugin, is_binary_kept=keep_cni_binary
+                run_directory,
+                pins.Pins(bpffs),
+                plugin=plugin,
+                is_binary_kept=keep_cni_binary,
+                services_state=services_state if uninstall else None,
             )
             break
         except removal.IncompleteError as error:

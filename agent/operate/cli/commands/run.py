@@ -59,6 +59,13 @@ def _parse_names(text: str) -> tuple[str, ...]:
 @options.own_namespace(
     "podgate's own namespace; its label podgate.io/max-mode is the ceiling of the cluster."
 )
+@click.option(
+    "--pod-name",
+    envvar="POD_NAME",
+    show_envvar=True,
+    help="Name of this agent's own pod; if a roll-out does not continue at it, a condition of that "
+    "pod reminds the DaemonSet controller.",
+)
 @options.kubeconfig
 @click.option(
     "--cri-socket",
@@ -235,6 +242,7 @@ def run(
     manifests: pathlib.Path | None,
     node_name: str | None,
     namespace: str,
+    pod_name: str | None,
     kubeconfig: str | None,
     cri_socket: pathlib.Path | None,
     write_all_conditions: bool,
@@ -291,6 +299,7 @@ def run(
         manifests=manifests,
         node_name=node_name,
         namespace=namespace,
+        pod_name=pod_name,
         kubeconfig=kubeconfig,
         cri_socket=cri_socket,
         write_all_conditions=write_all_conditions,

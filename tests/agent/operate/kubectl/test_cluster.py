@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agent.operate.kubectl.cluster import Cluster, KubectlError
+from agent.operate.kubectl.debug_pods import DebugPods
 from tests.agent.operate.kubectl.standin import KubectlStandin, agent_pod, node
 
 
@@ -54,6 +55,31 @@ def test_youngest_agent_of_a_roll_out_is_queried(kubectl: KubectlStandin, cluste
     younger["metadata"] |= {"name": "younger", "creationTimestamp": "2026-11-22T11:00:00Z"}
     kubectl.respond("get", "pods", output={"items": [younger, agent_pod("a")]})
     assert [agent.name for agent in cluster.agents()] == ["younger"]
+
+
+def test_new_version_that_crashes_does_not_hide_the_previous_agent(
+    kubectl: KubectlStandin, cluster: Cluster
+) -> None:
+    kubectl.serve_nodes("a")
+    younger = agent_pod("a")
+    younger["metadata"] |= {"name": "younger", "creationTimestamp": "2026-11-22T11:00:00Z"}
+    state = {"waiting": {"reason": "CrashLoopBackOff"}}
+    status = [{"name": "agent", "restartCount": 4, "state": state}]
+    younger["status"]["containerStatuses"] = status
+    kubectl.respond("get", "pods", output={"items": [younger, agent_pod("a")]})
+    kubectl.respond("exec", "agent-a", output="of a\n")
+    (answer,) = cluster.query_nodes("podgate", "status")
+    assert (answer.output, answer.problem) == ("of a\n", "")
+
+
+def test_node_that_does_not_exist_is_named_so_and_gets_no_pod(
+    kubectl: KubectlStandin, cluster: Cluster
+) -> None:
+    kubectl.serve_nodes("a")
+    makers = DebugPods(cluster)
+    (answer,) = cluster.query_nodes("podgate", "status", nodes=["typo"], debug_pods=makers)
+    assert answer.problem == "there is no Node of this name"
+    assert not kubectl.calls("create")
 
 
 def test_pods_of_others_and_ended_ones_are_no_agents(

@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from agent.admin import finding_kinds as kinds
-from agent.operate.kubectl import cluster_findings, main
+from agent.controller import webhook_certificate
+from agent.operate.kubectl import cluster_findings, main, webhooks
 from agent.operate.kubectl.cluster import Cluster
 from agent.operate.kubectl.findings import Finding
 from agent.operate.kubectl.leftovers import POLICIES
 from tests.agent.operate.kubectl.reporting import report
 from tests.agent.operate.kubectl.standin import KubectlStandin, agent_pod
 
+WEBHOOKS = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
+ADMISSION_POLICIES = "mutatingadmissionpolicies,mutatingadmissionpolicybindings"
 CREATED = datetime.datetime(2026, 11, 22, 10, 0, tzinfo=datetime.UTC)
 
 
@@ -26,6 +29,7 @@ class Objects:
         self.daemonset(2)
         self.deployments(2)
         self.policies()
+        self.admission()
 
     def daemonset(self, updated: int, strategy: str = "RollingUpdate") -> None:
         template: dict[str, Any] = {"metadata": {}, "spec": {"containers": []}}
@@ -52,6 +56,31 @@ class Objects:
             items.append({"metadata": {"name": name}, **status})
         self.kubectl.respond("get", POLICIES, output={"items": items})
 
+    def admission(self, *names: str, bundle: str = "QQ==") -> None:
+        """Webhooks and admission policies, by kind and name. bundle: of the webhooks."""
+        of_webhooks: list[dict[str, Any]] = []
+        of_policies: list[dict[str, Any]] = []
+        for kind, _, name in (one.partition("/") for one in names):
+            found = {"kind": kind, "metadata": {"name": name}}
+            if "Webhook" in kind:
+                of_webhooks.append(found | {"webhooks": [{"clientConfig": {"caBundle": bundle}}]})
+            else:
+                of_policies.append(found)
+        self.job(None, has_rights=False)
+        self.kubectl.respond("get", WEBHOOKS, output={"items": of_webhooks})
+        self.kubectl.respond("get", ADMISSION_POLICIES, output={"items": of_policies})
+
+    def job(self, end: str | None, *, has_rights: bool) -> None:
+        """That of the webhooks' certificate. end: the condition of its end; empty while it runs;
+        None without a Job; has_rights: whether its bindings exist."""
+        named = {"metadata": {"name": "podgate-webhook-certificate"}}
+        conditions = [{"type": end, "status": "True"}] if end else []
+        jobs = [] if end is None else [named | {"status": {"conditions": conditions}}]
+        self.kubectl.respond("get", "jobs", output={"items": jobs})
+        other = {"metadata": {"name": "another"}}
+        bindings = [other, named] if has_rights else [other]
+        self.kubectl.respond("get", "clusterrolebindings", output={"items": bindings})
+
     def find(self, seconds: float = 0.0) -> list[Finding]:
         """The findings this long after the agents' pods were created."""
         now = CREATED + datetime.timedelta(seconds=seconds)
@@ -70,6 +99,11 @@ def only(found: list[Finding]) -> tuple[str, str]:
 
 def test_cluster_in_order_has_none(objects: Objects) -> None:
     objects.policies(backup="Programmed", new="Pending")
+    objects.admission(
+        "MutatingWebhookConfiguration/podgate-webhook-inject",
+        "MutatingWebhookConfiguration/another",
+        "MutatingAdmissionPolicy/podgate-inject-isolation",
+    )
     assert objects.find(seconds=3600) == []
 
 
@@ -140,6 +174,62 @@ def test_policy_that_names_no_namespace_is_one_finding_whatever_its_effect(
     assert (one.kind, one.subject) == (kinds.POLICY_NAMESPACE_MISSING.name, "policy backup")
     assert one.sentence == "Policy backup: No namespace."
     assert one.next_command == "kubectl get hostaccesspolicy backup -o yaml"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MutatingWebhookConfiguration/podgate-inject",
+        "ValidatingWebhookConfiguration/podgate-probe-spec",
+        "MutatingAdmissionPolicy/podgate-inject-probes-passing",
+        "MutatingAdmissionPolicyBinding/podgate-inject-isolation-ready",
+    ],
+)
+def test_webhook_of_a_previous_release_is_found(objects: Objects, name: str) -> None:
+    objects.admission(name)
+    (one,) = objects.find()
+    assert (one.kind, one.severity) == (kinds.WEBHOOK_OBSOLETE.name, "degraded")
+    kind, _, own = name.partition("/")
+    assert one.sentence.startswith(f"{kind.lower()}/{own} is of a previous release")
+    assert one.next_command == f"kubectl delete {kind.lower()}/{own}"
+
+
+def test_webhooks_of_previous_releases_are_those_of_the_job() -> None:
+    def singular(path: str) -> str:
+        resource, _, name = path.partition("/")
+        kind = resource.removesuffix("s").removesuffix("ie")
+        return f"{kind}y/{name}" if resource.endswith("ies") else f"{kind}/{name}"
+
+    assert tuple(map(singular, webhook_certificate.OBSOLETE)) == webhooks.OBSOLETE
+    assert set(map(singular, webhook_certificate.CONFIGURATIONS)) == set(webhooks.CURRENT)
+
+
+@pytest.mark.parametrize("bundle", ["", "QQ=="])
+def test_webhook_without_a_bundle_is_not_trusted(objects: Objects, bundle: str) -> None:
+    objects.admission("ValidatingWebhookConfiguration/podgate-webhook-probe-spec", bundle=bundle)
+    found = [(one.kind, one.next_command) for one in objects.find()]
+    kind = kinds.WEBHOOK_UNTRUSTED
+    assert found == ([] if bundle else [(kind.name, kind.command)])
+
+
+@pytest.mark.parametrize("end", [None, "Complete", "Failed"])
+def test_rights_to_webhooks_that_no_job_uses_are_found(objects: Objects, end: str | None) -> None:
+    objects.job(end, has_rights=True)
+    kind, sentence = only(objects.find())
+    assert kind == kinds.WEBHOOK_RIGHTS_LEFT.name
+    assert sentence.startswith("ClusterRoleBinding podgate-webhook-certificate grants")
+
+
+def test_rights_of_a_job_that_runs_are_none_that_are_left(objects: Objects) -> None:
+    objects.job("", has_rights=True)
+    assert objects.find() == []
+
+
+def test_api_server_without_mutating_policies_has_webhooks_all_the_same(objects: Objects) -> None:
+    objects.admission("MutatingWebhookConfiguration/podgate-inject")
+    text = 'error: the server doesn\'t have a resource type "mutatingadmissionpolicies"\n'
+    objects.kubectl.respond("get", ADMISSION_POLICIES, error=text)
+    assert only(objects.find())[0] == kinds.WEBHOOK_OBSOLETE.name
 
 
 def test_what_the_user_may_not_read_is_left_out(objects: Objects) -> None:

@@ -159,6 +159,29 @@ def test_on_removes_the_label_and_names_what_keeps_a_node_off(
     ]
 
 
+@pytest.mark.parametrize("word", ["off", "on"])
+def test_node_that_was_deleted_is_named_and_the_others_are_switched(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    nodes.respond("exec", "agent-b", output=DONE if word == "off" else ON)
+    missing = 'Error from server (NotFound): nodes "a-gone" not found'
+    nodes.respond("label", "a-gone", error=f"{missing}\n")
+    nodes.respond("exec", "agent-b", "--node", output="done")
+    assert run(nodes, word, "a-gone", "b") == 1
+    assert nodes.calls("label", "node", "b")
+    assert lines(capsys)[1:] == [f"a-gone its Node cannot be labelled: {missing}", f"b {word}"]
+
+
+@pytest.mark.parametrize("report", [{}, {"maxMode": None}, "Usage: podgate"])
+def test_agent_whose_answer_is_not_readable_is_switched_off_by_command(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str], report: object
+) -> None:
+    nodes.respond("exec", "agent-b", output=report)
+    nodes.respond("exec", "agent-b", "off", output="podgate is off on this node")
+    assert run(nodes, "off") == 0
+    assert lines(capsys)[-1] == "b off, by 'podgate off --node'"
+
+
 def test_rejected_label_is_the_only_thing_that_is_done(nodes: KubectlStandin) -> None:
     nodes.respond("label", error="Error from server (Forbidden): namespaces is forbidden\n")
     assert run(nodes, "off") == 1

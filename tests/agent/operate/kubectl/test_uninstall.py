@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from agent.operate.kubectl import cleaning, main, uninstall
+from agent.operate.kubectl.cluster import Cluster
 from tests.agent.operate.kubectl.standin import KubectlStandin, agent_pod, node
 from tests.chart import examples, rendering
 
@@ -228,6 +229,25 @@ def test_cleaning_pods_mount_what_they_remove_and_replace_agents_at_once() -> No
     assert patch["spec"]["updateStrategy"]["rollingUpdate"]["maxSurge"] == 0
 
 
+def test_cleaning_pods_remove_the_services_that_an_agent_saves_elsewhere() -> None:
+    found = daemonset()
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    container["args"].append("--services-state=/var/lib/podgate/services.json")
+    container["volumeMounts"].append({"name": "state", "mountPath": "/var/lib/podgate"})
+    spec = cleaning.patch_of(found, START)["spec"]["template"]["spec"]
+    (cleaner,) = spec["containers"]
+    value = "/host/var/lib/podgate/services.json"
+    assert {"name": "PODGATE_SERVICES_STATE", "value": value} in cleaner["env"]
+    # What an earlier version does not know would end its container.
+    assert not [one for one in cleaner["args"] if "services" in one]
+    mounts = {one["mountPath"]: one["name"] for one in cleaner["volumeMounts"]}
+    assert "/var/lib/podgate" not in mounts
+    (path,) = (
+        one["hostPath"]["path"] for one in spec["volumes"] if one["name"] == mounts["/host/var/lib"]
+    )
+    assert path == "/var/lib"
+
+
 def serve_labels(kubectl: KubectlStandin, **namespaces: str) -> None:
     """Namespaces with these modes, beside podgate's, and node b with the ceiling off."""
     items = [
@@ -313,6 +333,21 @@ def test_node_that_the_daemonset_does_not_select_is_cleaned_by_a_pod_of_its_own(
     assert "nodeSelector" not in pod["spec"]
     selector = daemonset()["spec"]["selector"]["matchLabels"]
     assert not selector.items() <= pod["metadata"]["labels"].items()
+
+
+def test_node_that_is_deleted_meanwhile_is_not_waited_for(
+    nodes: KubectlStandin,
+) -> None:
+    """As one that an autoscaler removes: neither a Node nor a pod nor a report of it is left."""
+    clean = [cleaning_pod("a", is_ready=True)]
+    nodes.respond("get", "podgate.io/cleanup=uninstall", output={"items": clean})
+    found = cleaning.verdicts(Cluster([nodes.command]), ["a", "b"])
+    assert "the agent's pod is not replaced yet" in found[1].problem
+    nodes.respond("get", "nodes", output={"items": [node("a")]})
+    nodes.respond("get", "pods", "--namespace=podgate", output={"items": []})
+    nodes.respond("get", "podgate.io/cleanup=uninstall", output={"items": clean})
+    found = cleaning.verdicts(Cluster([nodes.command]), ["a", "b"])
+    assert [(one.problem, one.state) for one in found] == [("", "clean"), ("", "deleted meanwhile")]
 
 
 def test_one_forgotten_node_is_cleaned_alone(

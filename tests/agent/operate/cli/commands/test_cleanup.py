@@ -20,6 +20,7 @@ class Node:
         self.plugins: list[tuple[CniInstaller | None, bool]] = []
         self.was_ready: list[bool] = []
         """Whether the file `ready` existed at the removal, and at the wait for the pod's end."""
+        self.services_state: pathlib.Path | None = None
         self.pod_directory = directory / "pod"
         self.pod_directory.mkdir()
         self.run_directory = directory / "run"
@@ -29,9 +30,14 @@ class Node:
         monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
 
     def _remove(
-        self, *_: object, plugin: CniInstaller | None, is_binary_kept: bool
+        self,
+        *_: object,
+        plugin: CniInstaller | None,
+        is_binary_kept: bool,
+        services_state: pathlib.Path | None,
     ) -> cleanup.Removed:
         self.plugins.append((plugin, is_binary_kept))
+        self.services_state = services_state
         self._note()
         return cleanup.Removed(3, 2)
 
@@ -75,6 +81,17 @@ def test_uninstall_removes_the_plugin_of_these_directories(
     ((plugin, is_binary_kept),) = node.plugins
     assert plugin is not None
     assert is_binary_kept
+
+
+def test_saved_services_are_removed_with_uninstall_only(
+    node: Node, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "services.json"
+    monkeypatch.setenv("PODGATE_SERVICES_STATE", str(path))
+    node.clean()
+    assert node.services_state is None
+    node.clean("--uninstall")
+    assert node.services_state == path
 
 
 def test_pod_of_a_daemonset_is_ready_after_the_removal_and_waits_for_its_end(node: Node) -> None:
