@@ -46,6 +46,9 @@ async def _try(address: IPAddress) -> str:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await asyncio.get_running_loop().sock_connect(sock, (str(address), WAY_PORT))
         except TimeoutError:
+            # The response may have come while this process waited for a CPU.
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED:
+                return ""
             return f"packets from the node to {address} are not answered"
         except OSError as error:
             # A firewall's drop is none of the shortages.

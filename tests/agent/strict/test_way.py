@@ -4,6 +4,7 @@ import asyncio
 import errno
 import ipaddress
 import os
+import socket
 
 import pytest
 
@@ -32,4 +33,29 @@ async def test_lack_of_memory_shows_no_problem_of_the_way(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", fail)
+    assert await way.find_problem([_RELAY]) == problem
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("number", "problem"),
+    [
+        (errno.ECONNREFUSED, ""),
+        (0, "packets from the node to 198.18.64.1 are not answered"),
+    ],
+)
+async def test_response_that_was_there_in_time_counts_however_late_it_is_read(
+    monkeypatch: pytest.MonkeyPatch, number: int, problem: str
+) -> None:
+    """An agent that waits for a CPU reads it after its timer."""
+
+    class Socket(socket.socket):
+        def getsockopt(self, *_: object) -> int:  # type: ignore[override]
+            return number
+
+    async def wait(*_: object) -> None:
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", wait)
+    monkeypatch.setattr(socket, "socket", Socket)
     assert await way.find_problem([_RELAY]) == problem
