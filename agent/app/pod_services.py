@@ -99,6 +99,7 @@ class PodServices:
             events=gating.events,
             answered=answered,
             state=settings.run_directory / "state" / "probes.json",
+            passing_since=self._outputs.passing_since if self._outputs else None,
         )
         answers = AnswerReport(store, answered, self._relays.pods.problem_for)
         self._drops = DropReporting(settings, gate_worker, store=store, labels=gating.labels)
