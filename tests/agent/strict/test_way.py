@@ -4,6 +4,7 @@ import asyncio
 import errno
 import ipaddress
 import os
+import socket
 
 import pytest
 
@@ -33,3 +34,13 @@ async def test_lack_of_memory_shows_no_problem_of_the_way(
 
     monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", fail)
     assert await way.find_problem([_RELAY]) == problem
+
+
+async def test_connect_that_has_not_started_shows_no_process_that_accepts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(socket.socket, "connect", fail)
+    assert await way.find_problem([_RELAY]) == ""
