@@ -24,7 +24,7 @@ class Channel:
 async def test_call_that_outlasts_its_deadline_is_an_error(tmp_path: pathlib.Path) -> None:
     client = RuntimeClient(tmp_path / "cri.sock", call_seconds=1)
     connection = client._connection
-    channel, connection._channel = connection._channel, Channel()  # type: ignore[assignment]
+    channel, connection._channel = connection._channel, Channel()
     try:
         with pytest.raises(CriStuckError, match="ended no call of ListPodSandbox"):
             await client.list_sandboxes()
