@@ -1,5 +1,7 @@
 """Since when a condition in the API is true of the pod's current sandbox."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from agent import labels
@@ -11,19 +13,19 @@ NOW = SandboxStamp("sandbox-1", "boot-1")
 KIND = labels.PROBES_PASSING
 
 
-def since(now: SandboxStamp = NOW, **fields: str) -> float | None:
+def since(fields: Mapping[str, str] | None = None, *, now: SandboxStamp = NOW) -> float | None:
     """Of a pod whose condition differs in these fields."""
     condition = {
         "type": KIND,
         "status": "True",
         "message": f"All pass.{NOW}",
         "last_transition_time": "1970-01-01T00:16:40Z",
-        **fields,
+        **(fields or {}),
     }
     found = PodCondition(**condition)  # type: ignore[arg-type]
     pod = ApiPod(
         metadata=ObjectMetadata(name="a", namespace="demo", uid="u"),
-        status=ApiPodStatus(conditions=[found]),
+        status=ApiPodStatus(conditions=(found,)),
     )
     return patches.true_since(pod, KIND, now)
 
@@ -45,9 +47,9 @@ def test_condition_of_this_sandbox_is_true_since_it_became_so() -> None:
     ids=["false", "without a stamp", "other sandbox", "other boot", "odd time", "other kind"],
 )
 def test_other_conditions_are_true_since_never(fields: dict[str, str]) -> None:
-    assert since(**fields) is None
+    assert since(fields) is None
 
 
 def test_condition_of_an_unknown_sandbox_is_none_of_this_one() -> None:
     unknown = SandboxStamp("", "boot-1")
-    assert since(unknown, message=f"All pass.{unknown}") is None
+    assert since({"message": f"All pass.{unknown}"}, now=unknown) is None
