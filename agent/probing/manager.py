@@ -72,8 +72,8 @@ class ProbeManager:
     ) -> None:
         """containers: of all pods, where a runtime lists them; answered: gets the probes that the
         relay is to answer, and their results; state: the file that keeps results across restarts
-        of the agent; None keeps none; passing_since: since when a previous agent's condition says
-        that a pod's probes pass, as Unix time, by uid; for a pod that the file lacks.
+        of the agent; None keeps none; passing_since: since when the API server has a pod's
+        probes as passing, by uid, as Unix time; for a pod that the file lacks.
         """
         self._store = store
         self._containers = containers

@@ -146,7 +146,7 @@ def test_no_two_sandboxes_have_one_name() -> None:
         assert sandbox_of(second.netns) != name
 
 
-def test_condition_that_is_newer_than_the_container_stands_for_lost_results() -> None:
+def test_condition_that_is_newer_than_the_container_replaces_lost_results() -> None:
     passing = {
         ProbeType.STARTUP: ProbeResult.SUCCESS,
         ProbeType.READINESS: ProbeResult.SUCCESS,
@@ -161,5 +161,5 @@ def test_condition_that_is_newer_than_the_container_stands_for_lost_results() ->
     [(None, 1.0), (1000.0, 1001.0), (1000.0, 0.0)],
     ids=["no condition", "a later run", "unknown start"],
 )
-def test_no_other_condition_stands_for_lost_results(since: float | None, started_at: float) -> None:
+def test_no_other_condition_replaces_lost_results(since: float | None, started_at: float) -> None:
     assert reported_results(since, started_at) == {}
