@@ -1,8 +1,8 @@
 """The gRPC connection to a container runtime, which is replaced where it loses requests.
 
-For gRPC's C core ENOBUFS of sendmsg(2), by which the kernel reports that it has no memory, is a
-full socket: it waits for an event, and none comes. Whatever is sent over that connection then waits
-for the deadline of a call.
+After sendmsg(2) failed with ENOBUFS, by which the kernel reports that it has no memory, a request
+to a runtime that responds can wait for its whole deadline, also one that is sent later (seen with
+grpcio 1.85).
 """
 
 import asyncio
