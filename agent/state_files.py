@@ -36,15 +36,26 @@ def read(path: pathlib.Path, kind: type[T], *, failure: Event) -> T | None:
     too, as a FIFO or a directory.
     """
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
-            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                raise OSError(errno.EINVAL, "it is not a regular file")
-            return msgspec.json.decode(stream.read(_MAX_BYTES), type=kind)
+        return msgspec.json.decode(_read(path), type=kind)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:  # MsgspecError is a ValueError
         log.warning(failure, path=str(path), error=str(error))
         return None
+
+
+def _read(path: pathlib.Path) -> bytes:
+    """Raises `OSError`. No descriptor outlives it: even one of a deleted directory would keep the
+    file system from being remounted read-only."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        # Without `closefd`, since open() raises for a directory and leaves it open.
+        with open(descriptor, "rb", closefd=False) as stream:
+            return stream.read(_MAX_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 def has_no_room(error: BaseException | None) -> bool:

@@ -10,10 +10,12 @@ from agent.admin.report import PodSourceStatus, SourceProblem
 from agent.app import service_outputs
 from agent.cri.models import CriContainerState
 from agent.gates.metrics import GateMetrics
+from agent.kube import patches
 from agent.kube.client import ApiClient
 from agent.kube.condition_writer import ConditionWriter
 from agent.kube.events import EventRecorder
 from agent.kube.objects import MetadataOnly
+from agent.kube.patches import SandboxStamp
 from agent.kube.watcher import Watcher
 from agent.linux.procfs import boot_id
 from agent.logs import Event
@@ -55,11 +57,12 @@ class ClusterOutputs:
         self._conditions = store.conditions.changes.subscribe()
         self._in_force = store.in_force.subscribe()
         self._first_gates: dict[str, datetime.datetime] = {}
+        self._boot = boot_id()
         self.writer = ConditionWriter(
             api,
             conditions_of=self._conditions_of,
             sandbox_of=self._sandbox_name,
-            boot=boot_id(),
+            boot=self._boot,
             writes_all=settings.write_all_conditions,
         )
         self.recorder = EventRecorder(api, node_name=settings.node_name)
@@ -120,6 +123,13 @@ class ClusterOutputs:
             pending_conditions=self.writer.pending,
             pending_seconds=self.writer.oldest_pending_seconds,
         )
+
+    def passing_since(self, uid: str) -> float | None:
+        """Since when, as Unix time, the API server has the probes of a pod's current sandbox as
+        passing; None if it does not."""
+        pod = self._source.pods.reports(uid).of_api
+        stamp = SandboxStamp(self._sandbox_name(uid), self._boot)
+        return patches.true_since(pod, labels.PROBES_PASSING, stamp) if pod else None
 
     async def _follow_objects(self) -> None:
         while True:

@@ -99,6 +99,7 @@ class PodServices:
             events=gating.events,
             answered=answered,
             state=settings.run_directory / "state" / "probes.json",
+            passing_since=self._outputs.passing_since if self._outputs else None,
         )
         self._inner_ways = InnerWayWatch(
             store,

@@ -16,6 +16,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from agent.cri import containerd_pb2, models, runtime_pb2
+from agent.cri.connection import LostError, Metadata, RuntimeConnection
 from agent.cri.models import CriContainer, NetworkedSandbox, Sandbox, SandboxDetails
 from agent.errors import PodgateError
 
@@ -26,21 +27,6 @@ CALL_SECONDS = 10.0
 
 # After the deadline, for gRPC to end the call.
 _STUCK_SECONDS = 2.0
-
-# A silent stream is opened again after this: its peer may have vanished without closing it.
-_STREAM_SECONDS = 600.0
-
-_OPTIONS = (
-    # As the kubelet's (cri-client, pkg/remote_runtime.go: maxMsgSize): lists of big nodes.
-    ("grpc.max_receive_message_length", 16 << 20),
-    # By default grpcio waits up to two minutes before it tries a restarted runtime again.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # The timeout of one attempt, in spite of its name: a busy runtime accepts slowly.
-    ("grpc.min_reconnect_backoff_ms", 5000),
-    # Go's servers reject a path as a host name.
-    ("grpc.default_authority", "localhost"),
-)
 
 # Events that change the lists, of containerd's Kubernetes namespace only.
 _TOPICS = ("/tasks/start", "/tasks/exit", "/containers/delete")
@@ -92,10 +78,10 @@ class RuntimeClient:
     def __init__(self, socket: pathlib.Path, *, call_seconds: float = CALL_SECONDS) -> None:
         self.socket = socket
         self._call_seconds = call_seconds
-        self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
+        self._connection = RuntimeConnection(socket, call_seconds=call_seconds)
 
     async def aclose(self) -> None:
-        await self._channel.close()
+        await self._connection.aclose()
 
     async def version(self) -> str:
         """Name and version, such as "containerd 1.6.20"."""
@@ -219,39 +205,34 @@ class RuntimeClient:
         response: type[T],
         *,
         service: str = "runtime.v1.RuntimeService",
-        metadata: tuple[tuple[str, str], ...] | None = None,
+        metadata: Metadata | None = None,
     ) -> T:
-        call = self._channel.unary_unary(
-            f"/{service}/{name}",
-            request_serializer=_serialize,
-            response_deserializer=response.FromString,  # type: ignore[attr-defined]
-        )
         try:
             async with asyncio.timeout(self._call_seconds + _STUCK_SECONDS):
-                result: T = await call(request, timeout=self._call_seconds, metadata=metadata)
+                return await self._connection.call(
+                    f"/{service}/{name}", request, response, metadata=metadata
+                )
         except grpc.aio.AioRpcError as error:
             raise self._error(name, error) from error
+        except LostError as error:
+            raise CriError(
+                f"{self.socket} did not respond to {name} within {self._call_seconds:g} s; "
+                "check the container runtime."
+            ) from error
         except TimeoutError as error:
             raise CriStuckError(
                 f"gRPC ended no call of {name} to {self.socket} in time."
             ) from error
-        return result
 
     async def _stream(self, path: str, request: Any, response: type[T]) -> AsyncIterator[T]:
-        call = self._channel.unary_stream(
-            path,
-            request_serializer=_serialize,
-            response_deserializer=response.FromString,  # type: ignore[attr-defined]
-        )(request, timeout=_STREAM_SECONDS)
+        messages = self._connection.stream(path, request, response)
         try:
-            async for message in call:
+            async for message in messages:
                 yield message
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                return
             raise self._error(path.rpartition("/")[2], error) from error
-        finally:
-            call.cancel()
+        except LostError as error:
+            raise CriError(f"the connection to {self.socket} was replaced.") from error
 
     def _error(self, name: str, error: grpc.aio.AioRpcError) -> CriError:
         code = error.code()
@@ -262,11 +243,6 @@ class RuntimeClient:
             return CriUnimplementedError(
                 f"{self.socket} does not implement the CRI's {name}; name the socket of the "
                 "runtime that the kubelet uses, or enable its CRI (v1)."
-            )
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return CriError(
-                f"{self.socket} did not respond to {name} within {self._call_seconds:g} s; "
-                "check the container runtime."
             )
         if code is grpc.StatusCode.UNAVAILABLE:
             return CriError(_unavailable(self.socket, details))
@@ -297,7 +273,3 @@ def _is_exec_exit(envelope: containerd_pb2.Envelope) -> bool:
     except DecodeError:
         return False
     return bool(exit_.id != exit_.container_id)
-
-
-def _serialize(message: Any) -> bytes:
-    return bytes(message.SerializeToString())

@@ -16,6 +16,7 @@ import msgspec
 from agent import labels
 from agent.kube.client import ApiError
 from agent.kube.objects import ApiPod, PodCondition
+from agent.kube.pod_reports import transition_time
 from agent.pods import isolation
 from agent.pods.conditions import FALSE, TRUE, TYPES, Condition
 from agent.pods.pod import SANDBOX_MISSING
@@ -69,6 +70,18 @@ def is_stale(condition: PodCondition, now: SandboxStamp) -> bool:
     if stamp is None:
         return False
     return stamp.boot != now.boot or bool(now.sandbox and stamp.sandbox != now.sandbox)
+
+
+def true_since(pod: ApiPod, kind: str, now: SandboxStamp) -> float | None:
+    """Since when, as Unix time in whole seconds, a condition in the API is True of the pod's
+    current sandbox; None if it is not, or the sandbox is not known."""
+    condition = pod.condition(kind)
+    if condition is None or condition.status != TRUE:
+        return None
+    if not now.sandbox or stamp_of(condition) != now:
+        return None
+    changed = transition_time(condition)
+    return changed.timestamp() if changed else None
 
 
 def desired_conditions(

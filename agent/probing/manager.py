@@ -2,7 +2,7 @@
 
 import asyncio
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 import structlog
@@ -24,7 +24,13 @@ from agent.probing.answers import ProbeName
 from agent.probing.listeners import ListenerWatch
 from agent.probing.metrics import ProbeMetrics
 from agent.probing.recent import RecentProbes
-from agent.probing.result_store import Results, ResultStore, SavedProbes, sandbox_of
+from agent.probing.result_store import (
+    Results,
+    ResultStore,
+    SavedProbes,
+    reported_results,
+    sandbox_of,
+)
 from bpf import pins
 from probes.engine.families import PodInterfaces
 from probes.engine.prober import Prober
@@ -64,10 +70,12 @@ class ProbeManager:
         events: PodEvents,
         answered: AnsweredProbes,
         state: pathlib.Path | None = None,
+        passing_since: Callable[[str], float | None] | None = None,
     ) -> None:
         """containers: of all pods, where a runtime lists them; answered: gets the probes that the
         relay is to answer, and their results; state: the file that keeps results across restarts
-        of the agent; None keeps none.
+        of the agent; None keeps none; passing_since: since when the API server has a pod's
+        probes as passing, by uid, as Unix time; for a pod that the file lacks.
         """
         self._store = store
         self._containers = containers
@@ -94,6 +102,7 @@ class ProbeManager:
         self._pods: dict[str, Pod] = {}
         self._probed: set[str] = set()
         self._results = ResultStore(state)
+        self._passing_since = passing_since
         self._recent = RecentProbes()
         self._sandboxes: dict[str, tuple[Netns, str]] = {}
         self._deferred: dict[str, str | None] = {}
@@ -275,7 +284,10 @@ class ProbeManager:
         container = run.containers.get(probes.name)
         if container is None:
             return ProbedContainer(probes=probes, running=False, restarts=run.is_restartable)
-        if sandbox.containers.get(probes.name) != container.id:
+        if not sandbox.containers and pod.uid not in self._probed:
+            since = self._passing_since(pod.uid) if self._passing_since else None
+            restored = reported_results(since, container.started_at)
+        elif sandbox.containers.get(probes.name) != container.id:
             restored = {}
         is_startup_ours = not (probes.startup and isinstance(probes.startup.handler, Exec))
         return ProbedContainer(

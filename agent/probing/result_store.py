@@ -111,6 +111,18 @@ class ResultStore:
         return msgspec.json.encode(_File(self._boot, pods))
 
 
+def reported_results(since: float | None, started_at: float) -> dict[ProbeType, ProbeResult]:
+    """A container's results that the file has lost, by a previous agent's condition of the sandbox.
+
+    since: Unix time in whole seconds since when the condition is True; None if it is not.
+    started_at: Unix time in seconds of the container's start, 0 if unknown: a run that is later
+    than the condition has no results.
+    """
+    if since is None or not 0 < int(started_at) <= since:
+        return {}
+    return dict.fromkeys((ProbeType.STARTUP, ProbeType.READINESS), ProbeResult.SUCCESS)
+
+
 def sandbox_of(netns: Netns) -> str:
     """A sandbox's name within this boot: the namespace's device, inode and cookie.
 

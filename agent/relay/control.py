@@ -1,12 +1,49 @@
-"""The relay's end of the socket pair with its agent."""
+"""The socket pair of a relay and its agent, and the relay's end of it."""
 
 import socket
 from collections.abc import Callable
+from typing import Any
 
 from agent.relay import messages
 from agent.relay.epoll import HUNG_UP, READABLE, WRITABLE, EpollPoller
+from probes.netns import SHORTAGES
 
 _READ_BYTES = 1 << 16
+
+
+class ControlSocket(socket.socket):
+    """One end, for which a shortage of the machine is not the end of the channel.
+
+    Its calls raise `BlockingIOError` then, as for a full socket, so event loops try again. They do
+    at once, but the kernel waits for memory before it reports that it has none.
+    """
+
+    def recv(self, *arguments: Any) -> bytes:
+        try:
+            return super().recv(*arguments)
+        except OSError as error:
+            _raise_temporary(error)
+            raise
+
+    def send(self, *arguments: Any) -> int:
+        try:
+            return super().send(*arguments)
+        except OSError as error:
+            _raise_temporary(error)
+            raise
+
+    def sendmsg(self, *arguments: Any) -> int:
+        """As asyncio sends since Python 3.12."""
+        try:
+            return super().sendmsg(*arguments)
+        except OSError as error:
+            _raise_temporary(error)
+            raise
+
+
+def _raise_temporary(error: OSError) -> None:
+    if error.errno in SHORTAGES:
+        raise BlockingIOError(error.errno, error.strerror) from error
 
 
 class ControlChannel:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from agent.linux.namespaces import unshare_network
 from agent.relay import messages
-from agent.relay.control import ControlChannel
+from agent.relay.control import ControlChannel, ControlSocket
 from agent.relay.epoll import EpollPoller
 from agent.relay.held_syns import HeldSyns
 from agent.relay.interfaces import WAY_HOST
@@ -384,4 +384,4 @@ def _raise_descriptor_limit() -> int:
 def open_control_socket(descriptor: int) -> socket.socket:
     """The socket that the relay inherits from the agent."""
     os.set_inheritable(descriptor, False)
-    return socket.socket(fileno=descriptor)
+    return ControlSocket(fileno=descriptor)

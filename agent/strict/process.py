@@ -16,6 +16,7 @@ import structlog
 
 from agent.logs import Event
 from agent.relay import messages
+from agent.relay.control import ControlSocket
 
 if TYPE_CHECKING:
     from agent.strict.stats import ConnectionStats
@@ -66,7 +67,8 @@ class RelayChannel:
     ) -> "RelayChannel":
         """sock: owned by the channel; stats: gets the relay's reports; wake: set when the channel
         closes, with its reason in `problem`."""
-        reader, writer = await asyncio.open_connection(sock=sock)
+        patient = ControlSocket(fileno=sock.detach())
+        reader, writer = await asyncio.open_connection(sock=patient)
         return cls(reader, writer, stats=stats, wake=wake)
 
     async def request(self, message: messages.ToRelay, response: type[A]) -> A:

@@ -24,6 +24,8 @@ from probes.netns import SHORTAGES
 # than others have.
 _ANSWER_SECONDS = 0.25
 _NAMED_CHAINS = 3
+# The relay's own response, and errors that show nothing of the way.
+_UNKNOWN = SHORTAGES | {errno.ECONNREFUSED, errno.ENOTCONN}
 
 
 async def find_problem(addresses: Sequence[IPAddress]) -> str:
@@ -45,14 +47,16 @@ async def _try(address: IPAddress) -> str:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await asyncio.get_running_loop().sock_connect(sock, (str(address), WAY_PORT))
+                # asyncio takes EAGAIN for a connect that has started.
+                sock.getpeername()
         except TimeoutError:
             # The response may have come while this process waited for a CPU.
             if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED:
                 return ""
             return f"packets from the node to {address} are not answered"
         except OSError as error:
-            # A firewall's drop is none of the shortages.
-            if error.errno == errno.ECONNREFUSED or error.errno in SHORTAGES:
+            # A firewall's drop is none of these.
+            if error.errno in _UNKNOWN:
                 return ""
             reason = os.strerror(error.errno) if error.errno else str(error)
             return f"the node cannot send to {address} ({reason})"

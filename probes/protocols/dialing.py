@@ -39,6 +39,8 @@ _HOPS_LEFT_MIN = {
     int(socket.AF_INET6): (socket.IPPROTO_IPV6, 73),
 }
 _HOPS_MAX = 255
+# EIO of a TCP socket is never the peer's doing.
+_OWN_ERRORS = SHORTAGES | {errno.EIO}
 
 
 class LoopPoller:
@@ -328,8 +330,8 @@ class DialAttempt:
         self._events = events
 
     def _fail(self, number: int | None, operation: str) -> None:
-        """A system call failed: for want of memory, or by the pod's doing."""
-        if number in SHORTAGES:
+        """A system call failed: by an error of the machine, or by the pod's doing."""
+        if number in _OWN_ERRORS:
             self._end(_unknown(number))
         else:
             self._break(f"{operation}: {_strerror(number)}")

@@ -307,9 +307,11 @@ def test_fifo_or_directory_counts_as_none_and_is_replaced(
     """A FIFO has no writer here, so a reader of it would hang."""
     path.parent.mkdir()
     make(path.with_name(prefix.format(path.name) or path.name))
+    before = os.listdir("/proc/self/fd")
     with structlog.testing.capture_logs():
         failure = Event.SAVED_RESULTS_UNREADABLE
         assert state_files.read(path, Numbers, failure=failure) is None
+    assert os.listdir("/proc/self/fd") == before
     state_files.replace(path, b"{}")
     assert path.read_bytes() == b"{}"
 

@@ -104,8 +104,8 @@ def _lost(node: Node, fault: Fault) -> list[str]:
 
 
 def _is_restart(problem: str) -> bool:
-    """What an agent that was killed costs, and one whose results are lost."""
-    return problem.startswith("heartbeat") or "probe has no result yet" in problem
+    """What an agent that was killed costs."""
+    return problem.startswith("heartbeat")
 
 
 def _unnamed(node: Node, kind: str) -> list[str]:

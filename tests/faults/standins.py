@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import signal
@@ -25,6 +26,7 @@ from agent import labels
 from agent.lab.lab import LabPod
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import NAMESPACES, NODES, ApiServer, Json
+from tests.polling import PATIENCE
 from tests.runtime.labpods import PodRuntime
 
 NODE = "node1"
@@ -148,6 +150,7 @@ def _api_pod(name: str, mode: str, port: int, addresses: list[str]) -> Json:
         "readinessProbe": {
             "httpGet": {"path": "/healthz", "port": port},
             "periodSeconds": 1,
+            "timeoutSeconds": math.ceil(PATIENCE),
             "failureThreshold": 1,
         }
     }

@@ -25,8 +25,10 @@ class FakeRuntime:
         }
         """A message, the status code to fail with, or None to hang."""
         self.streams: dict[str, list[Any]] = {}
-        """By full path: messages, after which a stream ends."""
+        """By full path: messages, after which a stream ends; None lets it hang."""
         self.subscribed: list[str] = []
+        self.delay_seconds = 0.0
+        """Of each response."""
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         path = details.method
@@ -44,6 +46,7 @@ class FakeRuntime:
     def _respond(self, name: str) -> Callable[[bytes, Any], Any]:
         async def respond(request: bytes, context: Any) -> Any:
             found = self.responses[name]
+            await asyncio.sleep(self.delay_seconds)
             if found is None:
                 await asyncio.Event().wait()
             if isinstance(found, grpc.StatusCode):
@@ -56,6 +59,8 @@ class FakeRuntime:
         async def stream(request: bytes, context: Any) -> AsyncIterator[Any]:
             self.subscribed.append(path)
             for message in self.streams[path]:
+                if message is None:
+                    await asyncio.Event().wait()
                 yield message
 
         return stream

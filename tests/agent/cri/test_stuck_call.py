@@ -23,10 +23,11 @@ class Channel:
 @pytest.mark.looptime
 async def test_call_that_outlasts_its_deadline_is_an_error(tmp_path: pathlib.Path) -> None:
     client = RuntimeClient(tmp_path / "cri.sock", call_seconds=1)
-    channel, client._channel = client._channel, Channel()
+    connection = client._connection
+    channel, connection._channel = connection._channel, Channel()
     try:
         with pytest.raises(CriStuckError, match="ended no call of ListPodSandbox"):
             await client.list_sandboxes()
     finally:
-        client._channel = channel
+        connection._channel = channel
         await client.aclose()

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from agent import state_files
-from agent.probing.result_store import ResultStore, sandbox_of
+from agent.probing.result_store import ResultStore, reported_results, sandbox_of
 from probes.engine.workers import ProbeType
 from probes.netns import Netns
 from probes.results import ProbeResult
@@ -144,3 +144,22 @@ def test_no_two_sandboxes_have_one_name() -> None:
         assert name == sandbox_of(Netns.open(first.path))
     with sandbox_netns() as second:
         assert sandbox_of(second.netns) != name
+
+
+def test_condition_that_is_newer_than_the_container_replaces_lost_results() -> None:
+    passing = {
+        ProbeType.STARTUP: ProbeResult.SUCCESS,
+        ProbeType.READINESS: ProbeResult.SUCCESS,
+    }
+    # The API has whole seconds.
+    assert reported_results(1000.0, 1000.9) == passing
+    assert reported_results(1000.0, 1.5) == passing
+
+
+@pytest.mark.parametrize(
+    ("since", "started_at"),
+    [(None, 1.0), (1000.0, 1001.0), (1000.0, 0.0)],
+    ids=["no condition", "a later run", "unknown start"],
+)
+def test_no_other_condition_replaces_lost_results(since: float | None, started_at: float) -> None:
+    assert reported_results(since, started_at) == {}

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from agent.relay import messages
-from agent.relay.control import ControlChannel
+from agent.relay.control import ControlChannel, ControlSocket
 from agent.relay.epoll import EpollPoller
+from tests.agent.relay import shortages
 
 
 class Relay:
@@ -16,8 +17,9 @@ class Relay:
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self.poller = stack.enter_context(contextlib.closing(EpollPoller()))
-        self.agent, ours = socket.socketpair()
+        self.agent, theirs = socket.socketpair()
         stack.callback(self.agent.close)
+        ours = ControlSocket(fileno=theirs.detach())
         self.agent.settimeout(5)
         self.received: list[messages.ToRelay] = []
         self.closed_count = 0
@@ -90,3 +92,17 @@ def test_agent_that_does_not_read_never_blocks_the_relay(relay: Relay) -> None:
         got += len(list(frames.feed(relay.agent.recv(1 << 20))))
         relay.poller.poll(0)
     assert relay.control.is_idle
+
+
+def test_shortage_of_memory_keeps_the_channel_open(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shortages.of_calls(monkeypatch, times=3):
+        relay.agent.sendall(messages.pack(messages.Engage()))
+        relay.control.send(messages.Engaged())
+        for _ in range(6):  # three of both, and the messages
+            relay.poller.poll(0.1)
+    assert relay.received == [messages.Engage()]
+    (body,) = messages.Frames().feed(relay.agent.recv(1 << 16))
+    assert messages.decode_for_agent(body) == messages.Engaged()
+    assert relay.closed_count == 0

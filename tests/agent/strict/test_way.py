@@ -59,3 +59,13 @@ async def test_response_that_was_there_in_time_counts_however_late_it_is_read(
     monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", wait)
     monkeypatch.setattr(socket, "socket", Socket)
     assert await way.find_problem([_RELAY]) == problem
+
+
+async def test_connect_that_has_not_started_shows_no_process_that_accepts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(socket.socket, "connect", fail)
+    assert await way.find_problem([_RELAY]) == ""

@@ -126,8 +126,8 @@ async def test_lack_of_descriptors_is_a_prober_error_not_the_pods(
     assert [(outcome.result, outcome.error) for outcome in seen] == [(ProbeResult.UNKNOWN, True)]
 
 
-@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN])
-async def test_lack_of_memory_is_a_prober_error_not_the_pods(
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN, errno.EIO])
+async def test_error_of_the_machine_is_a_prober_error_not_the_pods(
     shared_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(dialing, "connect_inside", lambda sock, address: number)
