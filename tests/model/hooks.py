@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from bpf.rule_evaluation import Cgroup, NewFlow, find_rule
 from bpf.verdicts import Mode, Reason
-from tests.model.gate import ANY_IPV4, NOWHERE, TCP, UDP, Socket, State
+from tests.model.facts import NOWHERE, Socket, State
+from tests.model.packet import ANY_IPV4, TCP, UDP
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
