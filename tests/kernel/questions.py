@@ -28,10 +28,13 @@ def client(pod: labs.LabPod, version: int) -> Iterator[socket.socket]:
 
 
 def query(
-    pod: labs.LabPod, server: socket.socket, version: int, ports: Iterable[int]
+    pod: labs.LabPod, server: socket.socket, version: int, ports: Iterable[int], to: str = ""
 ) -> Iterator[tuple[str, int]]:
-    """One question from each of these ports to a server on the node; where each came from."""
-    node, port = traffic.gateway(pod, version), server.getsockname()[1]
+    """One question from each of these ports to a server on the node; where each came from.
+
+    to: an address that is translated to the node's; empty: the node's own.
+    """
+    node, port = to or traffic.gateway(pod, version), server.getsockname()[1]
     with client(pod, version) as sock:
         for source_port in ports:
             sock.sendto(_datagram(source_port, port), (node, 0))
