@@ -155,11 +155,12 @@ bench: setup
 	@PODGATE_TEST_BIN=$(BIN) $(PYTHON) -m tests.bench $(BENCH)
 
 # The property tests of all parsers, with new examples each time; `make fuzz SECONDS=60` for less than ten minutes. Then a
-# million made frames (FRAMES=) for the gate's program and its specification, in some minutes: needs root. SEED= repeats a run.
+# million made frames and calls (FRAMES=) for the programs of the gate, the hooks and the relay and their specifications, in some
+# minutes: needs root. SEED= repeats a run.
 fuzz: setup
 	@$(PYTHON) -m tests.fuzz $(SECONDS)
 	PODGATE_TEST_FRAMES=$(or $(FRAMES),1000000) PODGATE_TEST_SEED=$(SEED) \
-		$(PYTHON) -m pytest -s $(LONG) tests/kernel/test_gate_model.py tests/kernel/test_hook_model.py
+		$(PYTHON) -m pytest -s $(LONG) $(foreach what,gate hook socket relay,tests/kernel/test_$(what)_model.py)
 
 format: setup
 	.venv/bin/ruff check --fix .

@@ -8,7 +8,16 @@ from bpf.verdicts import Mode
 from tests.attacks import topologies
 from tests.attacks.topologies import Topology
 from tests.attacks.trick import Gap, Trick
-from tests.attacks.tricks import forging, grouping, opening, planting, returning, speaking
+from tests.attacks.tricks import (
+    forging,
+    grouping,
+    opening,
+    planting,
+    returning,
+    skipping,
+    speaking,
+    wrapping,
+)
 
 TRICKS = (
     *opening.TRICKS,
@@ -17,6 +26,8 @@ TRICKS = (
     *forging.TRICKS,
     *planting.TRICKS,
     *speaking.TRICKS,
+    *skipping.TRICKS,
+    *wrapping.TRICKS,
 )
 MODES = (Mode.ENFORCE, Mode.STRICT)
 LABS = tuple((topology, mode) for topology in topologies.ALL for mode in MODES)

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from agent.lab import lab as labs
 from agent.lab.lab import Lab, LabPod
 from tests.attacks.site import Site, Way, mac_inside
-from tests.kernel import frames, links, traffic
+from tests.kernel import frames, links, traffic, tunnelled
 from tests.nodes import node
 
 _TUN_BYTES = 1 << 16
-_UNDERLAY_PORT = 4790  # of the uplink's tunnel: not VXLAN's own, which tests of tunnels have
+UNDERLAY_PORT = 4790
+"""Of the uplink's tunnel, over both IP versions."""
 _OVERLAY = {4: ("198.18.78.1", "198.18.78.2"), 6: ("fd00:18:78::1", "fd00:18:78::2")}
 _BITS = {4: 24, 6: 64}
 SERVICE = {4: "198.18.0.80", 6: "fd00:18::80"}
@@ -110,6 +111,15 @@ def _without_pods(lab: Lab) -> Iterator[Site]:
 
 
 @contextlib.contextmanager
+def _flooding(lab: Lab) -> Iterator[Site]:
+    """What a bridge sends to the first of its ports is a copy, without the socket."""
+    with _site(lab, is_bridged=True) as made:
+        traffic.forget_ports(labs.BRIDGE, (made.pod, made.neighbour))
+        made.ways = (Way("bridge", labs.BRIDGE, made.mac),)
+        yield made
+
+
+@contextlib.contextmanager
 def _flat(lab: Lab) -> Iterator[Site]:
     """The pods' gateway is a pod in off on their bridge; the node forwards nothing."""
     with contextlib.ExitStack() as stack:
@@ -160,18 +170,22 @@ def _uplink(lab: Lab) -> Iterator[Site]:
 
 @contextlib.contextmanager
 def _tunnel_uplink(lab: Lab) -> Iterator[Site]:
-    """The same, behind a tunnel of the node's (VXLAN)."""
+    """The same, behind a tunnel of the node's (VXLAN); a second one is over IPv6."""
     with contextlib.ExitStack() as stack:
         made = stack.enter_context(_site(lab, is_bridged=False))
         router, _ = _add_router(lab, is_bridged=False)
         _forget_stamps(router, "eth0")
         here = traffic.NODE[4]
-        add = "link add vx-pg type vxlan id 77 dstport {} local {} remote {} dev {}"
-        inside = add.format(_UNDERLAY_PORT, router.ipv4, here, "eth0")
-        outside = add.format(_UNDERLAY_PORT, here, router.ipv4, router.interface)
+        mac = tunnelled.MAC.hex(":")
+        kind = f"type vxlan id {tunnelled.NETWORK} dstport {UNDERLAY_PORT}"
+        inside = f"link add vx-pg {kind} local {router.ipv4} remote {here} dev eth0"
+        device = f"dev {router.interface}"
+        outside = f"link add vx-pg address {mac} {kind} local {here} remote {router.ipv4} {device}"
+        second = f"link add vx6-pg address {mac} {kind} local {traffic.NODE[6]} {device}"
         links.ip_inside(router, inside, "link set vx-pg up")
         _forget_stamps(router, "vx-pg")
         stack.enter_context(links.made("vx-pg", outside, "link set vx-pg up"))
+        stack.enter_context(links.made("vx6-pg", second, "link set vx6-pg up"))
         for name in ("all", "vx-pg"):
             stack.enter_context(links.sysctl(f"net/ipv4/conf/{name}/send_redirects", "0"))
         for version, (own, theirs) in _OVERLAY.items():
@@ -227,6 +241,10 @@ WITHOUT_PODS = Topology(
     *("bridge-without-pods", "a second bridge, without pods, floods to a pair and to the pods'"),
     *(("flood", "patch"), _without_pods),
 )
+FLOODING = Topology(
+    *("flooding", "the pods' bridge knows no addresses, and sends all pods a copy"),
+    *(("bridge",), _flooding),
+)
 FLAT = Topology(
     *("flat", "a pod in off is the gateway of the pods, and the node forwards nothing"),
     *(("router",), _flat),
@@ -241,4 +259,4 @@ TUN_UPLINK = Topology(
     *("tun-uplink", "the same, the uplink has no Ethernet headers"),
     *(("uplink",), _tun_uplink),
 )
-ALL = (ROUTED, BRIDGED, WITHOUT_PODS, FLAT, UPLINK, TUNNEL_UPLINK, TUN_UPLINK)
+ALL = (ROUTED, BRIDGED, WITHOUT_PODS, FLAT, UPLINK, TUNNEL_UPLINK, TUN_UPLINK, FLOODING)

@@ -27,6 +27,8 @@ from tests.kernel.reply_tables import start_reply_table
 _PAIRS = 20
 _FEW, _MANY = 10, 1_000
 _ANSWERS, _OUTSTANDING = 100_000, 1_000
+# For each question: 50,000 a second, while 2,000 questions a second wait half a second each.
+_CLIENTS = 25
 
 # What one writes who closes the hole with nftables: node to pod is dropped, answers pass.
 _NO_RULE_SET = "table inet hole\ndelete table inet hole\n"
@@ -64,25 +66,36 @@ def main() -> None:
 def _replies(network: Lab, podgate: "Podgate") -> None:
     """The worst of both layouts and families, and each of them."""
     _note(f"answers lost of {_ANSWERS} while {_OUTSTANDING} are outstanding")
-    lost = {}
+    lost, beside_clients = {}, {}
     for number, layout in enumerate(("routed", "bridged"), 3):
         pod = network.add_pod(f"{layout}-asker", number, bridged=layout == "bridged")
         if pod.is_bridged:
             links.wait_for_port(pod.interface)
         for version in (4, 6):
-            lost[f"{layout}_ipv{version}"] = _lost_replies(podgate, pod, version)
+            name = f"{layout}_ipv{version}"
+            lost[name] = _lost_replies(podgate, pod, version, _ANSWERS)
+            beside_clients[name] = _lost_replies(podgate, pod, version, _ANSWERS // 4, _CLIENTS)
     figures.emit("gate", "reply_loss_ppm", [max(lost.values())], "ppm", parts=lost)
+    figures.emit(
+        *("gate", "reply_loss_beside_clients_ppm", [max(beside_clients.values())], "ppm"),
+        parts=beside_clients,
+    )
 
 
-def _lost_replies(podgate: "Podgate", pod: LabPod, version: int) -> float:
-    """Of a million, from a new reply table."""
+def _lost_replies(
+    podgate: "Podgate", pod: LabPod, version: int, answers: int, clients: int = 0
+) -> float:
+    """Of a million, from a new reply table. clients: of the pod's own server, for each question."""
     podgate.pods = (pod,)
     podgate.put_on()
     with socket.socket(traffic.family(version), socket.SOCK_DGRAM) as server:
         server.settimeout(traffic.LIMIT_SECONDS)
         server.bind(("", 0))
         answered = questions.send(
-            pod, server, version, total=_ANSWERS + _OUTSTANDING, outstanding=_OUTSTANDING
+            *(pod, server, version),
+            total=answers + _OUTSTANDING,
+            outstanding=_OUTSTANDING,
+            clients=clients,
         )
     passed = podgate.counts()[pod.ifindex][Verdict.PASS, Reason.REPLY]
     podgate.take_off()

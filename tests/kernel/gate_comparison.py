@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 from bpf.rule_evaluation import Cgroup, NodeFacts
 from bpf.verdicts import Reason, Verdict
-from tests.kernel.gate_runs import Found, GateRuns, Unsendable
-from tests.model import gate, generator
-from tests.model.gate import Gate, Kind, Sent, Stamp, State
+from tests.kernel.gate_runs import Found, GateRuns
+from tests.kernel.gate_sockets import Unsendable
+from tests.model import flows, gate, generator
+from tests.model.facts import Gate, Kind, Sent, Stamp, State
 from tests.model.generator import Generator, Way
 
 _FRAMES_OF_A_STATE = 250
@@ -169,7 +170,7 @@ def _questions(runs: GateRuns, made: Generator, state: State) -> list[bytes]:
                 continue
             expected = gate.stamp_from_pod(stamp) if state.node.has_ovs else Stamp.NONE
             assert left is expected, (stamp, left, frame.hex())
-            gate.record(frame, state, time.monotonic_ns(), is_broadcast=is_broadcast)
+            flows.record(frame, state, time.monotonic_ns(), is_broadcast=is_broadcast)
             questions.append(frame)
         age(runs, state, made.one_of(_AGES_NS))
     return questions

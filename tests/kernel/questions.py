@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import itertools
 import socket
 import struct
 from collections.abc import Iterable, Iterator
@@ -9,6 +10,10 @@ from collections.abc import Iterable, Iterator
 from agent.lab import lab as labs
 from tests.kernel import traffic
 
+SERVED_PORT = 53
+"""Of the pod's server, from which it sends no questions."""
+CLIENT = {4: "198.19.0.1", 6: "fd00:18:19::1"}
+"""A host elsewhere."""
 _UDP_CHECKSUM_OFFSET = 6
 
 
@@ -23,10 +28,13 @@ def client(pod: labs.LabPod, version: int) -> Iterator[socket.socket]:
 
 
 def query(
-    pod: labs.LabPod, server: socket.socket, version: int, ports: Iterable[int]
+    pod: labs.LabPod, server: socket.socket, version: int, ports: Iterable[int], to: str = ""
 ) -> Iterator[tuple[str, int]]:
-    """One question from each of these ports to a server on the node; where each came from."""
-    node, port = traffic.gateway(pod, version), server.getsockname()[1]
+    """One question from each of these ports to a server on the node; where each came from.
+
+    to: an address that is translated to the node's; empty: the node's own.
+    """
+    node, port = to or traffic.gateway(pod, version), server.getsockname()[1]
     with client(pod, version) as sock:
         for source_port in ports:
             sock.sendto(_datagram(source_port, port), (node, 0))
@@ -34,19 +42,31 @@ def query(
 
 
 def send(
-    pod: labs.LabPod, server: socket.socket, version: int, *, total: int, outstanding: int
+    pod: labs.LabPod,
+    server: socket.socket,
+    version: int,
+    *,
+    total: int,
+    outstanding: int,
+    clients: int = 0,
 ) -> int:
     """Send `total` datagrams from 64,000 ports in turn to a server on the node.
 
-    Each is answered when `outstanding` later ones have arrived. Returns the number of answers.
+    Each is answered when `outstanding` later ones have arrived. With each of them the pod answers
+    `clients` clients of a server of its own, which have 64,000 ports in turn as well. Returns the
+    number of the node's answers.
     """
     waiting: collections.deque[tuple[str, int]] = collections.deque()
     answered = 0
-    for whence in query(pod, server, version, (1024 + n % 64_000 for n in range(total))):
-        waiting.append(whence)
-        if len(waiting) > outstanding:
-            server.sendto(b"answer", waiting.popleft())
-            answered += 1
+    ports = itertools.cycle(range(1024, 65_024))
+    with client(pod, version) as sock:
+        for whence in query(pod, server, version, (1024 + n % 64_000 for n in range(total))):
+            for _ in range(clients):
+                sock.sendto(_datagram(SERVED_PORT, next(ports)), (CLIENT[version], 0))
+            waiting.append(whence)
+            if len(waiting) > outstanding:
+                server.sendto(b"answer", waiting.popleft())
+                answered += 1
     return answered
 
 

@@ -17,7 +17,7 @@ from bpf.gates import Attachment, Gates
 from bpf.host_devices import HostDevicePrograms
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import frames, guarded, links, offers, syns, traffic, tunnelled, wire
+from tests.kernel import frames, guarded, links, offers, syns, traffic, wire
 from tests.kernel.counting import Counting
 from tests.kernel.guarded import PodState
 from tests.kernel.test_bypass_reentry import (  # noqa: F401
@@ -27,15 +27,6 @@ from tests.kernel.test_bypass_reentry import (  # noqa: F401
     marked,
     programs,
     watched,
-)
-from tests.kernel.test_bypass_tunnels import (  # noqa: F401
-    OUTER,
-    Tunnelled,
-    end_by_loopback,
-    outer_ends,
-    send_frame,
-    to_loopback,
-    tunnel,
 )
 from tests.kernel.test_packet_sockets import (
     PACKET_VNET_HDR,
@@ -53,43 +44,6 @@ ETHERNET_LENGTH = 14
 VERSIONS = pytest.mark.parametrize("version", [4, 6])
 
 UNREADABLE = {(Verdict.DROP, Reason.UNPARSABLE): 1}
-WRAPPED = {(Verdict.DROP, Reason.TUNNEL): 1}
-
-
-def send_tagged(outer: int, inner: bytes) -> None:
-    """The kernel removes an empty tag before it parses the rest."""
-    ends, tags = outer_ends(outer), (frames.ETHERTYPE_VLAN,)
-    to_loopback(frames.packet(ends, frames.UDP, tunnelled.udp(ends, inner), tags=tags))
-
-
-def send_behind_options(outer: int, inner: bytes) -> None:
-    """More than a gate reads: IPv4 has no such chains, so there it is a packet with options."""
-    ends = outer_ends(outer)
-    payload = tunnelled.udp(ends, inner)
-    if outer == 4:
-        whole = frames.ipv4(ends, frames.UDP, payload, options=bytes((1,)) * 40)
-        to_loopback(frames.ethernet(ends, frames.ETHERTYPE_IPV4, whole))
-    else:
-        whole = frames.ipv6(ends, frames.DSTOPTS, frames.chain(9, frames.UDP, payload))
-        to_loopback(frames.ethernet(ends, frames.ETHERTYPE_IPV6, whole))
-
-
-@pytest.mark.parametrize("send", [send_tagged, send_behind_options], ids=lambda s: s.__name__)
-@OUTER
-@VERSIONS
-def test_wrapped_packet_that_is_hard_to_read_is_dropped(
-    tunnel: Tunnelled,  # noqa: F811
-    send: Callable[[int, bytes], None],
-    outer: int,
-    version: int,
-) -> None:
-    send(outer, tunnel.inner(version))
-    assert tunnel.watched.arrived(lambda end: send_frame(outer, tunnel.inner(version, end)))
-
-    tunnel.guard(is_guarded=True)
-    send(outer, tunnel.inner(version))
-    assert tunnel.watched.arrived(end_by_loopback(tunnel.watched)) == []
-    assert tunnel.drops() in (UNREADABLE, WRAPPED)
 
 
 def disguised(ends: frames.Ends) -> bytes:
@@ -226,17 +180,6 @@ def test_flooded_frame_that_is_rewritten_behind_the_gate_is_dropped(
         ends = bridge_ends(made, version)
         wire.send(sock, disguised(ends))
         assert not any(map(opens_tcp, made.arrived(end_on_bridge(sock, ends, bytes(10)))))
-
-
-@VERSIONS
-def test_packet_socket_on_a_flooding_bridge_cannot_inject_into_a_connection(
-    bridged: tuple[list[labs.LabPod], Gates], version: int
-) -> None:
-    with flooded(bridged) as made, links.packet_socket(labs.BRIDGE) as sock:
-        ends = bridge_ends(made, version)
-        wire.send(sock, frames.segment(ends, frames.ACK | frames.PSH, data=b"injected"))
-        arrived = made.arrived(end_on_bridge(sock, ends))
-        assert not any(b"injected" in frame for frame in arrived)
 
 
 @VERSIONS

@@ -1,4 +1,5 @@
 """A bridge without an entry for a pod's MAC floods copies to all ports; copies have no socket.
+tests/attacks has what is dropped there (topology flooding).
 
 The copy on the last port is the original, so each test takes every pod as its target in turn.
 """
@@ -16,7 +17,7 @@ from bpf.host_devices import HostDevicePrograms
 from bpf.node_config import NodeConfig
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.kernel import cgroups, frames, guarded, links, offers, syns, traffic, wire
+from tests.kernel import cgroups, frames, guarded, links, traffic, wire
 from tests.kernel.counting import Counting
 from tests.kernel.reply_tables import start_reply_table
 from tests.processes import BARE_PYTHON
@@ -140,49 +141,6 @@ def answer(sock: socket.socket, kind: str) -> None:
             question = peer.recv(100)
             peer.sendall(b"answer")
     assert question == b"question"
-
-
-@TARGETS
-@VERSIONS
-@pytest.mark.parametrize("name", ["tcp", "tcp-options", "mptcp", "udp", "raw-syn", "ping"])
-def test_source_without_a_rule_is_dropped_in_every_copy(
-    flooding: Flooding, target: int, version: int, name: str
-) -> None:
-    """There is a rule for another source: its mark must not stay on this one's copies."""
-    pod = flooding.pods[target]
-    first_packet = next(
-        first_packet for first_packet in syns.FIRST_PACKETS if first_packet.name == name
-    )
-    with cgroups.cgroup() as group:
-        countings = flooding.enforce(Rule(SourceKind.CGROUP, cgroup=group.id))
-        address = traffic.address(pod, version)
-        offers.attempt(first_packet, syns.Target(address, labs.BRIDGE, PORT, PORT))
-        moved = [counting.moved() for counting in countings]
-    assert len(moved[target].keys() & REFUSED) == 1
-    assert (Verdict.PASS, Reason.RULE) not in moved[target]
-    # Dropped on the bridge, before there were copies.
-    for other in moved[:target] + moved[target + 1 :]:
-        assert not {STRAY, *REFUSED, (Verdict.PASS, Reason.RULE)} & other.keys()
-
-
-@TARGETS
-@VERSIONS
-def test_packet_socket_on_the_bridge_opens_nothing(
-    flooding: Flooding, target: int, version: int
-) -> None:
-    pod = flooding.pods[target]
-    ends = frames.Ends(
-        frames.address(traffic.NODE[version]),
-        frames.address(traffic.address(pod, version)),
-        port=PORT,
-    )
-    counting = flooding.enforce()[target]
-    with links.packet_socket(labs.BRIDGE) as sock:
-        wire.send(sock, frames.segment(ends, frames.SYN))
-        wire.send(sock, frames.packet(ends, frames.UDP, frames.udp(ends)))
-    moved = counting.moved_but_control()
-    assert moved.keys() <= REFUSED
-    assert sum(moved.values()) == 2
 
 
 def injected(pod: labs.LabPod, version: int, kind: str) -> bytes:

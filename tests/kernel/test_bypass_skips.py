@@ -1,11 +1,7 @@
-"""Paths to an interface that pass no gate at all: the options for them are rejected.
-
-Each is shown to open a connection despite an enforcing gate while the hooks are not attached.
-"""
+"""Sockets that had an option to pass no gate before the hooks were attached. Later ones do not get
+it: tests/attacks/tricks/skipping.py."""
 
 import contextlib
-import errno
-import struct
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -16,43 +12,13 @@ from bpf import abi, loader, pins
 from bpf.gates import GateConfig, Gates
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
-from bpf.verdicts import Mode, Reason, Verdict
+from bpf.verdicts import Mode
 from probes.netns import netns_cookie
-from tests.kernel import frames, links, offers, uring, wire, xsk
-from tests.kernel.counting import Counting
+from tests.attacks.site import NOT_OFFERED
+from tests.attacks.tricks.skipping import WAYS
+from tests.kernel import frames, offers, wire
 
 pytestmark = pytest.mark.kernel
-
-VERSIONS = pytest.mark.parametrize("version", [4, 6])
-SOL_PACKET, PACKET_QDISC_BYPASS = 263, 20
-EVASION = (Verdict.DROP, Reason.EVASION)
-
-Send = Callable[[bytes], None]
-
-
-@contextlib.contextmanager
-def without_queue(interface: str) -> Iterator[Send]:
-    with links.packet_socket(interface) as sock:
-        sock.setsockopt(SOL_PACKET, PACKET_QDISC_BYPASS, 1)
-        yield lambda frame: wire.send(sock, frame)
-
-
-@contextlib.contextmanager
-def without_queue_by_ring(interface: str) -> Iterator[Send]:
-    """The option set by io_uring instead of setsockopt(2)."""
-    with uring.ring() as ring, links.packet_socket(interface) as sock:
-        code = ring.set_option(sock, SOL_PACKET, PACKET_QDISC_BYPASS, struct.pack("=i", 1))
-        if code == -errno.EOPNOTSUPP:
-            pytest.skip(offers.NOT_OFFERED + "setsockopt by io_uring (Linux 6.7)")
-        if code < 0:
-            raise OSError(-code, "io_uring")
-        yield lambda frame: wire.send(sock, frame)
-
-
-@contextlib.contextmanager
-def by_xdp(interface: str) -> Iterator[Send]:
-    with xsk.xsk_socket(interface) as sender:
-        yield sender.send
 
 
 @pytest.fixture
@@ -82,50 +48,19 @@ def attach_hooks(
     loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
-def errno_of(way: contextlib.AbstractContextManager[Send]) -> int:
-    try:
-        with way:
-            return 0
-    except OSError as error:
-        return error.errno or 0
-
-
-@pytest.mark.parametrize(
-    "way", [without_queue, without_queue_by_ring, by_xdp], ids=lambda way: way.__name__
-)
-@VERSIONS
-def test_option_that_bypasses_gates_is_rejected_from_attach_on(
-    line: wire.Wire,
-    gates: Gates,
-    attach_hooks: Callable[[], None],
-    way: Callable[[str], contextlib.AbstractContextManager[Send]],
-    version: int,
+@pytest.mark.parametrize("way", WAYS)
+def test_socket_keeps_an_option_that_it_has(
+    line: wire.Wire, attach_hooks: Callable[[], None], way: str
 ) -> None:
-    interface = line.pod.interface
-    ends = line.ends(version)
-    with way(interface) as send:
-        send(frames.segment(ends, frames.SYN))
-        assert line.flush().opened(ends)
-
+    """A known limit."""
+    with contextlib.ExitStack() as stack:
+        try:
+            send = stack.enter_context(WAYS[way](line.pod.interface))
+        except OSError as error:
+            if error.errno not in NOT_OFFERED:
+                raise
+            pytest.skip(f"{offers.NOT_OFFERED}{error}")
         attach_hooks()
-        counting = Counting(gates)
-        assert errno_of(way(interface)) == errno.EPERM
-        assert counting.moved() == {EVASION: 1}
-
-        # Known limit: a socket that already has the option keeps it.
-        ends = line.ends(version, source_port=20001)
+        ends = line.ends(4)
         send(frames.segment(ends, frames.SYN))
         assert line.flush().opened(ends)
-
-
-@VERSIONS
-def test_packet_socket_without_the_option_passes_the_gate(
-    line: wire.Wire, gates: Gates, attach_hooks: Callable[[], None], version: int
-) -> None:
-    attach_hooks()
-    counting = Counting(gates, line.pod.ifindex)
-    ends = line.ends(version)
-    with links.packet_socket(line.pod.interface) as sock:
-        wire.send(sock, frames.segment(ends, frames.SYN))
-    assert not line.flush().opened(ends)
-    assert counting.moved()[Verdict.DROP, Reason.NODE] == 1

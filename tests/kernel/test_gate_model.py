@@ -19,8 +19,8 @@ from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, gate_comparison, offers
 from tests.kernel.explained import own_source
 from tests.kernel.gate_runs import Found, GateRuns
-from tests.model import gate, generator
-from tests.model.gate import Gate, Sent, Stamp, State
+from tests.model import flows, generator
+from tests.model.facts import Gate, Sent, Stamp, State
 from tests.model.generator import NODES, PODS, Way
 
 pytestmark = [pytest.mark.kernel, pytest.mark.file_node]
@@ -75,7 +75,7 @@ def test_answers_to_what_a_pod_sends_to_no_address_are_those_of_a_group(runs: Ga
     pod, nowhere = abi.unpack_address(PODS[6][0]), frames.address("::")
     first = frames.packet(frames.Ends(pod, nowhere), 89, bytes(20))
     runs.record(first)
-    gate.record(first, state, time.monotonic_ns())
+    flows.record(first, state, time.monotonic_ns())
     anyone = frames.Ends(abi.unpack_address(NODES[6]), pod)
     answer = Sent(frames.packet(anyone, 89, bytes(20)), stamp=Stamp.UNPROVEN)
     for age_seconds, expected in ((0, Reason.REPLY), (20, Reason.NODE)):
@@ -113,7 +113,7 @@ def test_packet_from_no_address_is_no_answer_to_a_question_to_a_group(runs: Gate
     question = frames.Ends(pod, group, source_port=5353, port=53)
     first = frames.packet(question, frames.UDP, frames.udp(question))
     runs.record(first)
-    gate.record(first, state, time.monotonic_ns())
+    flows.record(first, state, time.monotonic_ns())
     gate_comparison.age(runs, state, 20 * 10**9)
     answer = frames.Ends(frames.address("::"), pod, source_port=53, port=5353)
     late = Sent(frames.packet(answer, frames.UDP, frames.udp(answer)), stamp=Stamp.UNPROVEN)

@@ -21,9 +21,10 @@ from bpf.rule_evaluation import Cgroup, NodeFacts
 from bpf.verdicts import Mode, Reason
 from tests.kernel import frames, offers
 from tests.kernel.explained import own_source
-from tests.kernel.gate_runs import MARK, GateRuns
-from tests.model import gate, generator, hooks
-from tests.model.gate import Gate, Kind, Sent, Socket, State
+from tests.kernel.gate_runs import GateRuns
+from tests.kernel.gate_stage import MARK
+from tests.model import facts, flows, gate, generator, hooks, packet
+from tests.model.facts import Gate, Kind, Sent, Socket, State
 from tests.model.generator import CLIENTS, NODES, OTHERS, PODS, PORTS, REMOTE, SERVICES, SHARED
 from tests.model.hooks import Call
 from tests.nodes import node
@@ -88,7 +89,7 @@ def test_connect_agrees_with_the_specification(
             family = chosen.choice((4, 6))
             call = Call(
                 cgroup,
-                chosen.choice((gate.TCP, gate.TCP, gate.TCP, gate.UDP)),
+                chosen.choice((packet.TCP, packet.TCP, packet.TCP, packet.UDP)),
                 chosen.choice((*PODS[family], OTHERS[family], SHARED[family], CLIENTS[family])),
                 chosen.choice((*PORTS[1:], TUNNEL_PORT)),
                 has_interface=chosen.random() < 0.2,
@@ -119,7 +120,7 @@ def counts(runs: GateRuns, loaded: loader.Loaded) -> dict[Reason, int]:
 
 def connect(call: Call, family: int, *, is_mapped: bool) -> bool:
     """Whether it was rejected."""
-    kind = socket.SOCK_STREAM if call.protocol == gate.TCP else socket.SOCK_DGRAM
+    kind = socket.SOCK_STREAM if call.protocol == packet.TCP else socket.SOCK_DGRAM
     with socket.socket(FAMILIES[family], kind | socket.SOCK_NONBLOCK) as made:
         if call.has_interface:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"pod0")
@@ -190,7 +191,7 @@ def test_sources_of_datagrams_agree_with_the_specification(
                 history = abi.CSocketHistory.from_buffer_copy(value or bytes(24))
                 wanted = server.specified
                 assert history.foreign_sources == wanted.foreign_sources, (SEED, number)
-                assert bytes(history.foreign_source) == (wanted.foreign_source or gate.NOWHERE)
+                assert bytes(history.foreign_source) == (wanted.foreign_source or facts.NOWHERE)
                 seen[verdict] += 1
     sys.stdout.write(f"seed {SEED}: datagrams: {dict(seen)}\n")
     assert {"pass reply", "drop node", "tunnel"} <= set(seen)
@@ -213,14 +214,14 @@ def record_questions(runs: GateRuns, state: State, family: int, port: int) -> No
         ends = frames.Ends(pod, abi.unpack_address(peer[family]), source_port=5353, port=port)
         question = frames.packet(ends, frames.UDP, frames.udp(ends, bytes(20)))
         runs.record(question)
-        gate.record(question, state, time.monotonic_ns())
+        flows.record(question, state, time.monotonic_ns())
 
 
 def send(runs: GateRuns, server: Server, state: State, source: bytes | None, port: int) -> str:
     """Send by the server; what the gate, or else the hook, answered."""
     family = server.family
     name = source or server.specified.bound
-    call = Call(server.specified.cgroup, gate.UDP, PODS[family][0], port, source=name)
+    call = Call(server.specified.cgroup, packet.UDP, PODS[family][0], port, source=name)
     server.specified = hooks.record_source(server.specified, name, state)
     specified = hooks.evaluate(hooks.SEND, call, state, time.monotonic_ns())
     is_rejected = False

@@ -15,6 +15,8 @@ from bpf.gates import Gates
 from bpf.replies import ReplyFlow, ReplyTables
 from bpf.verdicts import Reason, Verdict
 from tests import polling
+from tests.attacks.topologies import SERVICE
+from tests.attacks.tricks.speaking import translated
 from tests.kernel import links, questions, traffic
 from tests.kernel.test_replies import PORT, QUESTION_SLOTS, VERSIONS, count, enforce, node_udp
 
@@ -44,6 +46,24 @@ def test_no_answer_is_lost_while_a_thousand_are_outstanding(
     with node_udp(version, PORT) as server:
         answered = questions.send(pod, server, version, total=30_000, outstanding=1000)
     assert count(gates, pod, Verdict.PASS, Reason.REPLY) == answered
+    assert count(gates, pod, Verdict.DROP, Reason.NODE) == 0
+
+
+@VERSIONS
+def test_two_thousand_answers_in_a_service_s_name_are_outstanding_at_once(
+    gates: Gates, pod: labs.LabPod, version: int
+) -> None:
+    """As of a DNS server on the node, behind the service's address."""
+    pending, service = 2000, SERVICE[version]
+    enforce(gates, pod)
+    with (
+        translated(service, traffic.gateway(pod, version)),
+        node_udp(version, PORT) as server,
+    ):
+        ports = range(10_000, 10_000 + pending)
+        for whence in list(questions.query(pod, server, version, ports, service)):
+            server.sendto(b"answer", whence)
+    assert count(gates, pod, Verdict.PASS, Reason.REPLY) == pending
     assert count(gates, pod, Verdict.DROP, Reason.NODE) == 0
 
 

@@ -15,7 +15,8 @@ from bpf import abi
 from bpf.rule_evaluation import Cgroup, NodeFacts
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.model.gate import LOOPBACK, NOWHERE, Gate, Kind, Sent, Socket, Stamp, State, parse
+from tests.model.facts import LOOPBACK, NOWHERE, Gate, Kind, Sent, Socket, Stamp, State
+from tests.model.packet import ANY_IPV4, parse
 
 HOUR_NS = 3600 * 10**9
 MINUTE_NS = 60 * 10**9
@@ -61,10 +62,17 @@ INJECTABLE = 21
 FOREIGN = 4242
 BEYOND = 9_000_000
 POD_MAC, BROADCAST_MAC = bytes.fromhex("0200000000aa"), b"\xff" * 6
+RELAYS = {4: _packed("198.18.9.0"), 6: _packed("fd00:18:9::")}
 _EXTENSIONS = (0, 43, 44, 44, 51, 60, 60)
 _CORPUS = 64
 """Frames of one reason that are kept to be changed."""
 _NO_CGROUP = (1 << 40) + 7
+
+
+def relay_address(pod: bytes, number: int) -> bytes:
+    """Of a relay, in the pod's family: one of the first 256."""
+    family = 4 if pod.startswith(ANY_IPV4[:12]) else 6
+    return RELAYS[family][:-1] + bytes((number,))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,16 +1,17 @@
-"""The specification of the hooks at connect(2) and sendmsg(2): which calls of host processes they
-reject, and what they record of a socket. What the gate makes of that record is in gate.py.
+"""The specification of the hooks at connect(2), sendmsg(2), setsockopt(2) and socket(2): which
+calls of host processes they reject, and what they record of a socket. What the gate makes of that
+is in gate.py. The relay's hooks are in relay.py.
 
-tests/kernel/test_hook_model.py makes the same calls, with the hooks attached. The relay's hooks,
-and those of setsockopt(2) and of raw sockets, are not specified here.
+tests/kernel/test_hook_model.py and test_socket_model.py make the same calls, with hooks attached.
 """
 
 import dataclasses
 from collections.abc import Callable
 
 from bpf.rule_evaluation import Cgroup, NewFlow, find_rule
-from bpf.verdicts import Mode, Reason
-from tests.model.gate import ANY_IPV4, NOWHERE, TCP, UDP, Socket, State
+from bpf.verdicts import Mode, Reason, Verdict
+from tests.model.facts import NOWHERE, Socket, State
+from tests.model.packet import ANY_IPV4, TCP, UDP
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,3 +85,26 @@ def record_source(socket: Socket, source: bytes | None, state: State) -> Socket:
     return dataclasses.replace(
         socket, foreign_source=first, foreign_sources=socket.foreign_sources + 1
     )
+
+
+# ----------------------------------------------------------------------- options, and raw sockets
+
+PACKET_OPTIONS, XDP_OPTIONS = 263, 283
+EVASIONS = {(PACKET_OPTIONS, 20), (XDP_OPTIONS, 3), (XDP_OPTIONS, 4)}
+"""PACKET_QDISC_BYPASS, XDP_TX_RING and XDP_UMEM_REG: frames that pass no gate."""
+
+
+def set_option(level: int, option: int, state: State, now_ns: int) -> Found:
+    """Whatever the mode of any pod: a socket keeps the option."""
+    is_evasion = (level, option) in EVASIONS and state.is_netns_known
+    return Reason.EVASION if is_evasion and not state.node.is_dead_man_expired(now_ns) else ALLOWED
+
+
+def create_raw(cgroup: Cgroup, state: State, now_ns: int) -> Verdict:
+    """A raw or packet socket, of the host's namespace. A PASS is not counted."""
+    node, policies = state.node, state.raw_socket_creators
+    is_admitted = cgroup.id in policies or any(policies.get(each) for each in cgroup.ancestors)
+    if not state.is_netns_known or not node.is_in_pod(cgroup) or is_admitted:
+        return Verdict.PASS
+    is_denied = state.denies_raw_sockets and not node.is_dead_man_expired(now_ns)
+    return Verdict.DROP if is_denied else Verdict.WOULD_DROP

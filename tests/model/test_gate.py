@@ -10,8 +10,8 @@ from bpf.rule_evaluation import Cgroup, NodeFacts
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames
-from tests.model import gate, page
-from tests.model.gate import Gate, Kind, Sent, Socket, Stamp, State
+from tests.model import facts, flows, gate, page
+from tests.model.facts import Gate, Kind, Sent, Socket, Stamp, State
 
 NOW_NS = 10**15
 HOST, POD = (ipaddress.ip_address(text) for text in ("198.18.0.1", "198.18.1.1"))
@@ -68,12 +68,12 @@ def test_what_came_in_by_an_interface_is_not_counted_without_a_stamp() -> None:
 def test_answer_to_the_pod_passes_until_its_question_is_forgotten() -> None:
     of = state()
     question = frames.Ends(POD, HOST, source_port=20000, port=53)
-    gate.record(frames.packet(question, frames.UDP, frames.udp(question)), of, NOW_NS)
+    flows.record(frames.packet(question, frames.UDP, frames.udp(question)), of, NOW_NS)
     answer = Sent(frames.packet(ENDS, frames.UDP, frames.udp(ENDS)), socket=Socket(Kind.UDP, OTHER))
     raw = dataclasses.replace(answer, socket=Socket(Kind.RAW, OTHER))
     assert counted(raw, of) == (Verdict.DROP, Reason.NODE)
     assert counted(answer, of) == (Verdict.PASS, Reason.REPLY)
-    late = counted(answer, of, NOW_NS + 2 * gate.LIFETIME_NS)
+    late = counted(answer, of, NOW_NS + 2 * facts.LIFETIME_NS)
     assert late == (Verdict.DROP, Reason.NODE)
 
 

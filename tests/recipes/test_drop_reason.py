@@ -43,7 +43,7 @@ def test_drop_reason(isolated: None, recipe: Recipe) -> None:
         ),
     )
     tree.edit(
-        "tests/model/gate.py",
+        "tests/model/arrival.py",
         (
             "            return Reason.STRAY\n",
             """        if self.packet.protocol == UDP and self.packet.ports[1] == 9:
@@ -67,7 +67,7 @@ from bpf.verdicts import Mode, Reason
 from bpf import abi
 from tests.bpf import test_verdicts
 from tests.kernel.explained import own_source
-from tests.model import gate as model
+from tests.model import facts as known, gate as model
 
 # The gate alone, which halves the time of the compiler.
 source = pathlib.Path("bpf/src/programs.c")
@@ -96,8 +96,8 @@ with GateTrial(compiled) as trial:
         now_ns = time.monotonic_ns()
         explained = evaluation.evaluate(facts, own_source(), flow, now_ns)
         mapped = bytes(10) + bytes((255, 255)) + address.packed
-        sent = model.Sent(frame, socket=model.Socket(model.Kind.UDP, own_source().cgroup))
-        state = model.State(model.Gate(Mode.ENFORCE, frozenset({mapped})))
+        sent = known.Sent(frame, socket=known.Socket(known.Kind.UDP, own_source().cgroup))
+        state = known.State(known.Gate(Mode.ENFORCE, frozenset({mapped})))
         specified = model.evaluate(sent, state, now_ns)
         print(port, of_program[1].label, explained.reason.label, specified.counted[1].label)
 test_verdicts.test_enum_is_the_twin_of_the_c_enum(Reason, "reason", "REASON_COUNT")

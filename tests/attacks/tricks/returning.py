@@ -96,7 +96,7 @@ def send_tagged(attack: Attack) -> Shows:
     with attacker(attack.rights):
         frame = frames.packet(ends, frames.UDP, frames.udp(ends, b"in-a-tag"), tags=tags)
         attack.by().send(frame)
-    return to_port(attack.site.port)
+    return contains(b"in-a-tag")
 
 
 def send_chain(attack: Attack) -> Shows:
@@ -157,7 +157,7 @@ _BY_DEVICE = (
     ),
 )
 _GROUP = unless("a group's datagram stays on its link", ways=(*_WITHIN, "uplink", "router"))
-_PAST_THE_NODE = unless("what it sends comes to the pod, not to the node", ways=("patch",))
+_PAST_THE_NODE = unless("what it sends comes to the pod, not to the node", ways=("patch", "bridge"))
 _BARE = unless("there are no Ethernet headers, so no tags", topologies=(TUN_UPLINK,))
 
 

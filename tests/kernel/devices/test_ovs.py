@@ -34,7 +34,7 @@ from tests.kernel.devices import switch as switches
 from tests.kernel.guarded import PodState
 from tests.kernel.reply_tables import start_reply_table
 from tests.kernel.test_bypass_reentry import programs
-from tests.kernel.test_bypass_tunnels import code_of, unprivileged
+from tests.kernel.tunnelled import code_of, unprivileged
 
 pytestmark = [pytest.mark.kernel, pytest.mark.file_node]
 

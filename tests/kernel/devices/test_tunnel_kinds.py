@@ -26,7 +26,7 @@ from tests.kernel.counting import Counting
 from tests.kernel.devices import tunnel_kinds
 from tests.kernel.devices.tunnel_kinds import Kind
 from tests.kernel.guarded import PodState
-from tests.kernel.test_bypass_tunnels import code_of, end_by_loopback, unprivileged
+from tests.kernel.tunnelled import code_of, end_by_loopback, unprivileged
 
 pytestmark = pytest.mark.kernel
 
