@@ -42,6 +42,7 @@ def _pod(pod: Any) -> _Json:
             uid=metadata.uid,
             resourceVersion=metadata.resourceVersion,
             generation=metadata.generation,
+            creationTimestamp=_time(metadata, "creationTimestamp"),
             labels=dict(metadata.labels),
             annotations=dict(metadata.annotations),
             deletionTimestamp=_time(metadata, "deletionTimestamp"),

@@ -28,7 +28,7 @@ from tests import polling
 from tests.agent.kube.apiserver import ApiServer, gated, pod, recorded
 
 ADDED, MODIFIED, DELETED = kubelet_pb2.ADDED, kubelet_pb2.MODIFIED, kubelet_pb2.DELETED
-_TIMES = ("lastTransitionTime", "startedAt", "deletionTimestamp")
+_TIMES = ("lastTransitionTime", "startedAt", "creationTimestamp", "deletionTimestamp")
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 _HANDLERS = ("exec", "httpGet", "tcpSocket", "grpc")
 
