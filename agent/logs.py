@@ -178,6 +178,7 @@ class Event(enum.Enum):
         "Existing raw sockets cannot be listed; their packets count as the kernel's until they "
         "are closed."
     )
+    HOST_DEVICE_PUT_BACK = "Another program removed podgate's from a host device; it was put back."
     HOST_DEVICES_NOT_PROTECTED = "Host devices cannot be protected; retrying."
     HOST_PROBES_DENIED = (
         "Addresses that the kubelet may not connect to (--kubelet-host-probes) changed."
