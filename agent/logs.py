@@ -242,6 +242,7 @@ class Event(enum.Enum):
     PATH_TEST_NOT_SENT = "Path test packet not sent."
     PATH_TESTED = "Path test finished."
     POD_RECONCILE_FAILED = "Pod cannot be reconciled; retrying."
+    POD_DROPS_INSIDE = "Rules in the pod drop connections from inside it."
     POD_REDIRECTED = "Connections from inside the pod are redirected to a proxy."
     POD_REMOVED = "Pod removed."
     POD_SETTING_REJECTED = "Setting of a pod has no effect."
