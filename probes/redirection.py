@@ -1,5 +1,5 @@
-"""Who accepts a connection from inside a pod: the server at the dialled port, or a mesh's proxy, or
-nobody, where the pod's own firewall drops it.
+"""Who accepts a connection from inside a pod: the server at the dialled port, or a mesh's proxy; or
+none, where the pod's own firewall drops it.
 
 Rules inside the pod (iptables or nft, OUTPUT) may redirect the pod's own connections to a proxy,
 and those of podgate with them, where they do not exempt the loopback (Consul). The proxy accepts

@@ -292,7 +292,7 @@ def test_programs_beside_a_hook_are_named_in_their_order(
         (neighbours.BesideHook(after=("cali (id 7)",)), ["dropped by the gate and times out"]),
     ],
 )
-def test_order_of_connect_hooks_is_said(
+def test_order_of_connect_hooks_is_reported(
     monkeypatch: pytest.MonkeyPatch,
     installation: pins.Pins,
     isolated: None,
@@ -312,7 +312,7 @@ def test_order_of_connect_hooks_is_said(
     assert text.count("connect hook") == (1 if beside.before or beside.after else 0)
 
 
-async def test_nodes_without_a_default_deny_table_hear_that_new_pods_are_open(
+async def test_nodes_without_a_default_deny_table_have_open_new_pods(
     isolated: None, lab: labs.Lab
 ) -> None:
     offers.need_default_deny()

@@ -24,8 +24,8 @@ _DEVICE = "device_type"
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
     """links: of the host's namespace; pinned: names below the BPF file system, two levels;
-    plugins: types in the first CNI configuration; device_types: kinds of devices that it asks
-    for."""
+    plugins: types in the first CNI configuration; device_types: kinds of devices that it
+    requests."""
 
     links: Collection[Link] = ()
     pinned: Collection[str] = ()
