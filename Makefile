@@ -15,7 +15,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image plugin setup clean
+.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-crowd test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image plugin setup clean
 
 demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -92,6 +92,12 @@ test-cluster: setup
 test-continuity: setup
 	PODGATE_TEST_CONTINUITY=1 $(PYTEST) $(LONG) tests/kernel/test_continuity.py \
 		tests/kernel/test_kubelet_without_agent.py
+
+# 200 pods whose qdiscs another program deletes at random instants, twenty times with other ones
+# (PODS=, TIMES=); ten minutes.
+test-crowd: setup
+	PODGATE_TEST_CROWD=$(or $(PODS),200) PODGATE_TEST_TIMES=$(or $(TIMES),20) \
+		$(PYTEST) -s $(LONG) tests/kernel/test_deleted_gates.py
 
 # The relay killed, hung for a minute and upgraded ten times under 200 probes a second.
 test-strict: setup
