@@ -8,6 +8,7 @@ PYTEST := $(PYTHON) -m pytest --twice
 # Suites with a target of their own: the image, the proxies, which are off by default, the status page
 # in a browser, and a real cluster, which needs its programs.
 APART := --ignore tests/image --ignore tests/proxy --ignore tests/cluster --ignore tests/page \
+	--ignore tests/networks \
 	--ignore tests/kernel/devices
 # Time limits of suites that take more than minutes for a test.
 LONG := --timeout 3600 -o faulthandler_timeout=7200
@@ -15,7 +16,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-crowd test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image plugin setup clean
+.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-crowd test-networks test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image plugin setup clean
 
 demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -86,6 +87,14 @@ test-chart: setup
 # Without BIN: what needs only an API server, in the cluster of KUBECONFIG.
 test-cluster: setup
 	PODGATE_TEST_BIN=$(BIN) PODGATE_TEST_HELM=$(HELM) $(PYTEST) $(LONG) $(or $(FILES),tests/cluster) $(if $(BIN),,-m 'not kernel')
+
+# podgate beside a real network plugin, in a cluster of one node as test-cluster has it: NET is
+# calico-iptables, calico-nftables or calico-ebpf, and NETWORKS a directory whose subdirectory calico
+# has Calico's programs, built from its sources (tests/networks/calico.py lists them). Twenty minutes
+# for each; the results go to tests/networks/recorded and docs/internals/networks.md.
+test-networks: setup
+	PODGATE_TEST_BIN=$(BIN) PODGATE_TEST_NETWORK=$(NET) PODGATE_TEST_NETWORKS=$(NETWORKS) \
+		$(PYTEST) $(LONG) $(or $(FILES),tests/networks)
 
 # Gates and connections over 20 killed agents, 5 upgrades and 200 pods, by tcx and by clsact; and ten
 # minutes without an agent, in which the kubelet restarts five times.
