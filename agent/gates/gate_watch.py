@@ -10,6 +10,7 @@ for each program.
 import asyncio
 import dataclasses
 import errno
+import functools
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Set
@@ -107,8 +108,10 @@ class GateWatch:
                 changed, self._changed = self._changed, set()
                 try:
                     found = await self._run(
-                        *(_check, self._gates, self._host_devices),
-                        *(changed, {*self.lost, *self._lost_devices}, self._is_off),
+                        functools.partial(_check, self._gates, self._host_devices),
+                        changed,
+                        {*self.lost, *self._lost_devices},
+                        self._is_off,
                     )
                 except (OSError, TimeoutError) as error:
                     log.error(Event.CHAIN_ORDER_UNKNOWN, error=str(error))
