@@ -118,7 +118,9 @@ def test_table_is_restored_after_a_flush_of_all_rules(lab: labs.Lab, default_den
     assert tables() == OURS
 
 
-def test_older_copy_that_a_firewall_loads_is_replaced(lab: labs.Lab, default_deny: Driven) -> None:
+def test_outdated_tables_of_a_firewall_file_are_replaced(
+    lab: labs.Lab, default_deny: Driven
+) -> None:
     """As where /etc/nftables.conf is what `nft list ruleset` printed while podgate ran. A pod that
     was gated since would stay blocked from all host processes but the kubelet."""
     command = ["nft", "list", "ruleset"]

@@ -79,7 +79,7 @@ def data_plane() -> DataPlane:
 
 @pytest.fixture(scope="session")
 def bare_cluster(
-    isolated: None, data_plane: DataPlane, request: pytest.FixtureRequest
+    data_plane: DataPlane, isolated: None, request: pytest.FixtureRequest
 ) -> Iterator[OneNode]:
     """One cluster for all tests, with the network and without podgate."""
     binaries = pathlib.Path(os.environ.get(_BIN) or "missing").absolute()

@@ -121,7 +121,9 @@ def page() -> str:
         "test of tests/networks. [Beside networks](../guides/networks.md) explains them.",
         "",
     ]
-    for path in sorted(RECORDED.glob("*.json")):
+    recorded = sorted(RECORDED.glob("*.json"))
+    parts += [] if recorded else ["No run is recorded yet.", ""]
+    for path in recorded:
         record = read(path.stem)
         parts += [f"## {record.network}", ""]
         cells = [

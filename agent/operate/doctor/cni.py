@@ -60,7 +60,7 @@ def findings(facts: Facts) -> Iterator[Result]:
 
 
 # felix: dataplane/linux/dataplanedefs has the node's pair, bpf/bpfdefs where maps are pinned. Its
-# bpf_redirect_peer took no packet of the host past a gate: tests/networks.
+# bpf_redirect_peer takes no packet of the host past a gate (docs/guides/calico.md).
 _CALICO_BPF = "Calico with its eBPF data plane"
 
 

@@ -115,9 +115,7 @@ async def test_removed_table_is_restored_and_an_unchanged_one_is_not_written(
     assert nftables.sets == {"gated": {7}, "not_pods": {1, 2, 8}}
 
 
-async def test_sets_of_an_older_copy_of_the_tables_are_replaced(
-    nftables: Nftables, cgroup2: pathlib.Path
-) -> None:
+async def test_outdated_sets_are_replaced(nftables: Nftables, cgroup2: pathlib.Path) -> None:
     """A firewall that loads what `nft list ruleset` once printed brings an older copy back."""
     table = await opened(cgroup2, 7)
     older = {name: set(members) for name, members in nftables.sets.items()}
