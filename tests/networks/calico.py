@@ -190,6 +190,8 @@ class Calico:
         run("ip", "link", "add", UPLINK, "type", "veth", "peer", "name", "eth0", "netns", OUTSIDE)
         run("ip", "address", "add", f"{_NODE_UPLINK_IPV4}/24", "dev", UPLINK)
         run("ip", "link", "set", UPLINK, "up")
+        # Without a route to everywhere the kernel does not answer for pods' gateway (proxy ARP).
+        run("ip", "route", "add", "default", "via", OUTSIDE_IPV4)
         inside = ("ip", "-n", OUTSIDE)
         run(*inside, "address", "add", f"{OUTSIDE_IPV4}/24", "dev", "eth0")
         run(*inside, "link", "set", "eth0", "up")
