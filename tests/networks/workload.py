@@ -7,7 +7,7 @@ from typing import Any
 
 from tests import polling
 from tests.cluster.api import Api, Json
-from tests.cluster.workloads import PORT, PROBED, WEB, Workloads, condition
+from tests.cluster.workloads import ISOLATION_READY, PORT, PROBED, WEB, Workloads, condition
 from tests.networks import traffic
 from tests.networks.calico import Calico, DataPlane
 
@@ -26,9 +26,9 @@ NEVER_READY: Json = {
 
 def run(users: Workloads) -> dict[str, Json]:
     """Pods with HTTP and TCP probes, a client without, and one whose probe fails; by name."""
-    users.run("web", PROBED)
-    users.run("tcp", TCP)
-    users.run("client")
+    users.run("web", PROBED, gates=(ISOLATION_READY,))
+    users.run("tcp", TCP, gates=(ISOLATION_READY,))
+    users.run("client", gates=(ISOLATION_READY,))
     users.run("sick", NEVER_READY)
     isolated = users.until_isolated("web", "tcp", "client")
     return dict(zip(("web", "tcp", "client"), isolated, strict=True))
