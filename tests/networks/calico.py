@@ -37,6 +37,7 @@ UPLINK = "uplink0"
 OUTSIDE = "outside"
 """The network namespace at the other end of the uplink."""
 OUTSIDE_IPV4, _NODE_UPLINK_IPV4 = "198.18.100.2", "198.18.100.1"
+_OUTSIDE_IPV6, _NODE_UPLINK_IPV6 = "fd00:18:100::2", "fd00:18:100::1"
 
 
 class DataPlane(enum.Enum):
@@ -190,10 +191,13 @@ class Calico:
         run("ip", "link", "add", UPLINK, "type", "veth", "peer", "name", "eth0", "netns", OUTSIDE)
         run("ip", "address", "add", f"{_NODE_UPLINK_IPV4}/24", "dev", UPLINK)
         run("ip", "link", "set", UPLINK, "up")
+        run("ip", "address", "add", f"{_NODE_UPLINK_IPV6}/64", "dev", UPLINK, "nodad")
+        run("ip", "-6", "route", "add", "default", "via", _OUTSIDE_IPV6)
         # Without a route to everywhere the kernel does not answer for pods' gateway (proxy ARP).
         run("ip", "route", "add", "default", "via", OUTSIDE_IPV4)
         inside = ("ip", "-n", OUTSIDE)
         run(*inside, "address", "add", f"{OUTSIDE_IPV4}/24", "dev", "eth0")
+        run(*inside, "address", "add", f"{_OUTSIDE_IPV6}/64", "dev", "eth0", "nodad")
         run(*inside, "link", "set", "eth0", "up")
         run(*inside, "route", "add", "default", "via", _NODE_UPLINK_IPV4)
 
