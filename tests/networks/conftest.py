@@ -6,6 +6,7 @@ is recorded by the run itself (tests/networks/records.py).
 
 import os
 import pathlib
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -39,6 +40,9 @@ _run = records.Run()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All tests are in the namespaces of one cluster. The last ones uninstall podgate."""
     here = pathlib.Path(__file__).parent
+    if network := os.environ.get(_NETWORK):
+        # Reports arrive in this process, tests may run in another one.
+        _run.began(network, *_versions())
     for item in items:
         if item.path.is_relative_to(here) and os.environ.get(_NETWORK):
             item.add_marker("kernel")
@@ -53,6 +57,17 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish() -> None:
     _run.write()
+
+
+def _versions() -> tuple[str, str]:
+    """Of the network plugin and of Kubernetes; empty without the programs, which fails the tests."""
+    file = pathlib.Path(os.environ.get(_PROGRAMS) or "missing", "calico", "VERSION")
+    kubelet = pathlib.Path(os.environ.get(_BIN) or "missing", "kubelet").absolute()
+    if not file.is_file() or not kubelet.is_file():
+        return "", ""
+    command = [str(kubelet), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return file.read_text(encoding="utf-8").strip(), done.stdout.split()[-1]
 
 
 @pytest.fixture(scope="session")
@@ -95,8 +110,6 @@ def calico(bare_cluster: OneNode, data_plane: DataPlane) -> Iterator[Calico]:
     """Calico, whose felix runs."""
     programs = pathlib.Path(os.environ[_PROGRAMS]).absolute() / "calico"
     made = Calico(bare_cluster, programs, data_plane)
-    kubernetes = bare_cluster.api.get("/version")["gitVersion"]
-    _run.began(os.environ[_NETWORK], made.version, kubernetes)
     made.install()
     made.start()
     yield made
