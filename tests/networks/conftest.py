@@ -60,7 +60,7 @@ def pytest_sessionfinish() -> None:
 
 
 def _versions() -> tuple[str, str]:
-    """Of the network plugin and of Kubernetes; empty without the programs, which fails the tests."""
+    """Of the network plugin and of Kubernetes; empty without programs, which fails the tests."""
     file = pathlib.Path(os.environ.get(_PROGRAMS) or "missing", "calico", "VERSION")
     kubelet = pathlib.Path(os.environ.get(_BIN) or "missing", "kubelet").absolute()
     if not file.is_file() or not kubelet.is_file():
