@@ -144,6 +144,12 @@ class Calico:
         self.felix.stop(number)
         self.start()
 
+    def remove(self) -> None:
+        """End felix, and leave nothing of it on the node but what goes with the node's pods."""
+        self.felix.kill()
+        run("ip", "netns", "delete", OUTSIDE)  # and the uplink with it
+        run("nft", "flush", "ruleset")
+
     def wait_until_ready(self) -> None:
         polling.wait_until("felix is ready", self._is_ready)
 

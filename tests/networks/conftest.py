@@ -113,7 +113,7 @@ def calico(bare_cluster: OneNode, data_plane: DataPlane) -> Iterator[Calico]:
     made.install()
     made.start()
     yield made
-    made.felix.kill()
+    made.remove()
 
 
 @pytest.fixture(scope="session")
