@@ -8,6 +8,7 @@ PYTEST := $(PYTHON) -m pytest --twice
 # Suites with a target of their own: the image, the proxies, which are off by default, the status page
 # in a browser, and a real cluster, which needs its programs.
 APART := --ignore tests/image --ignore tests/proxy --ignore tests/cluster --ignore tests/page \
+	--ignore tests/networks \
 	--ignore tests/kernel/devices
 # Time limits of suites that take more than minutes for a test.
 LONG := --timeout 3600 -o faulthandler_timeout=7200
@@ -15,7 +16,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image push plugin setup clean test-meshes
+.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image push plugin setup clean test-meshes test-crowd test-networks
 
 demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -94,11 +95,25 @@ test-meshes: setup
 	@test -n "$(MESHES)" || { echo "name the folder of programs: make test-meshes MESHES=DIR" >&2; exit 2; }
 	PODGATE_TEST_MESHES=$(MESHES) $(PYTEST) $(LONG) tests/meshes -n $(shell nproc) $(ARGS)
 
+# podgate beside a real network plugin, in a cluster of one node as test-cluster has it: NET is
+# calico-iptables, calico-nftables or calico-ebpf, and NETWORKS a directory whose subdirectory calico
+# has Calico's programs, built from its sources (tests/networks/calico.py lists them). Twenty minutes
+# for each; the results go to tests/networks/recorded and docs/internals/networks.md.
+test-networks: setup
+	PODGATE_TEST_BIN=$(BIN) PODGATE_TEST_NETWORK=$(NET) PODGATE_TEST_NETWORKS=$(NETWORKS) \
+		$(PYTEST) $(LONG) $(or $(FILES),tests/networks)
+
 # Gates and connections over 20 killed agents, 5 upgrades and 200 pods, by tcx and by clsact; and ten
 # minutes without an agent, in which the kubelet restarts five times.
 test-continuity: setup
 	PODGATE_TEST_CONTINUITY=1 $(PYTEST) $(LONG) tests/kernel/test_continuity.py \
 		tests/kernel/test_kubelet_without_agent.py
+
+# 200 pods whose qdiscs another program deletes at random instants, twenty times with other ones
+# (PODS=, TIMES=); ten minutes.
+test-crowd: setup
+	PODGATE_TEST_CROWD=$(or $(PODS),200) PODGATE_TEST_TIMES=$(or $(TIMES),20) \
+		$(PYTEST) -s $(LONG) tests/kernel/test_deleted_gates.py
 
 # The relay killed, hung for a minute and upgraded ten times under 200 probes a second.
 test-strict: setup

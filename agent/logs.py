@@ -178,6 +178,7 @@ class Event(enum.Enum):
         "Existing raw sockets cannot be listed; their packets count as the kernel's until they "
         "are closed."
     )
+    HOST_DEVICE_PUT_BACK = "Another program removed podgate's from a host device; it was put back."
     HOST_DEVICES_NOT_PROTECTED = "Host devices cannot be protected; retrying."
     HOST_PROBES_DENIED = (
         "Addresses that the kubelet may not connect to (--kubelet-host-probes) changed."
@@ -241,6 +242,7 @@ class Event(enum.Enum):
     PATH_TEST_NOT_SENT = "Path test packet not sent."
     PATH_TESTED = "Path test finished."
     POD_RECONCILE_FAILED = "Pod cannot be reconciled; retrying."
+    POD_DROPS_INSIDE = "Rules in the pod drop connections from inside it."
     POD_REDIRECTED = "Connections from inside the pod are redirected to a proxy."
     POD_REMOVED = "Pod removed."
     POD_SETTING_REJECTED = "Setting of a pod has no effect."

@@ -7,6 +7,7 @@ All methods wait for the kernel's RTNL lock: call them from the thread that inst
 
 import errno
 import functools
+from collections.abc import Collection, Mapping
 
 from bpf import abi, cleanup, errors, loader, pins
 from bpf.attachment import Attachment
@@ -100,6 +101,25 @@ class HostDevicePrograms:
     def ensure_tunnels(self, *, are_guarded: bool) -> None:
         """Attach the tunnel gate to the loopback, or detach it."""
         self._ensure(abi.TUNNEL_GATE, {LOOPBACK_IFINDEX} if are_guarded else set())
+
+    def lost(self, changed: Collection[int] | None) -> dict[str, frozenset[int]]:
+        """By program, the devices from which another process removed it. changed: those whose
+        filters may have changed, None for all. Raises `BpfError`."""
+        found = {name: one.check(changed).lost for name, one in self._all.items() if one.expected}
+        return {name: interfaces for name, interfaces in found.items() if interfaces}
+
+    def put_back(self, lost: Mapping[str, Collection[int]]) -> dict[int, str]:
+        """Attach again what `lost` has found. By device: why it cannot be, or "" if it is."""
+        found: dict[int, str] = {}
+        for name, interfaces in lost.items():
+            for ifindex in interfaces:
+                try:
+                    self._all[name].put_back(ifindex)
+                except errors.KernelSideError as error:
+                    found[ifindex] = str(error)
+                else:
+                    found.setdefault(ifindex, "")
+        return found
 
     def detach_unknown(self) -> list[str]:
         """As `cleanup.detach_unknown`: programs of other versions, also of gates."""

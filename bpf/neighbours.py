@@ -12,14 +12,21 @@ from collections.abc import Iterator, Sequence
 from bpf import abi, clsact, errors, pins, syscalls
 from bpf.attachments import Direction
 
+# The kernel keeps 15 bytes of a name (BPF_OBJ_NAME_LEN).
+_NAMES = {hook.name[:15] for hook in (*abi.HOOKS, *abi.RELAY_HOOKS)}
 _OF_DIRECTION = {Direction.EGRESS: abi.GATE_EGRESS, Direction.INGRESS: abi.GATE_INGRESS}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chain:
-    """The programs of an interface beside the gate's, by name, in the order in which they run."""
+    """The programs of an interface beside the gate's, by name, in the order in which they run.
+
+    is_linked: whether the gate itself is attached by tcx, which only its owner detaches; other
+    programs can remove a filter.
+    """
 
     ifindex: int
+    is_linked: bool
     before: tuple[str, ...]
     after: tuple[str, ...]
 
@@ -50,11 +57,22 @@ def chains(installation: pins.Pins, direction: Direction) -> Iterator[Chain]:
             positions = [position for position, (_, is_ours) in enumerate(order) if is_ours]
             if positions:
                 before, after = order[: positions[0]], order[positions[0] :]
-                yield Chain(ifindex, _names(before), _names(after))
+                is_linked = positions[0] < len(linked_programs)
+                yield Chain(ifindex, is_linked, _names(before), _names(after))
 
 
-def beside_hook(cgroup_fd: int, installation: pins.Pins, hook: abi.HookSpec) -> list[str]:
-    """Names of the programs that are attached to a cgroup itself as this hook, without podgate's.
+@dataclasses.dataclass(frozen=True, slots=True)
+class BesideHook:
+    """The programs of others that are attached to a cgroup itself as one hook, by name, in the
+    order in which they run: before podgate's program, and after it (all, if it is not attached)."""
+
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+
+def beside_hook(cgroup_fd: int, installation: pins.Pins, hook: abi.HookSpec) -> BesideHook:
+    """The neighbours of one of `abi.HOOKS`. Programs with the names of podgate's are left out:
+    the relay's hooks, and those of an agent for another node of this kernel.
 
     Raises `BpfError`.
     """
@@ -62,8 +80,13 @@ def beside_hook(cgroup_fd: int, installation: pins.Pins, hook: abi.HookSpec) -> 
     for path in installation.find_links(hook.name):
         with pins.opened(path) as link_fd:
             own.add(syscalls.link_program_id(link_fd))
-    programs, _ = syscalls.query_cgroup_programs(cgroup_fd, hook.attach_type)
-    return [_name(program) for program in programs if program not in own]
+    order, _ = syscalls.query_cgroup_programs(cgroup_fd, hook.attach_type)
+    first = next((place for place, program in enumerate(order) if program in own), 0)
+    before, after = (
+        tuple(_name(one) for one in part if syscalls.program_name(one) not in _NAMES)
+        for part in (order[:first], order[first:])
+    )
+    return BesideHook(before, after)
 
 
 def _links(installation: pins.Pins, program: str, ifindex: int) -> Iterator[int]:

@@ -1,4 +1,5 @@
-"""Who accepts a connection from inside a pod: the server at the dialled port, or a mesh's proxy.
+"""Who accepts a connection from inside a pod: the server at the dialled port, or a mesh's proxy; or
+none, where the pod's own firewall drops it.
 
 Rules inside the pod (iptables or nft, OUTPUT) may redirect the pod's own connections to a proxy,
 and those of podgate with them, where they do not exempt the loopback (Consul). The proxy accepts
@@ -13,14 +14,17 @@ port, and inherits IP_TRANSPARENT from the proxy's. Of a connection that DNAT le
 no other end is in the pod.
 """
 
+import contextlib
 import dataclasses
 import errno
 import ipaddress
+import select
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterable, Mapping
 
-from probes import meshes, sock_diag
+from probes import listening, meshes, sock_diag
 from probes.netns import BareSocket, Netns, NetnsGoneError, connect_inside
 from probes.sock_diag import InetSocket, SockDiag
 
@@ -33,6 +37,8 @@ _ACCEPTORS_MAX = 10_000  # of ended pods, too; all is looked up again then
 _RESET_ON_CLOSE = struct.pack("=ii", 1, 0)  # struct linger
 _TCP = socket.IPPROTO_TCP
 _TCP_ESTABLISHED = 1  # include/net/tcp_states.h
+_DIALLED = 8  # of a pod's servers, where rules drop what comes from inside
+_ANSWER_SECONDS = 0.25  # microseconds by the loopback, if the CPU is not taken by others
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,16 +69,30 @@ class Redirection:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class InnerWay:
-    """All connections from inside a pod to one of its addresses are redirected. user: whose are
-    not; None if podgate knows none."""
+class Dropped:
+    """Rules of the pod drop connections from inside: its OUTPUT admits no new ones, or its INPUT
+    none by the loopback. Connections from the node may pass: they come by another interface."""
 
-    redirection: Redirection
+    port: int = 0
+    """At which a server listens; 0 until that was tried."""
+
+    @property
+    def text(self) -> str:
+        """A clause."""
+        return "dropped by rules in the pod" + (f" (port {self.port})" if self.port else "")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InnerWay:
+    """Connections from inside a pod to one of its addresses do not reach the server. user: whose
+    do; None if podgate knows none."""
+
+    redirection: Redirection | Dropped
     user: int | None
 
 
 InnerWays = Mapping[str, InnerWay]
-"""By address; those that are not redirected are left out."""
+"""By address; those at which connections reach the server are left out."""
 
 
 def find_acceptor(netns: Netns, sock: BareSocket) -> Redirection | None:
@@ -123,7 +143,7 @@ def find_inner_ways(
 ) -> dict[str, InnerWay]:
     """Which of the pod's addresses are redirected. before: the last result; where its user still is
     exempt, the proxy is not dialled again. Raises as `find_acceptor`."""
-    found = {}
+    found: dict[str, InnerWay] = {}
     for address in addresses:
         previous = before.get(address)
         if previous and previous.user and find_catch_all(netns, address, previous.user) is None:
@@ -136,6 +156,58 @@ def find_inner_ways(
                 user = None
             found[address] = InnerWay(redirection, user)
     return found
+
+
+def is_answered(netns: Netns, address: str) -> bool:
+    """Whether a connection from inside is accepted or rejected within the call, as by the loopback
+    all are, unless the machine is busy or rules drop it. Raises as `find_acceptor`."""
+    sock, result = _dial(netns, address, _UNUSED_PORTS[0])
+    sock.close()
+    return result != errno.EALREADY
+
+
+def find_dropped(netns: Netns, addresses: Iterable[str]) -> dict[str, InnerWay]:
+    """To which of these addresses of a pod connections from inside are dropped, though a server
+    listens there. Waits for a quarter of a second where they are. Raises as `find_acceptor`.
+
+    A port at which nothing listens decides first, so a server is not dialled without need; rules
+    may admit its port alone.
+    """
+    found = {}
+    for address in addresses:
+        if not _unanswered(netns, address, _UNUSED_PORTS[:1]):
+            continue
+        servers = {one.port for one in listening.listeners(netns) if one.accepts(address)}
+        if dropped := _unanswered(netns, address, sorted(servers)[:_DIALLED]):
+            found[address] = InnerWay(Dropped(dropped[0]), None)
+    return found
+
+
+def _unanswered(netns: Netns, address: str, ports: Iterable[int]) -> list[int]:
+    """Those at which nothing answers within `_ANSWER_SECONDS`."""
+    pending = {}
+    with contextlib.ExitStack() as undo:
+        poll = select.poll()
+        for port in ports:
+            sock, result = _dial(netns, address, port)
+            undo.callback(sock.close)
+            if result == errno.EALREADY:
+                poll.register(sock, select.POLLOUT)
+                pending[sock.fileno()] = port
+        until = time.monotonic() + _ANSWER_SECONDS
+        while pending and (left := until - time.monotonic()) > 0:
+            for descriptor, _ in poll.poll(left * 1000):
+                poll.unregister(descriptor)
+                del pending[descriptor]
+    return sorted(pending.values())
+
+
+def _dial(netns: Netns, address: str, port: int) -> tuple[BareSocket, int]:
+    """A socket that is reset when it is closed, and the result of its first connect."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = netns.bare_socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+    return sock, connect_inside(sock, (address, port))
 
 
 class Acceptor:

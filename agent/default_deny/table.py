@@ -205,7 +205,7 @@ class DefaultDenyTable:
         """Restore the tables if another program removed or changed them; whether it did.
 
         To be called periodically. A restart of nftables.service runs `nft flush ruleset`, which
-        removes our tables, too. Raises `DefaultDenyError`.
+        removes our tables, too, and may load an older copy of them. Raises `DefaultDenyError`.
         """
         async with self._lock:
             if not self.available:
@@ -214,7 +214,7 @@ class DefaultDenyTable:
             try:
                 listing = await self._listing()
                 # Also where the tables were removed just before `_put` has listed them.
-                if listing and listing == self._installed:
+                if listing and listing == self._installed and await self._has_own_sets():
                     return False
             except (nft.NftError, TimeoutError) as error:
                 raise DefaultDenyError(f"nftables cannot be read: {_words(error)}") from error
@@ -318,6 +318,15 @@ class DefaultDenyTable:
             raise
         except nft.NftError:
             return ""
+
+    async def _has_own_sets(self) -> bool:
+        """Whether the sets have the existing interfaces that they should. Raises `NftError`."""
+        if self._add or self._delete:
+            return True  # about to be written
+        found = await installed.interface_sets()
+        existing = {ifindex for ifindex, _ in socket.if_nameindex()}
+        desired = (self._desired.gated & existing, self._desired.not_pods & existing)
+        return found is not None and tuple(one & existing for one in found) == desired
 
     async def _check_kernel(self) -> None:
         """Have the kernel check the whole ruleset, without bridges if it cannot filter those.

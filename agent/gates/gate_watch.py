@@ -1,4 +1,5 @@
-"""Puts gates back that another program removed, and notices those that no longer come first.
+"""Puts gates back that another program removed, and notices those that no longer come first; puts
+back the programs of host devices, too.
 
 Whether a gate is in force is read from the kernel, never from what was attached once. The kernel
 reports changes of qdiscs and filters (`agent.linux.traffic_control`), so a filter is back some
@@ -9,6 +10,7 @@ for each program.
 import asyncio
 import dataclasses
 import errno
+import functools
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Set
@@ -22,6 +24,7 @@ from agent.pods.store import PodStore
 from bpf.attachment import Attachment
 from bpf.errors import AttachError
 from bpf.gates import GateCheck, Gates
+from bpf.host_devices import HostDevicePrograms
 
 log = structlog.get_logger(__name__)
 
@@ -40,12 +43,14 @@ _LOG_SECONDS = 60.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Found:
-    """The result of one check. failed: why a lost gate cannot be put back; seconds: without the
-    wait for the worker's thread."""
+    """The result of one check. failed: why a lost gate cannot be put back; devices: host devices
+    whose programs were lost, with the reason if they cannot be put back; seconds: without the wait
+    for the worker's thread."""
 
     put_back: frozenset[int]
     failed: Mapping[int, str]
     displaced: frozenset[int]
+    devices: Mapping[int, str]
     seconds: float
 
 
@@ -68,6 +73,7 @@ class GateWatch:
         back, whenever that changes."""
         self._run = gate_worker.run
         self._gates = gate_worker.gates
+        self._host_devices = gate_worker.host_devices
         self._store = store
         self._metrics = metrics
         self._on_put_back = on_put_back
@@ -79,6 +85,7 @@ class GateWatch:
         self._displaced: frozenset[int] = frozenset()
         self._repeat_at = 0.0
         self._logged: dict[int, float] = {}
+        self._lost_devices: frozenset[int] = frozenset()
         self.lost: frozenset[int] = frozenset()
         """Interfaces whose gate was removed and cannot be put back."""
 
@@ -101,7 +108,10 @@ class GateWatch:
                 changed, self._changed = self._changed, set()
                 try:
                     found = await self._run(
-                        _check, self._gates, changed, set(self.lost), self._is_off
+                        functools.partial(_check, self._gates, self._host_devices),
+                        changed,
+                        {*self.lost, *self._lost_devices},
+                        self._is_off,
                     )
                 except (OSError, TimeoutError) as error:
                     log.error(Event.CHAIN_ORDER_UNKNOWN, error=str(error))
@@ -134,6 +144,11 @@ class GateWatch:
         if lost != self.lost:
             self._on_lost(lost)
         self.lost, self._displaced = lost, found.displaced
+        self._lost_devices = frozenset(i for i, problem in found.devices.items() if problem)
+        for ifindex, problem in found.devices.items():
+            if _exists(ifindex) and now >= self._logged.get(ifindex, now):
+                self._logged[ifindex] = now + _LOG_SECONDS
+                log.warning(Event.HOST_DEVICE_PUT_BACK, ifindex=ifindex, problem=problem)
         if found.put_back:
             self._on_put_back(found.put_back)
         if marked:
@@ -156,22 +171,28 @@ class GateWatch:
 
 def _check(
     gates: Gates,
+    host_devices: HostDevicePrograms,
     changed: Set[int] | None,
     before: Collection[int],
     is_off: Callable[[], bool],
 ) -> _Found:
     """In one call, since the event loop may be busy between two. before: those that were lost."""
     started = time.monotonic()
-    found: GateCheck = gates.check(None if changed is None else {*before, *changed})
+    suspects = None if changed is None else {*before, *changed}
+    found: GateCheck = gates.check(suspects)
+    of_devices = host_devices.lost(suspects)
     put_back, failed = set(), {}
-    lost = frozenset() if found.lost and is_off() else found.lost
+    lost = found.lost
+    if (lost or of_devices) and is_off():
+        lost, of_devices = frozenset(), {}
     for ifindex, result in gates.put_back(lost).items():
         if result is True:
             put_back.add(ifindex)
         elif isinstance(result, AttachError) and _exists(ifindex):
             failed[ifindex] = str(result)
+    devices = host_devices.put_back(of_devices)
     seconds = time.monotonic() - started
-    return _Found(frozenset(put_back), failed, found.displaced, seconds)
+    return _Found(frozenset(put_back), failed, found.displaced, devices, seconds)
 
 
 def _exists(ifindex: int) -> bool:

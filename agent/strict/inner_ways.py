@@ -1,6 +1,7 @@
 """The way from inside a pod to its application, by which the relay connects: tried by connecting.
 
-Rules of a mesh in the pod may redirect such connections to its proxy (`probes/redirection.py`). The
+Rules of a mesh in the pod may redirect such connections to its proxy, and those of a firewall in it
+may drop them, though they admit the kubelet's from outside (`probes/redirection.py`). The
 relay then connects as the proxy's user, if the rules exempt it; where they do not, the pod stays at
 enforce. A pod's rules change without a message: an init container adds them after the pod has its
 gate. So each pod that has the relay, or is to get it, is tried every few seconds. The others that
@@ -21,7 +22,7 @@ from agent.pods.store import PodStore
 from bpf.verdicts import Mode
 from probes import redirection
 from probes.netns import Netns, NetnsError
-from probes.redirection import InnerWay, InnerWays
+from probes.redirection import Dropped, InnerWay, InnerWays
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +32,7 @@ _OTHERS_SECONDS = 30.0
 
 Probed = Callable[[Netns, Iterable[str]], InnerWays]
 Find = Callable[[Netns, Iterable[str], InnerWays], dict[str, InnerWay]]
+FindDropped = Callable[[Netns, Iterable[str]], dict[str, InnerWay]]
 
 
 class InnerWayWatch:
@@ -43,13 +45,18 @@ class InnerWayWatch:
         has_need: Callable[[PodState], object],
         probed: Probed,
         find: Find = redirection.find_inner_ways,
+        answers: Callable[[Netns, str], bool] = redirection.is_answered,
+        find_dropped: FindDropped = redirection.find_dropped,
     ) -> None:
         """has_need: whether a pod in enforce has the relay; probed: what probes have found of a
-        pod's addresses; find: what a connection to an unused port finds."""
+        pod's addresses; find: what a connection to an unused port finds; answers: whether an
+        address does at once; find_dropped: of those that do not."""
         self._store = store
         self._has_need = has_need
         self._probed = probed
         self._find = find
+        self._answers = answers
+        self._find_dropped = find_dropped
         self._wake = asyncio.Event()
         self._changes = store.in_force.subscribe(Subscription(self._wake))
         self._tried: dict[str, tuple[Netns, tuple[str, ...], bool]] = {}
@@ -88,37 +95,58 @@ class InnerWayWatch:
 
     async def _try_all(self, uids: Iterable[str]) -> None:
         for uid in list(uids):
-            self._try(uid)
+            await self._try(uid)
             # Others of the loop come between two pods.
             await asyncio.sleep(0)
 
-    def _try(self, uid: str) -> None:
+    async def _try(self, uid: str) -> None:
         state = self._store.get(uid)
         if state is None or state.netns is None or state.pod.mode is Mode.OFF:
             self._tried.pop(uid, None)
             self._found.pop(uid, None)
-            found: dict[str, InnerWay] = {}
-        else:
-            self._tried[uid] = (state.netns, state.own_addresses, self._is_relayed(state))
-            try:
-                found = self._find(state.netns, state.own_addresses, self._found.get(uid, {}))
-            except (NetnsError, OSError):
-                return  # it ends, or this process lacks descriptors, which shows nothing
+            self._set(uid, state, {})
+            return
+        is_new = self._is_new(uid)
+        netns, addresses = state.netns, state.own_addresses
+        self._tried[uid] = (netns, addresses, self._is_relayed(state))
+        probed = self._probed(netns, addresses)
+        try:
+            found = self._find(netns, addresses, self._found.get(uid, {}))
+            silent = [
+                one for one in addresses if one not in found and not self._answers(netns, one)
+            ]
+            if silent and is_new:
+                # No relay before it is known whether that was a busy machine.
+                dropped = dict.fromkeys(silent, InnerWay(Dropped(), None))
+                self._set(uid, state, _merged(found | dropped, probed))
+            if silent:
+                # Waits where something is dropped, so it runs beside the loop.
+                found |= await asyncio.to_thread(self._find_dropped, netns, silent)
+        except (NetnsError, OSError):
+            return  # it ends, or this process lacks descriptors, which shows nothing
+        if self._store.get(uid) is state:
             self._found[uid] = found
-            found = _merged(found, self._probed(state.netns, state.own_addresses))
+            self._set(uid, state, _merged(found, probed))
+
+    def _set(self, uid: str, state: PodState | None, found: dict[str, InnerWay]) -> None:
         if state is None or found == state.inner_ways:
             return
         state.inner_ways = found
         for address, way in found.items():
             is_problem = way.user is None and self._is_relayed(state)
-            (log.warning if is_problem else log.info)(
-                Event.POD_REDIRECTED,
-                pod=state.pod.full_name,
-                address=address,
-                port=way.redirection.port,
-                mesh=way.redirection.mesh,
-                exempt_user=way.user,
-            )
+            warn = log.warning if is_problem else log.info
+            pod, obstacle = state.pod.full_name, way.redirection
+            if not isinstance(obstacle, Dropped):
+                warn(
+                    Event.POD_REDIRECTED,
+                    pod=pod,
+                    address=address,
+                    port=obstacle.port,
+                    mesh=obstacle.mesh,
+                    exempt_user=way.user,
+                )
+            elif obstacle.port:
+                warn(Event.POD_DROPS_INSIDE, pod=pod, address=address, port=obstacle.port)
         self._store.in_force.mark(uid)
 
     def _is_relayed(self, state: PodState) -> bool:

@@ -26,6 +26,8 @@ _ANSWER_SECONDS = 0.25
 _NAMED_CHAINS = 3
 # The relay's own response, and errors that show nothing of the way.
 _UNKNOWN = SHORTAGES | {errno.ECONNREFUSED, errno.ENOTCONN}
+# What leaves the node first; answers of the relay come in.
+_HOOKS = ("output", "postrouting", "input")
 
 
 async def find_problem(addresses: Sequence[IPAddress]) -> str:
@@ -70,11 +72,27 @@ async def suspects() -> str:
         listed = json.loads(await nft.query("--json", "list", "chains"))
         for entry in listed["nftables"]:
             chain = entry.get("chain", {})
-            if chain.get("hook") == "output" and chain.get("type") == "filter":
-                policy = ", policy drop" if chain.get("policy") == "drop" else ""
-                chains.append(f"{chain['family']} {chain['table']} {chain['name']}{policy}")
+            if chain.get("type") == "filter" and chain.get("hook") in _HOOKS:
+                name = (chain["family"], chain["table"], chain["name"])
+                is_closed = chain.get("policy") == "drop"
+                chains.append((not is_closed, _HOOKS.index(chain["hook"]), name))
     if not chains:
         return f"; rules of the node must admit packets to {PREFIX}*"
-    chains.sort(key=lambda text: not text.endswith("drop"))
-    named = ", ".join(f"'{chain}'" for chain in chains[:_NAMED_CHAINS])
-    return f"; check the nftables chains {named}: they must admit packets to {PREFIX}*"
+    named = []
+    for is_open, _, name in sorted(chains)[:_NAMED_CHAINS]:
+        detail = await _targets(*name) if is_open else ", policy drop"
+        named.append(f"'{' '.join(name)}{detail}'")
+    return f"; check the nftables chains {', '.join(named)}: they must admit packets to {PREFIX}*"
+
+
+async def _targets(family: str, table: str, chain: str) -> str:
+    """To which chains this one jumps: those of another program, such as Calico's cali-OUTPUT."""
+    targets: dict[str, None] = {}
+    with contextlib.suppress(nft.NftError, TimeoutError, ValueError, KeyError, TypeError):
+        listed = json.loads(await nft.query("--json", "list", "chain", family, table, chain))
+        for entry in listed["nftables"]:
+            for expression in entry.get("rule", {}).get("expr", ()):
+                for verdict in ("jump", "goto"):
+                    if verdict in expression:
+                        targets[expression[verdict]["target"]] = None
+    return f" to {', '.join(list(targets)[:_NAMED_CHAINS])}" if targets else ""

@@ -15,7 +15,7 @@ TC_ACT_SHOT = 2
 EGRESS, INGRESS = "ffff:fff3", "ffff:fff2"
 HASH = 1
 
-_SCHED_CLS = 3
+_SCHED_CLS, _CGROUP_SOCK_ADDR = 3, 18
 
 
 def _move(register: int, value: int) -> bytes:
@@ -54,6 +54,21 @@ def attached_by_tcx(
         link_fd = syscalls.link_create_tcx(program_fd, ifindex, where, flags)
         try:
             yield syscalls.program_id(program_fd)
+        finally:
+            os.close(link_fd)
+    finally:
+        os.close(program_fd)
+
+
+@contextlib.contextmanager
+def attached_to_cgroup(cgroup_fd: int, attach_type: int, name: str) -> Iterator[None]:
+    """A foreign program of this name that accepts, behind the others that a cgroup has."""
+    code = _move(0, 1) + _EXIT
+    program_fd = syscalls.program_load(_CGROUP_SOCK_ADDR, code, attach_type=attach_type, name=name)
+    try:
+        link_fd = syscalls.link_create_cgroup(program_fd, cgroup_fd, attach_type)
+        try:
+            yield
         finally:
             os.close(link_fd)
     finally:

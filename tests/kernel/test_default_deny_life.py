@@ -118,6 +118,23 @@ def test_table_is_restored_after_a_flush_of_all_rules(lab: labs.Lab, default_den
     assert tables() == OURS
 
 
+def test_outdated_tables_of_a_firewall_file_are_replaced(
+    lab: labs.Lab, default_deny: Driven
+) -> None:
+    """As where /etc/nftables.conf is what `nft list ruleset` printed while podgate ran. A pod that
+    was gated since would stay blocked from all host processes but the kubelet."""
+    command = ["nft", "list", "ruleset"]
+    copy = subprocess.run(command, check=True, capture_output=True).stdout
+    pod = lab.add_pod("web", 1)
+    default_deny.gate([pod.ifindex])
+    with pod.listen(80):
+        flush_ruleset()
+        subprocess.run(["nft", "-f", "-"], check=True, input=copy)
+        assert traffic.node_is_dropped(pod, 4)
+        assert default_deny.ensure()
+        assert traffic.node_reaches(pod, 4)
+
+
 def test_removed_rule_is_restored(default_deny: Driven) -> None:
     subprocess.run(["nft", "flush", "chain", "inet", "podgate", "postrouting"], check=True)
     assert default_deny.ensure()

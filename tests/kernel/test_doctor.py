@@ -1,6 +1,7 @@
 """Findings of `podgate doctor` on machines that lack something."""
 
 import asyncio
+import contextlib
 import json
 import os
 import pathlib
@@ -13,12 +14,14 @@ import pytest
 from agent.admin import finding_kinds as kinds
 from agent.admin.finding import Finding
 from agent.admin.finding_kinds import Kind, Severity
+from agent.default_deny import ruleset
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
+from agent.linux import nft
 from agent.linux.nft import NftMissingError
 from agent.linux.procfs import Procfs
 from agent.operate.doctor import agent as agent_checks
-from agent.operate.doctor import checks, packet_sockets, programs
+from agent.operate.doctor import checks, host_network, packet_sockets, programs
 from agent.operate.doctor.results import Passed, Result
 from bpf import abi, artefacts, loader, neighbours, pins, syscalls
 from bpf.attachment import Attachment
@@ -197,7 +200,7 @@ def test_program_before_a_gate_is_a_problem_and_one_after_it_is_named(
         )
         return text
 
-    assert chain_order() == "Each gate (1 interfaces) is first in its chain."
+    assert chain_order() == "Each attached gate (1 interfaces) is first in its chain."
     with foreign.attached_by_tcx(pod.ifindex, foreign.TC_ACT_UNSPEC) as program:
         assert f"; Program id {program} after it." in chain_order()
         with foreign.attached_by_tcx(
@@ -233,31 +236,96 @@ def test_filter_before_a_gate_that_is_a_filter_is_found(
     foreign.add_filter(pod.ifindex, foreign.TC_ACT_OK, priority=2)
     (chain,) = neighbours.chains(installation, Direction.EGRESS)
     assert (len(chain.before), len(chain.after)) == (0, 1)
+    # Other programs can remove it, which a link's owner alone can.
+    assert not chain.is_linked
+    assert (
+        "(1 interfaces, 1 of them by a filter)"
+        in {
+            one.check: one.text
+            for one in programs.check(installation.bpffs)
+            if isinstance(one, Passed)
+        }["chain-order"]
+    )
     # At the head of the list of the gate's own priority.
     foreign.add_filter(pod.ifindex, foreign.TC_ACT_OK, priority=1)
     (chain,) = neighbours.chains(installation, Direction.EGRESS)
     assert (len(chain.before), len(chain.after)) == (1, 1)
 
 
-def test_program_beside_a_hook_is_named(
+def test_programs_beside_a_hook_are_named_in_their_order(
     loaded: loader.Loaded, fresh_pins: pins.Pins, isolated: None
 ) -> None:
-    """On a cgroup of the test's own."""
+    """On a cgroup of the test's own. Where a load balancer in connect(2) is decides how a process
+    of the host learns that it may not connect to a service's address."""
     (hook,) = (one for one in abi.HOOKS if one.name == "hook_connect4")
-    with cgroups.cgroup() as group:
+    with cgroups.cgroup() as group, contextlib.ExitStack() as undo:
         cgroup_fd = os.open(group.directory, os.O_RDONLY | os.O_DIRECTORY)
+        undo.callback(os.close, cgroup_fd)
+
+        def attach(name: str) -> None:
+            undo.enter_context(foreign.attached_to_cgroup(cgroup_fd, hook.attach_type, name))
+
+        attach("earlier")
+        # The relay's, and another node's of the same kernel.
+        attach("relay_connect4")
+        attach("hook_connect4")
         link_fd = syscalls.link_create_cgroup(
             loaded.programs[hook.name], cgroup_fd, hook.attach_type
         )
-        try:
-            (name,) = neighbours.beside_hook(cgroup_fd, fresh_pins, hook)
-            assert name.startswith("hook_connect4 (id ")
-            fresh_pins.prepare()
-            syscalls.pin(link_fd, str(fresh_pins.links / hook.name))
-            assert neighbours.beside_hook(cgroup_fd, fresh_pins, hook) == []
-        finally:
-            os.close(link_fd)
-            os.close(cgroup_fd)
+        undo.callback(os.close, link_fd)
+        attach("calico_connect_v4"[:15])
+        fresh_pins.prepare()
+        syscalls.pin(link_fd, str(fresh_pins.links / hook.name))
+        beside = neighbours.beside_hook(cgroup_fd, fresh_pins, hook)
+        assert [name.partition(" ")[0] for name in beside.before] == ["earlier"]
+        assert [name.partition(" ")[0] for name in beside.after] == ["calico_connect_"]
+
+
+@pytest.mark.parametrize(
+    ("beside", "expected"),
+    [
+        (neighbours.BesideHook(), ["No program of others is on podgate's hooks"]),
+        (
+            neighbours.BesideHook(before=("cali (id 7)",)),
+            ["Program cali (id 7) at the root cgroup", "rejected at once (EPERM)"],
+        ),
+        (neighbours.BesideHook(after=("cali (id 7)",)), ["dropped by the gate and times out"]),
+    ],
+)
+def test_order_of_connect_hooks_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+    installation: pins.Pins,
+    isolated: None,
+    beside: neighbours.BesideHook,
+    expected: list[str],
+) -> None:
+    def found(_: int, __: pins.Pins, hook: abi.HookSpec) -> neighbours.BesideHook:
+        return beside if hook.name == "hook_connect4" else neighbours.BesideHook()
+
+    monkeypatch.setattr(neighbours, "beside_hook", found)
+    (text,) = (
+        one.text
+        for one in programs.check(installation.bpffs)
+        if isinstance(one, Passed) and one.check == "hooks-beside"
+    )
+    assert all(part in text for part in expected)
+    assert text.count("connect hook") == (1 if beside.before or beside.after else 0)
+
+
+async def test_nodes_without_a_default_deny_table_have_open_new_pods(
+    isolated: None, lab: labs.Lab
+) -> None:
+    offers.need_default_deny()
+    without = await host_network._nftables()
+    assert isinstance(without, Passed)
+    assert "new pods are open until their gate is attached" in without.text
+    await nft.apply(f"add table inet {ruleset.TABLE}")
+    try:
+        beside = await host_network._nftables()
+    finally:
+        await nft.apply(f"delete table inet {ruleset.TABLE}")
+    assert isinstance(beside, Passed)
+    assert beside.text == "nftables works: new pods are blocked until their gate is attached."
 
 
 def test_packet_socket_from_before_podgate_is_a_warning(isolated: None, lab: labs.Lab) -> None:

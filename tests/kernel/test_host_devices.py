@@ -8,12 +8,15 @@ import select
 import signal
 import socket
 import struct
+import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
+from agent.logs import Event
 from bpf import abi, cleanup, clsact, loader, maps, pins, syscalls
 from bpf.gates import Attachment
 from bpf.host_devices import HostDevicePrograms
@@ -68,6 +71,36 @@ def test_interfaces_get_their_program_when_they_appear_and_keep_it_without_the_a
         operator.stop(signal.SIGKILL)
         for interface in ("lo", off.interface, *pair):
             assert has_program(operator, interface, attachment)
+
+
+@ATTACHMENTS
+def test_program_that_another_program_removes_is_back_at_once(
+    operator: AgentProcess,
+    web: LabPod,  # noqa: F811
+    attachment: Attachment,
+) -> None:
+    """As felix deletes the qdiscs of the host's interfaces that it takes over, and as `bpftool link
+    detach` does."""
+    if attachment is Attachment.TCX:
+        offers.need_tcx()
+    operator.write_manifest(web, mode="enforce", container=LISTENING)
+    operator.start("--attach", attachment.value)
+    operator.wait_for("the gate", isolated_as("web", "Enforced"))
+    with contextlib.ExitStack() as undo:
+        undo.callback(cleanup.detach_everything, pins.Pins(operator.bpffs))
+        (interface, _) = undo.enter_context(links.pair())
+        wait_for_program(operator, interface, attachment)
+        ifindex = links.index_of(interface)
+        if attachment is Attachment.TCX:
+            (pinned,) = pins.Pins(operator.bpffs).links.glob(f"*-{ifindex}")
+            with pins.opened(pinned) as link_fd:
+                syscalls.link_detach(link_fd)
+        else:
+            subprocess.run(["tc", "qdisc", "del", "dev", interface, "clsact"], check=True)
+        removed_at = time.monotonic()
+        wait_for_program(operator, interface, attachment)
+        assert time.monotonic() - removed_at < 1.0 * polling.PATIENCE**2
+        assert operator.event(Event.HOST_DEVICE_PUT_BACK)["ifindex"] == ifindex
 
 
 def test_many_interfaces_get_filters_at_once_and_then_links(

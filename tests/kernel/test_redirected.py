@@ -1,5 +1,6 @@
 """Pods whose own rules redirect connections to a mesh's proxy: strict, and results of probes."""
 
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -145,3 +146,38 @@ def test_probe_that_is_redirected_is_reported_and_decides_nothing(
             return condition is not None and condition.reason == "ProbesPassing"
 
         operator.wait_for("the application's result", passes)
+
+
+FIREWALLS = {
+    # An egress lock-down: replies pass, new connections do not.
+    "output": "table inet fw { chain o { type filter hook output priority 0; policy drop;\n"
+    "ct state established,related accept\nmeta l4proto ipv6-icmp accept\n}\n}\n",
+    # Clients come by eth0.
+    "input": "table inet fw { chain i { type filter hook input priority 0; policy accept;\n"
+    "iifname lo drop\n}\n}\n",
+}
+
+
+@pytest.mark.parametrize("firewall", FIREWALLS.values(), ids=FIREWALLS)
+def test_pod_whose_firewall_drops_connections_from_inside_stays_at_enforce(
+    operator: AgentProcess, lab: Lab, kubelet: Cgroup, no_relays: None, firewall: str
+) -> None:
+    """The kubelet reaches it from outside; by the relay, each probe would time out."""
+    pod = lab.add_pod("web", 1)
+    inside = ["nsenter", f"--net={pod.netns.path}", "nft"]
+    with pod.listen(PORT) as listener:
+        listener.listen(4096)  # nothing accepts
+        subprocess.run([*inside, "-f", "-"], input=firewall, text=True, check=True)
+        start(operator, pod, kubelet)
+        report = operator.wait_for(
+            "the firewall is found", lambda found: "rules in the pod (port" in isolation(found)[1]
+        )
+        assert isolation(report)[0] == "Enforced"
+        assert "are dropped by rules in the pod (port 8080), so" in isolation(report)[1]
+        assert dials(kubelet, pod) == [pod.ipv4, pod.ipv6]
+        subprocess.run([*inside, "delete", "table", "inet", "fw"], check=True)
+        operator.wait_for("strict", is_strict)
+        assert dials(kubelet, pod) == [pod.ipv4, pod.ipv6]
+        subprocess.run([*inside, "-f", "-"], input=firewall, text=True, check=True)
+        operator.wait_for("enforce again", lambda found: isolation(found)[0] == "Enforced")
+        wait_until("the pod without the relay", lambda: dials(kubelet, pod) == [pod.ipv4, pod.ipv6])

@@ -10,7 +10,7 @@ import pytest
 
 from probes import redirection
 from probes.engine import prober
-from probes.redirection import InnerWay, Redirection
+from probes.redirection import Dropped, InnerWay, Redirection
 from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.specs import HttpGet, Probe, TcpSocket
 from tests import redirected
@@ -275,3 +275,36 @@ def test_socket_of_another_user_leaves_the_thread_as_it_was(sandbox: Sandbox) ->
     with open("/proc/thread-self/status", encoding="ascii") as stream:
         (users,) = (line for line in stream if line.startswith("Uid:"))
     assert users.split()[1:] == ["0", "0", "0", "0"]
+
+
+EGRESS_LOCK_DOWN = """
+table inet fw {
+  chain o {
+    type filter hook output priority 0; policy drop
+    ct state established,related accept
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("address", [V4, V6])
+def test_firewall_in_the_pod_that_drops_what_comes_from_inside_is_noticed(
+    sandbox: Sandbox, address: str
+) -> None:
+    with sandbox.listen(address, APP):
+        assert redirection.is_answered(sandbox.netns, address)
+        assert redirection.find_dropped(sandbox.netns, [address]) == {}
+        redirected.nft(sandbox.netns, EGRESS_LOCK_DOWN)
+        assert not redirection.is_answered(sandbox.netns, address)
+        found = redirection.find_dropped(sandbox.netns, [address])
+    assert found == {address: InnerWay(Dropped(APP), None)}
+    # Without a server nothing is known.
+    assert redirection.find_dropped(sandbox.netns, [address]) == {}
+
+
+def test_firewall_in_the_pod_that_admits_the_servers_port_is_no_problem(sandbox: Sandbox) -> None:
+    rules = EGRESS_LOCK_DOWN.replace("ct state", f"tcp dport {APP} accept\n    ct state")
+    redirected.nft(sandbox.netns, rules)
+    with sandbox.listen(V4, APP):
+        assert not redirection.is_answered(sandbox.netns, V4)
+        assert redirection.find_dropped(sandbox.netns, [V4]) == {}

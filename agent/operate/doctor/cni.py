@@ -17,16 +17,20 @@ _CONFIGURATION = pathlib.Path("/proc/1/root/etc/cni/net.d")
 # libcni reads these, in the order of their names.
 _SUFFIXES = (".conf", ".conflist", ".json")
 _MAX_BYTES = 1 << 20
+# Of Calico's plugin (cni-plugin/pkg/types): veth or netkit.
+_DEVICE = "device_type"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
     """links: of the host's namespace; pinned: names below the BPF file system, two levels;
-    plugins: types in the first CNI configuration."""
+    plugins: types in the first CNI configuration; device_types: kinds of devices that it
+    requests."""
 
     links: Collection[Link] = ()
     pinned: Collection[str] = ()
     plugins: tuple[str, ...] = ()
+    device_types: tuple[str, ...] = ()
 
     def has_link(self, *prefixes: str) -> bool:
         return any(link.name.startswith(prefixes) for link in self.links)
@@ -41,8 +45,8 @@ class Facts:
 async def check(bpffs: pathlib.Path, configuration: pathlib.Path = _CONFIGURATION) -> list[Result]:
     links = await rtnetlink.read()
     pinned = await asyncio.to_thread(pinned_names, bpffs)
-    configured = await asyncio.to_thread(plugins, configuration)
-    return list(findings(Facts(links, pinned, configured)))
+    entries = await asyncio.to_thread(configured, configuration)
+    return list(findings(Facts(links, pinned, _texts(entries, "type"), _texts(entries, _DEVICE))))
 
 
 def findings(facts: Facts) -> Iterator[Result]:
@@ -55,8 +59,15 @@ def findings(facts: Facts) -> Iterator[Result]:
     yield from problems
 
 
+# felix: dataplane/linux/dataplanedefs has the node's pair, bpf/bpfdefs where maps are pinned. Its
+# bpf_redirect_peer takes no packet of the host past a gate (docs/guides/calico.md).
+_CALICO_BPF = "Calico with its eBPF data plane"
+
+
 def _name(facts: Facts) -> str:
     """By interfaces, which exist also where no configuration file can be read."""
+    if facts.has_link("bpfin.cali", "bpfout.cali") or facts.has_pin("cali_"):
+        return _CALICO_BPF
     for prefix, name in (
         ("cilium_", "Cilium"),
         ("cali", "Calico"),
@@ -80,13 +91,6 @@ def _problems(facts: Facts) -> Iterator[Result]:
             "Cilium routes by BPF: bpf_redirect_peer puts packets into a pod's namespace without "
             "its gate. Traffic of the host does not usually take that way; it was not tried.",
         )
-    # Calico's felix: dataplane/linux/dataplanedefs has the pair, bpf/bpfdefs where maps are pinned.
-    elif facts.has_link("bpfin.cali", "bpfout.cali") or facts.has_pin("cali_"):
-        yield found(
-            kinds.NETWORK_UNTRIED,
-            "Calico routes by BPF, and the node by a veth pair of its own: bpf_redirect_peer puts "
-            "packets into a pod's namespace without its gate. It was not tried.",
-        )
     if facts.has_kind("openvswitch"):
         name = f" ({plugin})" if (plugin := _name(facts)) else ""
         yield found(
@@ -95,11 +99,14 @@ def _problems(facts: Facts) -> Iterator[Result]:
             "socket, so packets without one pass if they lack the host's stamp, which flows that "
             "set a queue remove.",
         )
+    without_gate = "which have no gate: their condition has reason NotSupported"
     if facts.has_kind("netkit"):
+        yield found(kinds.NETKIT, f"Pods are connected by netkit devices, {without_gate}.")
+    elif "netkit" in facts.device_types:
         yield found(
             kinds.NETKIT,
-            "Pods are connected by netkit devices, which have no gate: their condition has reason "
-            "NotSupported.",
+            f"The network's configuration connects new pods by netkit devices, {without_gate}.",
+            remedy=f'Set "{_DEVICE}": "veth" in the network\'s configuration.',
         )
 
 
@@ -114,8 +121,8 @@ def pinned_names(bpffs: pathlib.Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def plugins(directory: pathlib.Path) -> tuple[str, ...]:
-    """The types in the configuration that a runtime uses: the first file, by name.
+def configured(directory: pathlib.Path) -> tuple[dict[str, object], ...]:
+    """The plugins' entries in the configuration that a runtime uses: the first file, by name.
 
     Empty without one that can be read.
     """
@@ -132,6 +139,9 @@ def plugins(directory: pathlib.Path) -> tuple[str, ...]:
         if isinstance(content, dict):
             listed = content.get("plugins")
             entries = listed if isinstance(listed, list) else [content]
-            types = [one.get("type") for one in entries if isinstance(one, dict)]
-            return tuple(kind for kind in types if isinstance(kind, str))
+            return tuple(one for one in entries if isinstance(one, dict))
     return ()
+
+
+def _texts(entries: Collection[dict[str, object]], key: str) -> tuple[str, ...]:
+    return tuple(value for one in entries if isinstance(value := one.get(key), str))

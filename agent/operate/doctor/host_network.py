@@ -4,6 +4,7 @@ import pathlib
 
 from agent.admin import finding_kinds as kinds
 from agent.admin.finding import found
+from agent.default_deny import installed
 from agent.gates import tun_interfaces
 from agent.linux import nft, rtnetlink
 from agent.linux.cgroups import cgroup2_mount
@@ -21,12 +22,19 @@ async def check(bpffs: pathlib.Path, ranges: RelayRanges) -> list[Result]:
 async def _nftables() -> Result:
     try:
         await nft.apply("add table inet podgate-doctor", only_check=True)
+        has_table = "inet" in await installed.families()
     except (nft.NftError, TimeoutError) as error:
         return found(
             kinds.NFTABLES_MISSING,
             f"nft does not work ({error}): new pods are open until their gate is attached",
         )
-    return Passed("nftables", "nftables works: new pods are blocked until their gate is attached.")
+    effect = "new pods are blocked until their gate is attached"
+    if not has_table:
+        effect = (
+            "new pods are open until their gate is attached, since no default-deny table exists; "
+            "the agent creates it where the node's default mode is enforce or strict"
+        )
+    return Passed("nftables", f"nftables works: {effect}.")
 
 
 async def _tun_interfaces() -> Result:

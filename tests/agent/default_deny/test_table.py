@@ -115,6 +115,25 @@ async def test_removed_table_is_restored_and_an_unchanged_one_is_not_written(
     assert nftables.sets == {"gated": {7}, "not_pods": {1, 2, 8}}
 
 
+async def test_outdated_sets_are_replaced(nftables: Nftables, cgroup2: pathlib.Path) -> None:
+    """A firewall that loads what `nft list ruleset` once printed brings an older copy back."""
+    table = await opened(cgroup2, 7)
+    older = {name: set(members) for name, members in nftables.sets.items()}
+    await table.gate([8])
+    nftables.sets = older
+    assert await table.ensure()
+    assert nftables.sets == {"gated": {7, 8}, "not_pods": {1, 2}}
+    assert not await table.ensure()
+
+
+async def test_interface_that_is_gone_is_no_difference(
+    nftables: Nftables, cgroup2: pathlib.Path
+) -> None:
+    table = await opened(cgroup2, 7)
+    del nftables.interfaces[7]
+    assert not await table.ensure()
+
+
 async def test_kubelet_is_admitted_by_its_cgroup(nftables: Nftables, cgroup2: pathlib.Path) -> None:
     table = await opened(cgroup2)
     await table.admit("/kubelet")

@@ -25,6 +25,26 @@ from bpf.gates import GateCheck
 pytestmark = pytest.mark.looptime
 
 IFINDEX = 7
+DEVICE = 3
+
+
+class HostDevices:
+    """Programs on host devices."""
+
+    def __init__(self) -> None:
+        self.missing: dict[str, frozenset[int]] = {}
+        self.problem = ""
+        self.tries = 0
+
+    def lost(self, _: Set[int] | None) -> dict[str, frozenset[int]]:
+        return self.missing
+
+    def put_back(self, lost: dict[str, frozenset[int]]) -> dict[int, str]:
+        found = {ifindex: self.problem for interfaces in lost.values() for ifindex in interfaces}
+        self.tries += len(found)
+        if not self.problem:
+            self.missing = {}
+        return found
 
 
 @dataclasses.dataclass
@@ -39,7 +59,8 @@ class Node:
     checks: list[Set[int] | None] = dataclasses.field(default_factory=list)
     put_back_at: list[float] = dataclasses.field(default_factory=list)
     reported_lost: list[frozenset[int]] = dataclasses.field(default_factory=list)
-    interfaces: set[int] = dataclasses.field(default_factory=lambda: {IFINDEX})
+    interfaces: set[int] = dataclasses.field(default_factory=lambda: {IFINDEX, DEVICE})
+    host_devices: "HostDevices" = dataclasses.field(default_factory=lambda: HostDevices())
 
     def __post_init__(self) -> None:
         self.store = PodStore(Conditions())
@@ -173,3 +194,36 @@ async def test_pod_of_a_displaced_gate_is_marked_at_a_pace(node: Node) -> None:
         assert not node.is_marked()
         await asyncio.sleep(5)
         assert node.is_marked()
+
+
+async def test_program_of_a_host_device_is_put_back_and_logged(node: Node) -> None:
+    with structlog.testing.capture_logs() as logged:
+        async with running(node):
+            node.host_devices.missing = {"bridge_gate": frozenset({DEVICE})}
+            await asyncio.sleep(0.2)
+    assert node.host_devices.missing == {}
+    (line,) = (one for one in logged if one["event"] == Event.HOST_DEVICE_PUT_BACK)
+    assert (line["ifindex"], line["problem"]) == (DEVICE, "")
+    assert node.put_back_at == []  # no pod's path changed
+
+
+async def test_program_of_a_host_device_that_cannot_be_put_back_is_tried_again(
+    node: Node,
+) -> None:
+    node.host_devices.problem = "No space left on device"
+    async with running(node):
+        node.host_devices.missing = {"bridge_gate": frozenset({DEVICE})}
+        await asyncio.sleep(0.2)
+        assert node.checks[-1] == {DEVICE}
+        node.host_devices.problem = ""
+        await asyncio.sleep(0.2)
+    assert node.host_devices.missing == {}
+    assert node.host_devices.tries > 1
+
+
+async def test_programs_of_host_devices_are_not_put_back_while_the_node_is_off(node: Node) -> None:
+    node.is_off = True
+    async with running(node):
+        node.host_devices.missing = {"bridge_gate": frozenset({DEVICE})}
+        await asyncio.sleep(0.2)
+    assert node.host_devices.tries == 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Iterable
 
 import msgspec
@@ -13,7 +14,7 @@ from agent.pods.store import PodStore
 from agent.strict.inner_ways import InnerWayWatch
 from bpf.verdicts import Mode
 from probes.netns import Netns, NetnsGoneError
-from probes.redirection import InnerWay, InnerWays, Redirection
+from probes.redirection import Dropped, InnerWay, InnerWays, Redirection
 from tests.agent.strict.strict_pods import strict_pod
 
 pytestmark = pytest.mark.looptime
@@ -35,11 +36,18 @@ class Node:
         self.gone: set[str] = set()
         self.needs: set[str] = set()
         self.tried: list[str] = []
+        self.silent: set[str] = set()
+        """Addresses of busy pods, or with a firewall."""
+        self.dropped: dict[str, InnerWay] = {}
+        self.may_find = threading.Event()
+        self.may_find.set()
         self.watch = InnerWayWatch(
             self.store,
             has_need=lambda state: state.pod.name in self.needs,
             probed=lambda _, addresses: _of(self.probed, addresses),
             find=self.find,
+            answers=lambda _, address: address not in self.silent,
+            find_dropped=self.find_dropped,
         )
         self.changes = self.store.in_force.subscribe()
 
@@ -51,6 +59,10 @@ class Node:
         if netns.path in self.gone:
             raise NetnsGoneError("it is gone")
         return _of(self.rules, addresses)
+
+    def find_dropped(self, _: Netns, addresses: Iterable[str]) -> dict[str, InnerWay]:
+        assert self.may_find.wait(60)
+        return {one: self.dropped[one] for one in addresses if one in self.dropped}
 
     def add(self, pod: PodState) -> PodState:
         self.store.pods[pod.pod.uid] = pod
@@ -85,6 +97,31 @@ async def test_new_pod_is_tried_before_the_relay_gets_it() -> None:
         assert web.inner_ways == {ONE: CONSUL}
         assert node.changes.take() == ["uid-web"]
         assert node.tried == [ONE]
+
+
+async def test_new_pod_that_drops_what_comes_from_inside_gets_no_relay_meanwhile() -> None:
+    async with watched() as node:
+        node.silent = {ONE}
+        node.dropped = {ONE: InnerWay(Dropped(8080), None)}
+        node.may_find.clear()
+        web = node.add(strict_pod("web", ONE))
+        await asyncio.sleep(0.01)
+        assert web.inner_ways == {ONE: InnerWay(Dropped(), None)}
+        node.changes.take()
+        node.may_find.set()
+        assert await node.changes.next() == ["uid-web"]
+        assert web.inner_ways == node.dropped
+
+
+async def test_pod_that_answers_late_on_a_busy_machine_is_not_stepped_back() -> None:
+    async with watched() as node:
+        web = node.add(strict_pod("web", ONE))
+        await asyncio.sleep(1)
+        node.silent = {ONE}
+        node.changes.take()
+        await asyncio.sleep(20)
+        assert web.inner_ways == {}
+        assert node.changes.take() == []
 
 
 async def test_rules_of_an_init_container_are_found_within_seconds() -> None:

@@ -1,0 +1,90 @@
+"""podgate goes, and the network plugin is what it was. The last tests of a run."""
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from bpf import syscalls
+from tests import polling
+from tests.cluster import workloads
+from tests.cluster.conftest import Namespaces
+from tests.cluster.deployment import Deployment
+from tests.cluster.one_node import OneNode
+from tests.cluster.plugin import Plugin
+from tests.cluster.workloads import PORT
+from tests.image.node import BPFFS
+from tests.networks import traffic, workload
+from tests.networks.calico import Calico
+from tests.networks.storms import storm
+
+pytestmark = pytest.mark.kernel
+
+
+def rules() -> dict[str, int]:
+    """How many rules of felix each rule set has."""
+    commands = {
+        "iptables": ("iptables-save",),
+        "ip6tables": ("ip6tables-save",),
+        "nftables": ("nft", "list", "ruleset"),
+    }
+    found = {}
+    for name, command in commands.items():
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+        found[name] = sum("cali" in line for line in done.stdout.splitlines())
+    return found
+
+
+def programs() -> dict[str, int]:
+    """How many programs each interface of a pod has, without podgate's."""
+    names = subprocess.run(
+        ["ip", "-br", "link"], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    interfaces = [line.partition("@")[0] for line in names.splitlines() if line.startswith("cali")]
+    found = {}
+    for interface in interfaces:
+        with open(f"/sys/class/net/{interface}/ifindex", encoding="ascii") as file:
+            ifindex = int(file.read())
+        ids = [
+            one
+            for where in (syscalls.BPF_TCX_INGRESS, syscalls.BPF_TCX_EGRESS)
+            for one in syscalls.query_programs(ifindex, where)
+        ]
+        found[interface] = sum(not syscalls.program_name(one).startswith("gate_") for one in ids)
+    return found
+
+
+def test_uninstall_in_strict_leaves_the_network_plugin_alone(
+    calico: Calico, node: OneNode, podgate: Deployment, namespaces: Namespaces, plugin: Plugin
+) -> None:
+    users = namespaces("strict")
+    pods = workload.run(users)
+    before = rules(), programs()
+    felix = calico.felix.pid
+    status, output = plugin.run("uninstall", "--yes", "--labels=keep")
+    assert status == 0, output
+    assert "podgate is removed." in output
+    polling.wait_until("podgate's pins are gone", lambda: not (BPFFS / "podgate").exists())
+    assert (rules(), programs()) == before
+    assert calico.felix.pid == felix
+    calico.wait_until_ready()
+    client = traffic.netns_of(pods["client"])
+    for address in traffic.addresses(pods["web"]):
+        assert traffic.dial(address) == ""
+        assert traffic.dial(address, PORT, client) == ""
+    assert workload.harm(users) == ""
+
+
+def test_storm_without_podgate(
+    calico: Calico, bare_cluster: OneNode, record_property: Callable[[str, object], None]
+) -> None:
+    """For comparison: what the same storm costs by itself."""
+    assert not bare_cluster.api.find("/api/v1/namespaces/podgate")
+    with workloads.namespace(bare_cluster.api, "storm-without-podgate") as users:
+        users.run("web", workloads.PROBED)
+        users.run("tcp", workload.TCP)
+        users.run("client")
+        pods = dict(
+            zip(("web", "tcp", "client"), users.until_ready("web", "tcp", "client"), strict=True)
+        )
+        record_property("figures", storm(calico, bare_cluster, users, pods, None).summary)
