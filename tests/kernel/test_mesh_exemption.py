@@ -54,7 +54,8 @@ def serve(listener: socket.socket, answer: Callable[[str], bytes]) -> None:
     with contextlib.suppress(OSError):
         while True:
             connection, peer = listener.accept()
-            with connection:
+            # A probe resets its connection.
+            with connection, contextlib.suppress(ConnectionError):
                 connection.sendall(answer(peer[0].removeprefix("::ffff:")))
 
 
