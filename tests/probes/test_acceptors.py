@@ -118,3 +118,15 @@ def test_user_that_is_redirected_too_is_tried_every_ten_seconds(
 def test_pod_that_ends_meanwhile_shows_nothing(rules: Rules, sock: socket.socket) -> None:
     rules.is_gone = True
     assert rules.connect(sock) is None
+
+
+def test_each_port_keeps_its_acceptor_until_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(redirection, "_ACCEPTORS_MAX", 2)
+    acceptors = Acceptors(lambda: 0.0)
+    first, second = acceptors.of(POD, "198.18.0.1", 1), acceptors.of(POD, "198.18.0.1", 2)
+    assert acceptors.of(POD, "198.18.0.1", 1) is first
+    assert acceptors.of(POD, "198.18.0.1", 2) is second
+    acceptors.of(POD, "198.18.0.1", 3)
+    assert acceptors.of(POD, "198.18.0.1", 1) is not first
