@@ -366,7 +366,7 @@ def test_forgotten_node_that_is_down_is_named_by_its_state(
     assert "b     no response: its Node is NotReady since" in capsys.readouterr().out
 
 
-def test_only_objects_of_podgates_namespace_are_listed_and_the_opening_is_announced(
+def test_uninstall_lists_only_podgates_namespace_and_announces_its_steps(
     nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(nodes, tmp_path, "--yes")
