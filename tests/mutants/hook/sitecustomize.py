@@ -75,7 +75,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
     """Compiles podgate's modules with the calls. Their bytecode is kept: the tree is a copy for the
     record alone."""
 
-    def source_to_code(self, data: Any, path: Any, *, _optimize: int = -1) -> CodeType:
+    def source_to_code(  # type: ignore[override]
+        self, data: Any, path: Any, *, _optimize: int = -1
+    ) -> CodeType:
         tree = Entries(path.removeprefix(f"{_ROOT}/")).visit(ast.parse(data, path))
         code: CodeType = compile(
             ast.fix_missing_locations(tree), path, "exec", dont_inherit=True, optimize=_optimize

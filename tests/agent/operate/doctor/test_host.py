@@ -12,7 +12,7 @@ from agent.linux.node_routes import DeviceRoute
 from agent.linux.rtnetlink import Link
 from agent.operate.doctor import checks, host_network, kernel, programs
 from agent.operate.doctor.results import Passed
-from bpf import abi, errors
+from bpf import abi, errors, hooks
 
 
 async def test_without_privileges_nothing_else_is_checked(
@@ -69,12 +69,12 @@ def test_hook_that_another_program_has_alone_is_named(monkeypatch: pytest.Monkey
     def describe(_: int, hook: object) -> str:
         return "program 7 is attached alone; remove it" if hook is taken else ""
 
-    monkeypatch.setattr(kernel.hooks, "describe_exclusive", describe)
+    monkeypatch.setattr(hooks, "describe_exclusive", describe)
     (found,) = kernel._hooks()
     assert isinstance(found, Finding)
     assert found.kind == kinds.HOOK_TAKEN.name
     assert found.sentence == f"Hook {taken.name}: program 7 is attached alone."
     assert found.remedy == "Remove it."
-    monkeypatch.setattr(kernel.hooks, "describe_exclusive", lambda *_: "")
+    monkeypatch.setattr(hooks, "describe_exclusive", lambda *_: "")
     (passed,) = kernel._hooks()
     assert isinstance(passed, Passed)

@@ -4,10 +4,8 @@ import json
 import sys
 from typing import Any
 
-import msgspec
 import pytest
 
-from agent.admin.finding import Finding
 from agent.operate.kubectl import findings, main
 from agent.operate.kubectl.cluster import last_line
 from tests.agent.operate.kubectl.standin import KubectlStandin
@@ -111,7 +109,7 @@ def test_many_findings_of_a_kind_are_cut_without_advice(
     capsys: pytest.CaptureFixture[str], count: int, line: str
 ) -> None:
     found = [
-        findings.Merged(msgspec.convert(finding("note", f"It {number}."), Finding), ("a",), ())
+        findings.Merged(findings.Finding("a", "note", "off", "node", f"It {number}."), ("a",), ())
         for number in range(count)
     ]
     findings.show(found, with_advice=False)
