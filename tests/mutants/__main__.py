@@ -23,6 +23,8 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 # Of kernel tests, for each processor, as in `make test-kernel`.
 _WORKERS = 2
+# Of their files, recorded and kept together: a run that is ended continues there.
+_PART = 45
 UNIT, KERNEL = "unit tests", "kernel tests"
 
 
@@ -162,11 +164,12 @@ def _mutants(
 def _entries(directory: str, jobs: int) -> Entries:
     """The record of kernel tests, with those that it lacked."""
     entries = Entries.read(_ROOT)
-    if missing := [test for test in modules.kernel_tests(_ROOT) if test not in entries.files]:
+    if missing := entries.keep_only(_ROOT, modules.kernel_tests(_ROOT)):
         _print(f"recording what {len(missing)} files of kernel tests enter")
         copy = Copy(_ROOT, pathlib.Path(directory, "kernel"))
-        copy.record_entries(missing, _WORKERS * jobs, entries)
-        entries.write(_ROOT)
+        for first in range(0, len(missing), _PART):
+            copy.record_entries(missing[first : first + _PART], _WORKERS * jobs, entries)
+            entries.write(_ROOT)
     for name in entries.failed:
         _print(f"left out, since it fails without a mutant: {name}")
     return entries
@@ -234,6 +237,8 @@ def main() -> int:
         return 0
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="podgate-mutants-") as directory:
+        # Some tests have processes of other users, which read the tree.
+        pathlib.Path(directory).chmod(0o711)
         trials = Trials(
             [Copy(_ROOT, pathlib.Path(directory, str(number))) for number in range(options.jobs)]
         )

@@ -1,16 +1,18 @@
 """Which kernel tests enter which functions: recorded once, and kept in the virtual environment.
 
-A record of all takes as long as all kernel tests. It may be older than the tree: then some mutant
-survives that a newer test detects, and none is killed that no test detects. A new test file is
-recorded by the next run; `make clean` removes the record, and so the next one is of all.
+A record of all takes as long as all kernel tests. A test file that is new or changed is recorded by
+the next run. What other files enter may have changed since: then some mutant survives that a test
+detects, and none is killed that no test detects. `make clean` removes the record.
 """
 
 import gzip
+import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 # For one mutant: a dozen tests, each of which starts an agent. `_START_SECONDS` of trials is more.
 _SECONDS = 30.0
@@ -30,8 +32,8 @@ class Entries:
     """By test, and by file."""
     failed: list[str] = field(default_factory=list)
     """Tests that fail without a mutant, which cannot detect one."""
-    files: list[str] = field(default_factory=list)
-    """The test files that ran."""
+    files: dict[str, str] = field(default_factory=dict)
+    """The test files that ran, with the hash of their content."""
 
     @classmethod
     def read(cls, root: pathlib.Path) -> "Entries":
@@ -42,17 +44,33 @@ class Entries:
     def write(self, root: pathlib.Path) -> None:
         (root / _PLACE).write_bytes(gzip.compress(json.dumps(asdict(self)).encode()))
 
-    def add(self, lines: Iterable[str], report: dict[str, object], files: Collection[str]) -> None:
-        """Of one more run. lines: of tests/mutants/hook; report: of tests.mutants.recording."""
+    def keep_only(self, root: pathlib.Path, tests: Collection[str]) -> list[str]:
+        """Forget other files, and those that have changed since; returns what is not recorded."""
+        found = {test: _hash(root / test) for test in tests}
+        kept = {test for test, content in found.items() if self.files.get(test) == content}
+        self.files = {test: found[test] for test in sorted(kept)}
+        self.functions = {test: of for test, of in self.functions.items() if _file(test) in kept}
+        self.seconds = {test: of for test, of in self.seconds.items() if _file(test) in kept}
+        self.failed = [test for test in self.failed if _file(test) in kept]
+        return sorted({*tests} - kept)
+
+    def add(
+        self,
+        lines: Iterable[str],
+        report: Mapping[str, Any],
+        root: pathlib.Path,
+        tests: Collection[str],
+    ) -> None:
+        """Of one more run. lines: of tests/mutants/hook; report: of tests.mutants.recording; tests:
+        the files that ran."""
         found: dict[str, set[str]] = {}
         for line in lines:
             test, _, function = line.rstrip("\n").partition("\t")
             found.setdefault(test, set()).add(function)
         self.functions |= {test: sorted(names) for test, names in found.items() if test}
-        more = Entries(**report)  # type: ignore[arg-type]
-        self.seconds |= more.seconds
-        self.failed = sorted({*self.failed, *more.failed})
-        self.files = sorted({*self.files, *files})
+        self.seconds |= report["seconds"]
+        self.failed = sorted({*self.failed, *report["failed"]})
+        self.files |= {test: _hash(root / test) for test in tests}
 
     def tests_of(self, path: str, function: str) -> list[str]:
         """The tests to try a mutant of this function with, in half a minute: those whose file is
@@ -74,6 +92,10 @@ class Entries:
 
     def duration(self, tests: Iterable[str]) -> float:
         return sum(self.seconds.get(test, 0) for test in tests)
+
+
+def _hash(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _file(test: str) -> str:

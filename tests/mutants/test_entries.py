@@ -14,7 +14,7 @@ PORTS = "agent/gates/ports.py:Ports.add"
 
 def record(seconds: dict[str, float], *lines: str) -> entries.Entries:
     found = entries.Entries()
-    found.add(lines, {"seconds": seconds, "failed": []}, ["tests/kernel/test_a.py"])
+    found.add(lines, {"seconds": seconds, "failed": []}, pathlib.Path(), [])
     return found
 
 
@@ -50,13 +50,26 @@ def test_test_that_fails_without_a_mutant_is_not_tried() -> None:
     assert found.tests_of("agent/gates/ports.py", "Ports.add") == []
 
 
-def test_record_is_kept_and_lacks_new_files(tmp_path: pathlib.Path) -> None:
+def test_record_is_kept_until_a_test_file_changes(tmp_path: pathlib.Path) -> None:
     (tmp_path / ".venv").mkdir()
     assert entries.Entries.read(tmp_path) == entries.Entries()
-    made = record({"tests/kernel/test_a.py::test": 1}, f"tests/kernel/test_a.py::test\t{PORTS}\n")
+    files = ["a.py", "b.py", "c.py"]
+    for name in files:
+        (tmp_path / name).write_text("1")
+    made = entries.Entries()
+    tests = {"a.py::test": 1.0, "b.py::test": 2.0, "c.py::test": 3.0}
+    lines = [f"{test}\t{PORTS}\n" for test in tests]
+    made.add(lines, {"seconds": tests, "failed": [*tests]}, tmp_path, files)
     made.write(tmp_path)
-    assert entries.Entries.read(tmp_path) == made
-    assert made.files == ["tests/kernel/test_a.py"]
+    again = entries.Entries.read(tmp_path)
+    assert again == made
+    assert again.keep_only(tmp_path, files) == []
+    assert again == made
+    (tmp_path / "b.py").write_text("2")
+    assert again.keep_only(tmp_path, ["a.py", "b.py"]) == ["b.py"]
+    assert again.functions == {"a.py::test": [PORTS]}
+    assert again.seconds == {"a.py::test": 1.0}
+    assert (again.failed, [*again.files]) == (["a.py::test"], ["a.py"])
 
 
 def test_kernel_tests_are_those_of_the_suite() -> None:

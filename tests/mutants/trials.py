@@ -159,8 +159,9 @@ class Copy:
         """Add what these files of kernel tests enter. The copy is for this alone: the bytecode of
         its modules records entries from now on. Raises `TrialError`."""
         report = self._directory / "record.json"
+        report.unlink(missing_ok=True)
         lines = self._directory / "entries"
-        lines.touch()
+        lines.write_bytes(b"")
         variables = {
             recording.RECORD: str(report),
             recording.ENTRIES: str(lines),
@@ -174,7 +175,7 @@ class Copy:
         if not report.exists():
             raise TrialError(f"the kernel tests do not run: {ended.stdout}{ended.stderr}")
         with lines.open() as content:
-            entries.add(content, json.loads(report.read_text()), tests)
+            entries.add(content, json.loads(report.read_text()), self.tree, tests)
 
     def kernel_tests_detect(
         self, tests: Collection[str], seconds: float, path: str, changed: str, source: str
