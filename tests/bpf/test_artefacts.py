@@ -171,3 +171,11 @@ def test_file_of_another_version_is_not_used(name: str, value: object, problem: 
     with pytest.raises(ArtefactError) as caught:
         artefacts.decode(change(name, value), PROGRAMS)
     assert str(caught.value) == problem
+
+
+def test_instructions_with_other_characters_are_no_artefact() -> None:
+    document = json.loads(artefact().encode())
+    function = document["functions"]["function"]
+    function["instructions"] = "!" + function["instructions"]
+    with pytest.raises(ArtefactError):
+        artefacts.decode(json.dumps(document).encode(), PROGRAMS)

@@ -1,4 +1,4 @@
-"""`make mutants`: the changes of podgate's code that no unit test detects."""
+"""`make mutants`: the changes of podgate's code that no test detects."""
 
 import argparse
 import contextlib
@@ -16,9 +16,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tests.mutants import handmade, modules, mutations
+from tests.mutants.entries import Entries
 from tests.mutants.trials import Copy, Record, TrialError
 
 _ROOT = pathlib.Path(__file__).parents[2]
+
+# Of kernel tests, for each processor, as in `make test-kernel`.
+_WORKERS = 2
+# Of their files, recorded and kept together: a run that is ended continues there.
+_PART = 45
+UNIT, KERNEL = "unit tests", "kernel tests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +37,8 @@ class Trial:
     difference: str
     tests: tuple[str, ...]
     """The files that ran."""
-    is_killed: bool
+    killed_by: str
+    """`UNIT` or `KERNEL`; empty if it survived."""
 
     def __str__(self) -> str:
         return f"{self.title}\n{self.difference}\n  tests: {', '.join(self.tests)}\n"
@@ -53,11 +61,15 @@ class Trials:
             return Record.merged(pool.map(self._record, [part for part in parts if part]))
 
     def run(
-        self, mutants: list[mutations.Mutant | handmade.Edit], record: Record
+        self,
+        mutants: list[mutations.Mutant | handmade.Edit],
+        record: Record,
+        entries: Entries,
     ) -> Iterator[Trial]:
-        """In the order of the mutants."""
+        """In the order of the mutants. entries: what survives the unit tests is tried with these
+        kernel tests."""
         with ThreadPoolExecutor(len(self._copies)) as pool:
-            yield from pool.map(lambda mutant: self._try(mutant, record), mutants)
+            yield from pool.map(lambda mutant: self._try(mutant, record, entries), mutants)
 
     @contextlib.contextmanager
     def _copy(self) -> Iterator[Copy]:
@@ -71,25 +83,29 @@ class Trials:
         with self._copy() as copy:
             return copy.record(tests)
 
-    def _try(self, mutant: mutations.Mutant | handmade.Edit, record: Record) -> Trial:
+    def _try(
+        self, mutant: mutations.Mutant | handmade.Edit, record: Record, entries: Entries
+    ) -> Trial:
         source = (_ROOT / mutant.path).read_text()
         changed = mutant.apply(source)
         lines, difference = _difference(source, changed)
         steps = _steps(mutant, lines, record)
+        ran = [test for tests in steps for test in tests]
         with self._copy() as copy:
             copy.write(mutant.path, changed)
             is_killed = any(
                 not copy.passes(tests, record.duration(tests), record.failed) for tests in steps
             )
             copy.write(mutant.path, source)
-        title = f"{mutant.path}:{lines[0]}"
-        return Trial(
-            mutant.path,
-            title,
-            difference,
-            tuple(dict.fromkeys(test.partition("::")[0] for tests in steps for test in tests)),
-            is_killed,
-        )
+            killed_by = UNIT if is_killed else ""
+            in_kernel = entries.tests_of(mutant.path, getattr(mutant, "name", ""))
+            if not is_killed and in_kernel:
+                ran += in_kernel
+                seconds = entries.duration(in_kernel)
+                if copy.kernel_tests_detect(in_kernel, seconds, mutant.path, changed, source):
+                    killed_by = KERNEL
+        files = tuple(dict.fromkeys(test.partition("::")[0] for test in ran))
+        return Trial(mutant.path, f"{mutant.path}:{lines[0]}", difference, files, killed_by)
 
 
 def _difference(source: str, changed: str) -> tuple[list[int], str]:
@@ -145,24 +161,43 @@ def _mutants(
     return chosen
 
 
+def _entries(directory: str, jobs: int) -> Entries:
+    """The record of kernel tests, with those that it lacked."""
+    entries = Entries.read(_ROOT)
+    if missing := entries.keep_only(_ROOT, modules.kernel_tests(_ROOT)):
+        _print(f"recording what {len(missing)} files of kernel tests enter")
+        copy = Copy(_ROOT, pathlib.Path(directory, "kernel"))
+        for first in range(0, len(missing), _PART):
+            copy.record_entries(missing[first : first + _PART], _WORKERS * jobs, entries)
+            entries.write(_ROOT)
+    for name in entries.failed:
+        _print(f"left out, since it fails without a mutant: {name}")
+    return entries
+
+
 def _report(trials: Iterator[Trial], *, is_complete: bool) -> bool:
     """Print each survivor, and the scores; whether they reach their goals.
 
     is_complete: the goal is that tests kill all."""
     tried: Counter[str] = Counter()
     killed: Counter[str] = Counter()
+    killed_by: Counter[tuple[str, str]] = Counter()
     for trial in trials:
         group = modules.group(trial.path)
         tried[group] += 1
-        killed[group] += trial.is_killed
-        if not trial.is_killed:
+        killed[group] += bool(trial.killed_by)
+        killed_by[group, trial.killed_by] += 1
+        if not trial.killed_by:
             _print(f"\nsurvived: {trial}")
     is_good = True
     for group, count in tried.items():
         share = 100 * killed[group] / count
         goal = 100 if is_complete else modules.GOALS[group]
         is_good &= share >= goal
-        _print(f"{group}: {killed[group]} of {count} killed, {share:.1f} % (goal: {goal} %)")
+        _print(
+            f"{group}: {killed[group]} of {count} killed, {share:.1f} % (goal: {goal} %), "
+            + ", ".join(f"{killed_by[group, kind]} by {kind}" for kind in (UNIT, KERNEL))
+        )
     return is_good
 
 
@@ -172,6 +207,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--sample", type=int, help="mutants of each group; default: all")
     parser.add_argument("--seed", type=int, help="of the sample; default: a random one")
     parser.add_argument("--handmade", action="store_true", help="only tests/mutants/handmade.py")
+    parser.add_argument(
+        "--kernel",
+        action=argparse.BooleanOptionalAction,
+        help="try what survives the unit tests with kernel tests; default: for a sample",
+    )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     return parser.parse_args()
 
@@ -197,6 +237,8 @@ def main() -> int:
         return 0
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="podgate-mutants-") as directory:
+        # Some tests have processes of other users, which read the tree.
+        pathlib.Path(directory).chmod(0o711)
         trials = Trials(
             [Copy(_ROOT, pathlib.Path(directory, str(number))) for number in range(options.jobs)]
         )
@@ -210,7 +252,9 @@ def main() -> int:
             mutants += handmade.EDITS
         else:
             mutants += _mutants(paths, record, options.sample, seed)
-        is_good = _report(trials.run(mutants, record), is_complete=options.handmade)
+        has_kernel = options.sample is not None if options.kernel is None else options.kernel
+        entries = _entries(directory, options.jobs) if has_kernel else Entries()
+        is_good = _report(trials.run(mutants, record, entries), is_complete=options.handmade)
     minutes = (time.monotonic() - started) / 60
     _print(f"{len(mutants)} mutants in {minutes:.1f} minutes, seed {seed}")
     return 0 if is_good else 1

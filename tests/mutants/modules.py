@@ -26,6 +26,11 @@ _LEFT_OUT = (
     "agent/operate/cli/log_reference.py",
     "agent/operate/cli/reference.py",
 )
+# Suites of `make test-kernel` that test the tests, and suites of other targets.
+_NO_KERNEL_TESTS = (
+    *("bare", "bench", "cluster", "faults", "image", "nodes", "page", "proxy", "recipes"),
+    "kernel/devices",
+)
 # Suites that need a kernel with BPF, a container runtime, a cluster or a browser.
 _ENVIRONMENTS = ("cluster", "image", "kernel", "node", "page", "proxy", "runtime")
 
@@ -74,6 +79,17 @@ def _is_mutated(path: str) -> bool:
 def is_near(test: str, module: str) -> bool:
     """Whether a test mirrors a module, or another one of its package."""
     return pathlib.PurePath(test).is_relative_to(pathlib.PurePath("tests", module).parent)
+
+
+def kernel_tests(root: pathlib.Path) -> list[str]:
+    """All files with kernel tests."""
+    tests = root / "tests"
+    return sorted(
+        str(path.relative_to(root))
+        for path in tests.rglob("test_*.py")
+        if not any(path.is_relative_to(tests / name) for name in _NO_KERNEL_TESTS)
+        and "mark.kernel" in path.read_text()
+    )
 
 
 class UnitTests:

@@ -128,6 +128,8 @@ class Mutant:
     """Of the statement that changes."""
     function: range
     """The lines of the outermost function that has the statement, without its head."""
+    name: str
+    """Of that function, such as "Ports.add"; empty for a lambda outside of functions."""
     operator: int
     occurrence: int
 
@@ -146,7 +148,9 @@ def of_module(root: pathlib.Path, path: str) -> Iterator[Mutant]:
             for start, _ in operator.mutation_positions(node):
                 leaf = tree.get_leaf_for_position(start, include_prefixes=True)
                 if not _is_noise(leaf, operator) and not _is_twin(leaf, operator):
-                    yield Mutant(path, _statement(leaf), _body(leaf), number, occurrence)
+                    yield Mutant(
+                        path, _statement(leaf), _body(leaf), _name(leaf), number, occurrence
+                    )
                 occurrence += 1
 
 
@@ -245,17 +249,34 @@ def _statement(leaf: Node) -> range:
 
 def _body(leaf: Node) -> range:
     """The lines of the outermost function's body; of a lambda outside functions its statement."""
-    functions = []
-    inner = leaf
-    while inner := inner.parent:
-        if inner.type == "funcdef":
-            functions.append(inner)
-    if not functions:
+    function = _function(leaf)
+    if function is None:
         return _statement(leaf)
-    body = functions[-1].children[-1]
+    body = function.children[-1]
     # A suite begins with the end of the line before it.
     first = body.children[1] if body.type == "suite" else body
     return _lines(first, body)
+
+
+def _function(leaf: Node) -> Node | None:
+    """The outermost one that has the leaf."""
+    found = None
+    inner = leaf
+    while inner := inner.parent:
+        if inner.type == "funcdef":
+            found = inner
+    return found
+
+
+def _name(leaf: Node) -> str:
+    """Of the outermost function, with its classes."""
+    inner = _function(leaf)
+    names: list[str] = []
+    while inner is not None:
+        if inner.type in ("funcdef", "classdef"):
+            names.insert(0, inner.name.value)
+        inner = inner.parent
+    return ".".join(names)
 
 
 def _lines(first: Node, last: Node) -> range:

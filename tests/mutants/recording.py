@@ -1,6 +1,8 @@
 """A pytest plugin: records which tests run which lines, how long they take, and what fails.
 
 Coverage's context is the test function; processes that a test starts inherit it in the environment.
+Kernel tests run without coverage: their agents end by SIGKILL. For them tests/mutants/hook records
+functions, under the same name.
 """
 
 import contextlib
@@ -17,6 +19,8 @@ RECORD = "PODGATE_MUTANTS_RECORD"
 """The variable with the file that gets durations and failures."""
 CONTEXT = "PODGATE_MUTANTS_CONTEXT"
 """The variable with the test, for coverage in processes that a test starts."""
+ENTRIES = "PODGATE_MUTANTS_ENTRIES"
+"""The variable with the file that gets a line for each function that a kernel test enters."""
 
 _seconds: defaultdict[str, float] = defaultdict(float)
 _failed: list[str] = []
@@ -47,25 +51,27 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _failed.append(name)
 
 
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """The reports of xdist's workers arrive at the process that started them, too."""
+    if hasattr(session.config, "workerinput"):
+        return
     content = {"seconds": dict(_seconds), "failed": sorted({*_failed})}
     pathlib.Path(os.environ[RECORD]).write_text(json.dumps(content))
 
 
 @contextlib.contextmanager
 def _context(name: str) -> Iterator[None]:
-    measured = coverage.Coverage.current()
-    assert measured is not None
     before = os.environ.get(CONTEXT, "")
-    _switch(measured, name)
+    _switch(name)
     try:
         yield
     finally:
-        _switch(measured, before)
+        _switch(before)
 
 
-def _switch(measured: coverage.Coverage, name: str) -> None:
-    measured.switch_context(name)
+def _switch(name: str) -> None:
+    if measured := coverage.Coverage.current():
+        measured.switch_context(name)
     os.environ[CONTEXT] = name
 
 

@@ -77,6 +77,7 @@ def test_mutant_concerns_its_statement_and_function(tmp_path: pathlib.Path) -> N
     by_line = {one.lines.start: one for one in mutations.of_module(tmp_path, "pod.py")}
     assert by_line[20].lines == range(20, 21)
     assert by_line[20].function == range(11, 23)
+    assert by_line[20].name == "Pod.settle"
 
 
 def test_larger_sample_begins_with_the_smaller_one(tmp_path: pathlib.Path) -> None:

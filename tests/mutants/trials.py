@@ -18,9 +18,15 @@ from dataclasses import dataclass, field
 import coverage
 import pytest
 
+from agent.linux.cgroups import cgroup2_mount
 from tests.mutants import recording
+from tests.mutants.entries import Entries
+from tests.nodes import node, worker
 
-_OPTIONS = ("-p", "no:cacheprovider", "-q", "-m", "not kernel", "--tb=short")
+_OPTIONS = ("-p", "no:cacheprovider", "-q", "--tb=short")
+_UNIT, _KERNEL = ("-m", "not kernel"), ("-m", "kernel")
+_PLUGIN = ("-p", "tests.mutants.recording")
+_HOOK = "tests/mutants/hook"
 # Without a wait for threads that a failed test leaves.
 _ENDING = "import os, sys, pytest; os._exit(pytest.main(sys.argv[1:]))"
 # It ends with this process, and all that it started with it.
@@ -44,8 +50,11 @@ _AT_IMPORT = ""
 # How much longer than without it the tests of a mutant may take, beside the start of a process.
 _SLOWER = 4
 _START_SECONDS = 30
-# A recording of all tests takes minutes.
+# A recording of all tests takes minutes, of the kernel tests half an hour.
 _RECORDING_SECONDS = 3600
+_KERNEL_RECORDING_SECONDS = 4 * 3600
+# For the worker of kernel tests, which compiles the programs.
+_KERNEL_START_SECONDS = 60
 
 
 class TrialError(Exception):
@@ -107,6 +116,8 @@ class Copy:
                 shutil.copy2(root / name, target, follow_symlinks=False)
         (self.tree / ".venv").symlink_to(root / ".venv")
         (directory / "tmp").mkdir(parents=True)
+        # Processes of all copies have the same numbers.
+        self._run_name = f"{os.getpid()}-{directory.name}-"
         # Later than that of each original, and different each time, so that Python never takes the
         # bytecode of another mutant.
         self._time = 2_000_000_000
@@ -123,9 +134,10 @@ class Copy:
         settings.write_text(content)
         report = self._directory / "record.json"
         command = ("-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", *_OPTIONS)
-        plugin = ("-p", "tests.mutants.recording")
         ended = self._run(
-            [*command, *plugin, *tests], _RECORDING_SECONDS, {recording.RECORD: str(report)}
+            [*command, *_UNIT, *_PLUGIN, *tests],
+            _RECORDING_SECONDS,
+            {recording.RECORD: str(report)},
         )
         if not report.exists():
             raise TrialError(f"the tests do not run: {ended.stdout}{ended.stderr}")
@@ -143,6 +155,55 @@ class Copy:
                 }
         return Record(dict(lines), **json.loads(report.read_text()))
 
+    def record_entries(self, tests: Collection[str], workers: int, entries: Entries) -> None:
+        """Add what these files of kernel tests enter. The copy is for this alone: the bytecode of
+        its modules records entries from now on. Raises `TrialError`."""
+        report = self._directory / "record.json"
+        report.unlink(missing_ok=True)
+        lines = self._directory / "entries"
+        lines.write_bytes(b"")
+        variables = {
+            recording.RECORD: str(report),
+            recording.ENTRIES: str(lines),
+            "PYTHONPATH": f"{self.tree / _HOOK}:{self.tree}",
+        }
+        ended = self._run(
+            ["-m", "pytest", *_OPTIONS, *_KERNEL, *_PLUGIN, f"-n{workers}", *tests],
+            _KERNEL_RECORDING_SECONDS,
+            variables,
+        )
+        if not report.exists():
+            raise TrialError(f"the kernel tests do not run: {ended.stdout}{ended.stderr}")
+        with lines.open() as content:
+            entries.add(content, json.loads(report.read_text()), self.tree, tests)
+
+    def kernel_tests_detect(
+        self, tests: Collection[str], seconds: float, path: str, changed: str, source: str
+    ) -> bool:
+        """Whether kernel tests fail with the changed module, and what failed passes with the
+        source: it may fail because of other load. seconds: what the tests take."""
+        self.write(path, changed)
+        failed = self._failing_kernel_tests(tests, seconds)
+        self.write(path, source)
+        return bool(failed) and not self._failing_kernel_tests(failed, seconds)
+
+    def _failing_kernel_tests(self, tests: Collection[str], seconds: float) -> Collection[str]:
+        """The first that fails; all of them if they do not end."""
+        report = self._directory / "record.json"
+        report.unlink(missing_ok=True)
+        limit = _KERNEL_START_SECONDS + _SLOWER * seconds
+        options = ("-x", f"--timeout={limit:.0f}")
+        try:
+            self._run(
+                ["-m", "pytest", *_OPTIONS, *_KERNEL, *_PLUGIN, *options, *tests],
+                limit,
+                {recording.RECORD: str(report)},
+            )
+        except subprocess.TimeoutExpired:
+            return tests
+        # Without a report pytest does not start.
+        return json.loads(report.read_text())["failed"] if report.exists() else tests
+
     def passes(self, tests: Collection[str], seconds: float, without: Collection[str]) -> bool:
         """Whether tests, or all of a file, pass with what was written.
 
@@ -155,7 +216,7 @@ class Copy:
         named.write_text("\n".join(tests))
         options = ("-x", f"--timeout={limit:.0f}", *left_out, f"@{named}")
         try:
-            ended = self._run(["-c", _ENDING, *_OPTIONS, *options], limit, {})
+            ended = self._run(["-c", _ENDING, *_OPTIONS, *_UNIT, *options], limit, {})
         except subprocess.TimeoutExpired:
             return False
         return ended.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -169,17 +230,29 @@ class Copy:
         isolated = ("sh", "-c", _ISOLATED, "sh", str(self._directory), f"{seconds:.0f}")
         environment = {
             **os.environ,
-            **variables,
             "PYTHONPATH": str(self.tree),
             "TMPDIR": str(self._directory / "tmp"),
+            worker.RUN: self._run_name,
+            **variables,
         }
         # The paths of unix sockets are short.
         base = f"--basetemp={self._directory}/t"
-        return subprocess.run(
-            [*_TIED, "unshare", *namespaces, *isolated, sys.executable, *arguments, base],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=10 * seconds,
-            env=environment,
-        )
+        command = [*_TIED, "unshare", *namespaces, *isolated, sys.executable]
+        try:
+            return subprocess.run(
+                [*command, *arguments, base],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=10 * seconds,
+                env=environment,
+            )
+        finally:
+            self._remove_cgroups()
+
+    def _remove_cgroups(self) -> None:
+        """Those that the workers of kernel tests left because they were killed."""
+        mount = cgroup2_mount()
+        if mount is not None:
+            for left in mount.glob(f"{worker.CGROUPS}{self._run_name}*"):
+                node.remove(left.name)

@@ -15,6 +15,11 @@ from tests.forkserver import ForkServer
 from tests.nodes import node
 from tests.nodes.installation import Installation
 
+CGROUPS = "podgate-tests-"
+"""What the cgroup of each worker begins with."""
+RUN = "PODGATE_TEST_RUN"
+"""The variable with what follows it, for a run in a PID namespace of its own."""
+
 
 class Worker:
     """The base of a worker's nodes. close: ends all of them."""
@@ -26,7 +31,7 @@ class Worker:
         """
         node.make_base()
         syscalls.next_id(syscalls.Command.PROG_GET_NEXT_ID, 0)
-        self.cgroup = f"podgate-tests-{os.getpid()}"
+        self.cgroup = f"{CGROUPS}{os.environ.get(RUN, '')}{os.getpid()}"
         """Of all nodes of the worker."""
         self._directory = directory
         self._shared: Installation | None = None

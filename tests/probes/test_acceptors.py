@@ -162,3 +162,15 @@ def test_address_has_the_way_of_its_port_without_an_exempt_user(
         rules.acceptor = rules.acceptors.of(*WHERE[:2], port)
         rules.connect(sock)
     assert rules.acceptors.ways(POD, [WHERE[1]]) == {WHERE[1]: InnerWay(TO_PROXY, None)}
+
+
+def test_each_port_keeps_its_acceptor_until_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(redirection, "_ACCEPTORS_MAX", 2)
+    acceptors = Acceptors(lambda: 0.0)
+    first, second = acceptors.of(POD, "198.18.0.1", 1), acceptors.of(POD, "198.18.0.1", 2)
+    assert acceptors.of(POD, "198.18.0.1", 1) is first
+    assert acceptors.of(POD, "198.18.0.1", 2) is second
+    acceptors.of(POD, "198.18.0.1", 3)
+    assert acceptors.of(POD, "198.18.0.1", 1) is not first

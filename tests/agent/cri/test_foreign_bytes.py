@@ -1,5 +1,6 @@
 """Responses of a container runtime with any content: what cannot be read is left out."""
 
+import datetime
 import ipaddress
 from typing import Any
 
@@ -101,3 +102,11 @@ def test_no_list_ends_its_reader(created: int, state: int, attempt: int) -> None
     containers.containers.add(id="a", pod_sandbox_id="b", created_at=created, state=state)
     assert len(models.decode_sandboxes(sandboxes)) == 1
     assert len(models.decode_containers(containers)) == 1
+
+
+def test_times_are_nanoseconds_and_those_out_of_range_are_left_out() -> None:
+    at = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+    assert models._time(int(at.timestamp()) * 10**9) == at
+    assert models._time(0) is None
+    assert models._time(-1) is None
+    assert models._time(2**63 * 10**9) is None

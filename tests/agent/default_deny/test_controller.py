@@ -6,14 +6,17 @@ import pathlib
 from collections.abc import AsyncIterator, Collection
 
 import pytest
+import structlog.testing
 
 from agent import labels
+from agent.default_deny import controller
 from agent.default_deny import table as default_deny_table
 from agent.default_deny.controller import DefaultDenyController
 from agent.kubelet.search import KubeletCgroup
 from agent.linux import nft, rtnetlink
 from agent.linux.pod_network import HostInterface
 from agent.linux.rtnetlink import Link
+from agent.logs import Event
 from agent.pods.conditions import TRUE, Conditions
 from agent.pods.pod import Pod
 from agent.pods.pod_modes import PodModes
@@ -402,3 +405,33 @@ async def test_interface_whose_gate_is_lost_is_blocked_again_until_it_is_back(
         await polling.until("the interface blocked", lambda: 12 not in nftables.sets["gated"])
         node.controller.set_lost(frozenset())
         await polling.until("the gate in the table", lambda: 12 in nftables.sets["gated"])
+
+
+@pytest.mark.parametrize("error", [OSError("no buffer"), TimeoutError("no answer")])
+async def test_gates_whose_order_cannot_be_read_open_their_interfaces(
+    node: Node, nftables: Nftables, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def fail(ifindexes: Collection[int]) -> set[int]:
+        raise error
+
+    monkeypatch.setattr(node.controller, "_find_lost", fail)
+    with structlog.testing.capture_logs() as logs:
+        assert await node.controller._without_gate({7}) == set()
+    assert [(one["event"], one["error"]) for one in logs] == [
+        (Event.CHAIN_ORDER_UNKNOWN, str(error))
+    ]
+
+
+@pytest.mark.parametrize("error", [OSError("no buffer"), TimeoutError("no answer")])
+async def test_table_that_cannot_be_removed_is_logged(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(default_deny_table, "remove", fail)
+    with structlog.testing.capture_logs() as logs:
+        await controller._remove_quietly()
+    assert [(one["event"], one["error"]) for one in logs] == [
+        (Event.DEFAULT_DENY_NOT_REMOVED, str(error))
+    ]

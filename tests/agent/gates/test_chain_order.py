@@ -8,7 +8,7 @@ from typing import TypeVar, cast
 import pytest
 import structlog.testing
 
-from agent.gates.chain_order import ChainOrder
+from agent.gates.chain_order import _WINDOW_SECONDS, ChainOrder
 from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
 from agent.linux.pod_network import HostInterface
@@ -158,3 +158,16 @@ async def test_program_that_returns_is_logged_again(chain: Chain, chain_order: C
             await chain_order.ensure_first(INTERFACE)
     logged = [line for line in lines if line["event"] is not Event.GATE_MOVED_FIRST]
     assert len(logged) == 2
+
+
+async def test_gate_is_moved_again_when_the_oldest_of_its_moves_is_long_ago(
+    chain: Chain, chain_order: ChainOrder
+) -> None:
+    chain.is_contested = True
+    for now in (1000.0, 1050.0, 1050.0, 1050.0):
+        chain.now, chain.is_gate_first = now, False
+        await chain_order.ensure_first(INTERFACE, is_deleting=False)
+    moves = chain.moves
+    chain.now = 1000.0 + _WINDOW_SECONDS + 1
+    assert await chain_order.ensure_first(INTERFACE, is_deleting=False)
+    assert chain.moves == moves + 1

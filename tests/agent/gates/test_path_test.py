@@ -496,3 +496,11 @@ async def test_bypass_is_tested_again_until_it_has_ended(
         return state.path_test is not None and state.path_test.results == {V4: CONFIRMED}
 
     await polling.until("the path confirmed", is_confirmed)
+
+
+async def test_a_path_that_works_again_is_reported_at_once(node: Node) -> None:
+    node.host.paths[V4] = Path(counted_from=1)
+    state = node.add()
+    state.path_test = _record(state, UNREACHABLE, age=46)
+    node.host.vanished.add(IFINDEX)
+    assert await node.tested(state) == {V4: CONFIRMED}

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import structlog.testing
 from aiohttp import web
 
 from agent.kube import connection
 from agent.kube.client import ApiClient, ApiError, NoClusterConfigError
+from agent.logs import Event
 from tests.agent.api.certificates import Authority
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import PODS, ApiServer
@@ -376,3 +378,24 @@ async def test_requests_read_no_credentials_of_the_users_home(
 def test_error_that_is_not_about_the_request_is_transient(code: int, *, is_transient: bool) -> None:
     """Also 401: a token may have expired, and is read again."""
     assert ApiError("x", code=code).is_transient is is_transient
+
+
+@pytest.mark.looptime
+async def test_configuration_that_vanishes_again_is_logged_again(
+    server: ApiServer, kubeconfig: str
+) -> None:
+    path = pathlib.Path(kubeconfig)
+    content = await asyncio.to_thread(path.read_text)
+    counts = []
+    async with opened(kubeconfig) as api:
+        with structlog.testing.capture_logs() as logs:
+            for is_there in (False, False, True, False):
+                if is_there:
+                    await asyncio.to_thread(path.write_text, content)
+                else:
+                    await asyncio.to_thread(path.unlink, missing_ok=True)
+                await asyncio.sleep(61)
+                await request_pods(api)
+                unreadable = [one for one in logs if one["event"] is Event.CREDENTIALS_UNREADABLE]
+                counts.append(len(unreadable))
+    assert counts == [1, 1, 1, 2]

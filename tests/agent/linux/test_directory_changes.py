@@ -129,3 +129,12 @@ async def test_missing_directory_is_polled_until_it_is_there(tmp_path: pathlib.P
         before = followed.count
         await asyncio.sleep(600)
         assert followed.count == before
+
+
+async def test_each_write_of_a_file_is_a_hint(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a").write_text("1")
+    async with Followed(tmp_path).running() as followed:
+        await followed.hint()
+        for number in range(3):
+            (tmp_path / "a").write_text(str(number))
+            await followed.hint()

@@ -1,6 +1,7 @@
 """Processes are read from /proc whatever their names and cgroups contain."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import resource
@@ -121,3 +122,19 @@ def test_process_does_not_count_as_gone_where_no_descriptor_is_left(
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert proc.procfs.name(42) == "kubelet"
+
+
+def test_namespace_is_none_for_an_ended_process_and_an_error_without_descriptors(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (proc.root / "42" / "ns").mkdir()
+    (proc.root / "42" / "ns" / "net").symlink_to("net:[4026531840]")
+    assert proc.procfs.namespace(42, "net") == "net:[4026531840]"
+    assert proc.procfs.namespace(43, "net") is None
+
+    def fail(path: str) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "readlink", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        proc.procfs.namespace(42, "net")

@@ -489,3 +489,20 @@ async def test_invalid_policy_is_reported_by_its_name(
         assert followed.ports == {"good": 80}
         assert set(followed.source.invalid()) == {"bad"}
         assert {one.name for one in followed.source.newest()} == {"good", "bad"}
+
+
+async def test_first_list_that_takes_a_second_is_waited_for(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    async def answer_slowly(request: web.Request) -> web.StreamResponse | None:
+        await asyncio.sleep(1)
+        return None
+
+    put(server, policy("a"))
+    server.faults.append(answer_slowly)
+    followed = Followed(api, state)
+    task = asyncio.create_task(followed.source.watcher.run())
+    await followed.source.first_list()
+    assert followed.ports == {"a": 80}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -263,3 +263,30 @@ def test_a_problem_is_not_longer_than_a_paragraph(files: Files) -> None:
     files.write("a.yaml", {**policy("a"), "kind": "x" * 100_000}, policy("b" * 100_000))
     files.refresh()
     assert all(len(problem) < 600 for problem in files.source.batch.problems)
+
+
+def test_only_a_rejected_policy_that_was_good_uses_its_last_good_one(
+    tmp_path: pathlib.Path,
+) -> None:
+    files = Files(tmp_path)
+    files.write("a.yaml", policy("a"))
+    assert files.refresh() == ["a"]
+    files.write("a.yaml", wrong("a"), wrong("b"))
+    assert files.refresh() == ["a"]
+    of_a, of_b = files.source.batch.problems
+    assert ("'a'" in of_a, "'b'" in of_b) == (True, True)
+    assert "last valid" in of_a
+    assert "last valid" not in of_b
+
+
+def test_document_without_a_name_uses_what_it_may_have_replaced(tmp_path: pathlib.Path) -> None:
+    files = Files(tmp_path)
+    files.write("a.yaml", policy("a"))
+    files.refresh()
+    files.write("a.yaml", {"kind": "HostAccessPolicy"})
+    assert files.refresh() == ["a"]
+    (problem,) = files.source.batch.problems
+    assert "last valid" in problem
+    files.write("b.yaml", {"kind": "HostAccessPolicy"})
+    files.refresh()
+    assert ["last valid" in one for one in files.source.batch.problems] == [True, False]

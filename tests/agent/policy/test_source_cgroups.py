@@ -182,3 +182,9 @@ def test_directory_that_is_created_again_is_watched_again(
     (directory / "b").mkdir()
     assert select.select([watches], [], [], 30)[0]
     assert not watches.watch_only(set())
+
+
+def test_link_to_a_directory_is_no_cgroup(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "elsewhere" / "a.service").mkdir(parents=True)
+    (tmp_path / "system.slice").symlink_to(tmp_path / "elsewhere")
+    assert found(tmp_path, unit("a.service")) == []

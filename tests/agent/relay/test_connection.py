@@ -6,6 +6,7 @@ import ipaddress
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -134,6 +135,33 @@ def test_slow_reader_delays_the_other_end_and_loses_no_data(line: Line) -> None:
     got = line.receive(line.client, sent + 1)
     assert len(got) == sent
     assert got == (pattern * (sent // _MEGABYTE + 1))[:sent]
+
+
+class Narrow:
+    """A socket that takes three bytes at a time."""
+
+    def __init__(self, sock: Any) -> None:
+        self._sock = sock
+
+    def send(self, data: bytes, flags: int) -> int:
+        sent: int = self._sock.send(bytes(data)[:3], flags)
+        return sent
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+def test_what_a_socket_does_not_take_at_once_is_sent_later(line: Line) -> None:
+    for side in (line.connection.kubelet, line.connection.pod):
+        side._socket = Narrow(side._socket)  # type: ignore[assignment]
+    line.client.send(b"GET / HTTP/1.1\r\n\r\n")
+    assert line.receive(line.server, 18) == b"GET / HTTP/1.1\r\n\r\n"
+    line.client.send(b"more")
+    line.client.shutdown(socket.SHUT_WR)
+    assert line.receive(line.server, 100) == b"more"
+    line.server.send(b"answer")
+    assert line.receive(line.client, 6) == b"answer"
+    assert not line.closed
 
 
 def test_close_before_a_slow_reader_costs_no_cpu(line: Line) -> None:

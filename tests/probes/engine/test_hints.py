@@ -35,6 +35,8 @@ class Pod:
         self.loop = asyncio.get_running_loop()
         self.is_up = True
         self.is_listed = True
+        self.broken: ProbeOutcome | None = None
+        """The outcome of a probe that the node cannot run."""
         self.probed: list[float] = []
         self.looked: list[float] = []
         self.results: list[tuple[float, ProbeResult]] = []
@@ -61,7 +63,7 @@ class Pod:
         self, plan: prober.ProbePlan, netns: Netns, done: Callable[[ProbeOutcome], None], /
     ) -> Run:
         self.probed.append(self.now)
-        done(GOOD if self.is_up else BAD)
+        done(self.broken or (GOOD if self.is_up else BAD))
         return Run()
 
     def close(self) -> None:
@@ -215,3 +217,13 @@ async def test_close_of_a_real_listener_is_confirmed(sandbox: Sandbox) -> None:
         await failed.wait()
     following.close()
     await running.aclose()
+
+
+async def test_probe_that_could_not_be_run_confirms_no_close() -> None:
+    pod = Pod()
+    await asyncio.sleep(1)
+    pod.broken = ProbeOutcome(ProbeResult.FAILURE, "no descriptors", error=True)
+    pod.stop()
+    await asyncio.sleep(1)
+    assert pod.fates == [(False, HintResult.REFUTED)]
+    assert pod.probed == [0.0, 1.0]

@@ -132,3 +132,18 @@ def test_what_was_parsed_parses_again(base: str, reference: str) -> None:
     except urls.UrlError:
         return
     assert urls.parse(str(url)).request_target == url.request_target
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        (urls.Url(scheme="http", host="a:81", path="x", query="q"), "http://a:81/x?q"),
+        (urls.Url(scheme="http", host="a", path="/x", fragment="f"), "http://a/x#f"),
+        (urls.Url(scheme="http", host="a"), "http://a"),
+        (urls.Url(path="x"), "x"),
+        (urls.Url(host="a", user="u", path="x"), "//u@a/x"),
+        (urls.Url(scheme="mailto", opaque="a@b"), "mailto:a@b"),
+    ],
+)
+def test_text_of_a_url_separates_host_and_path(url: urls.Url, text: str) -> None:
+    assert str(url) == text

@@ -359,6 +359,10 @@ DROPS = Drops(
     ],
 )
 TOP_DROP = msgspec.structs.replace(DROPS, sources=DROPS.sources[:1])
+NOT_ADMITTED = msgspec.structs.replace(
+    DROPS, sources=[one for one in DROPS.sources if not one.is_admitted]
+)
+NO_DROPS = Drops(sources=[], lost_packets=0)
 SUPPRESSED = SuppressedEvents(at=before(seconds=1), suppressed=57_891)
 _EVENT = DropEventStatus(
     at=before(seconds=1.25),

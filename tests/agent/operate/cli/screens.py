@@ -49,6 +49,8 @@ VIEWS: dict[str, Callable[[Screen], None]] = {
     "doctor": lambda screen: doctor.show(screen, reports.DOCTOR),
     "drops": lambda screen: drops.show(screen, reports.DROPS),
     "drops-follow": _follow,
+    "drops-nowhere-admitted": lambda screen: drops.show(screen, reports.NOT_ADMITTED),
+    "drops-none": lambda screen: drops.show(screen, reports.NO_DROPS),
     "drops-top": lambda screen: drops.show(screen, reports.TOP_DROP, reports.DROPS.sources[1:]),
     "explain": lambda screen: explain.show_flow(screen, kernel_reports.DROPPED),
     "explain-admitted": lambda screen: explain.show_flow(screen, kernel_reports.ADMITTED),
@@ -82,6 +84,7 @@ VIEWS: dict[str, Callable[[Screen], None]] = {
     "suggest": lambda screen: suggestions.show_flows(
         screen, Review([reports.OBSERVATIONS], FlowFilter()).flows()
     ),
+    "suggest-nothing": lambda screen: suggestions.show_flows(screen, []),
 }
 
 

@@ -219,3 +219,10 @@ def test_since_counts_from_the_end_of_the_observed_time(
 
 def test_uid_of_the_pod_is_in_no_policy(command: Command) -> None:
     assert UID not in command.run([SEEN]).output
+
+
+def test_many_ports_of_a_source_are_counted(command: Command) -> None:
+    seen = node(*(flows(BACKUP, 6, port, process="restic") for port in range(8000, 8030)))
+    text = command.run([seen]).stdout
+    assert "and 20 more ports" in text
+    assert text.count("# ") < 30

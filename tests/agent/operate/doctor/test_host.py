@@ -11,7 +11,8 @@ from agent.errors import PreflightError
 from agent.linux.node_routes import DeviceRoute
 from agent.linux.rtnetlink import Link
 from agent.operate.doctor import checks, host_network, kernel, programs
-from bpf import errors
+from agent.operate.doctor.results import Passed
+from bpf import abi, errors, hooks
 
 
 async def test_without_privileges_nothing_else_is_checked(
@@ -60,3 +61,20 @@ async def test_tun_that_carries_traffic_of_others(monkeypatch: pytest.MonkeyPatc
     assert isinstance(found, Finding)
     assert found.kind == kinds.TUN_ROUTES.name
     assert "tun0 (routes to 198.18.5.0/24)" in found.sentence
+
+
+def test_hook_that_another_program_has_alone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = abi.HOOKS[0]
+
+    def describe(_: int, hook: object) -> str:
+        return "program 7 is attached alone; remove it" if hook is taken else ""
+
+    monkeypatch.setattr(hooks, "describe_exclusive", describe)
+    (found,) = kernel._hooks()
+    assert isinstance(found, Finding)
+    assert found.kind == kinds.HOOK_TAKEN.name
+    assert found.sentence == f"Hook {taken.name}: program 7 is attached alone."
+    assert found.remedy == "Remove it."
+    monkeypatch.setattr(hooks, "describe_exclusive", lambda *_: "")
+    (passed,) = kernel._hooks()
+    assert isinstance(passed, Passed)

@@ -209,3 +209,11 @@ def test_relay_of_another_pod_with_the_same_address_is_not_this_one() -> None:
     for target, text in ((claimed, "proxies no port of this pod"), (own, "proxies 198.18.1.1")):
         relayed = dataclasses.replace(found, relay=RelayFacts(targets={(target, 80): relay}))
         assert text in checks(relayed)["relay"].text
+
+
+def test_namespace_and_kubelet_of_the_pod_are_named() -> None:
+    found = checks(facts(report()))
+    assert found["network namespace"].text == "/run/netns/web, 198.18.1.1"
+    assert found["kubelet"].text == "identified, in /kubelet"
+    unknown = checks(facts(report(kubelet=None, kubeletProblem="It is unknown.")))
+    assert unknown["kubelet"].state == "problem"

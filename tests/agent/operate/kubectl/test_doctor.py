@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent.operate.kubectl import main
+from agent.operate.kubectl import findings, main
+from agent.operate.kubectl.cluster import last_line
 from tests.agent.operate.kubectl.standin import KubectlStandin
 
 ENDED = "command terminated with exit code 1\n"
@@ -92,3 +93,27 @@ def test_finding_of_an_unknown_severity_is_degraded(
 ) -> None:
     later = doctor(finding("fatal", "Something new."))
     assert shown(kubectl, capsys, later) == ["degraded a: Something new."]
+
+
+def test_last_line_of_an_error_is_its_reason() -> None:
+    assert last_line("no such pod\ncommand terminated with exit code 1\n") == "no such pod"
+    only = "command terminated with exit code 1"
+    assert last_line(f"{only}\n") == only
+    assert last_line("\n") == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "line"), [(5, ""), (7, "2 more of kind off: '-o wide' has all.")]
+)
+def test_many_findings_of_a_kind_are_cut_without_advice(
+    capsys: pytest.CaptureFixture[str], count: int, line: str
+) -> None:
+    found = [
+        findings.Merged(findings.Finding("a", "note", "off", "node", f"It {number}."), ("a",), ())
+        for number in range(count)
+    ]
+    findings.show(found, with_advice=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[5:] == ([line] if line else [])
+    findings.show(found, with_advice=True)
+    assert len(capsys.readouterr().out.splitlines()) == count

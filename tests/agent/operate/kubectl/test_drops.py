@@ -95,6 +95,19 @@ def test_source_that_a_rule_admits_by_now_is_marked(
     ]
 
 
+def test_source_of_a_version_with_fewer_fields_is_listed(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a")
+    row = {"namespace": "shop", "pod": "web", "verdict": "drop", "packets": 9, "port": 80}
+    kubectl.respond("exec", "agent-a", "drops", output={"sources": [row], "lostPackets": 0})
+    assert run(kubectl) == 0
+    head, line = capsys.readouterr().out.splitlines()
+    assert head.split() == ["NODE", "POD", "TO", "VERDICT", "PACKETS", "LAST", "SOURCE"]
+    assert line.split()[:2] == ["a", "shop/web"]
+    assert "admitted" not in line
+
+
 def test_host_network_pod_is_named_and_a_scan_is_one_line(
     kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -362,10 +362,16 @@ def test_label_that_cannot_be_taken_back_names_the_command(
         step.kubectl.respond("label", error="connection refused\n")
         step.nodes.see("two", flows(KUBELET, packets=3, **LATER), **IN_FORCE)
 
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+    pauses: list[float] = []
+    handled: list[tuple[int, object]] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    monkeypatch.setattr(signal, "signal", lambda *of: handled.append(of))
     step.clock.at[5] = fail
     with pytest.raises(KubectlError, match="could NOT be taken back") as raised:
         step.run()
+    assert {(signal.SIGINT, signal.SIG_IGN), (signal.SIGTERM, signal.SIG_IGN)} <= {*handled}
+    # Not after the last attempt; subprocess sleeps, too.
+    assert pauses.count(enforce._POLL_SECONDS) == len(step.labels()) - 2
     assert f"kubectl label namespace {NAMESPACE} podgate.io/mode=audit" in str(raised.value)
     assert "not taken back yet: connection refused" in capsys.readouterr().out
 

@@ -1,9 +1,11 @@
 """The plugin's command line, and the one file that it is packed into."""
 
+import argparse
 import os
 import pathlib
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -69,3 +71,12 @@ def test_packed_file_runs_without_any_package(tmp_path: pathlib.Path) -> None:
     )
     assert done.stdout == f"kubectl-podgate {VERSION}\n"
     assert target.stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize("command", main._COMMANDS, ids=lambda command: command.__name__)
+def test_each_command_runs_its_module(command: ModuleType) -> None:
+    parser = argparse.ArgumentParser()
+    parsers = parser.add_subparsers()
+    command.register(parsers)
+    runs = {made.get_default("run") for made in parsers.choices.values()}
+    assert {run.__module__ for run in runs} == {command.__name__}

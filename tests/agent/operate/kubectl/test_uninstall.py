@@ -399,3 +399,15 @@ def test_forgotten_node_that_is_down_is_named_by_its_state(
     nodes.respond("get", "podgate.io/cleanup=uninstall", output={"items": clean})
     assert run(nodes, tmp_path, "--yes") == 1
     assert "b     no response: its Node is NotReady since" in capsys.readouterr().out
+
+
+def test_uninstall_lists_only_podgates_namespace_and_announces_its_steps(
+    nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(nodes, tmp_path, "--yes")
+    printed = capsys.readouterr()
+    assert "Opening all gates ..." in printed.out + printed.err
+    for kind in (*uninstall._WRITERS, *uninstall._NAMESPACED):
+        calls = nodes.calls("get", kind)
+        assert calls, kind
+        assert all("--namespace=podgate" in call for call, _ in calls)

@@ -112,6 +112,18 @@ def test_crashing_container_is_named_with_its_last_end() -> None:
     assert finding.next_command.endswith("-c web --previous")
 
 
+def test_message_of_the_last_end_is_named() -> None:
+    found = pod("crash")
+    (status,) = found["status"]["containerStatuses"]
+    ended = {"exitCode": 3, "reason": "Error", "message": "no such file"}
+    status["lastState"] = {"terminated": ended}
+    (finding,) = unmet(found)
+    assert "it ended with exit code 3 (Error), no such file" in finding.text
+    del ended["message"]
+    (finding,) = unmet(found)
+    assert "it ended with exit code 3 (Error), 7 restarts" in finding.text
+
+
 def test_image_that_cannot_be_pulled_is_named() -> None:
     (finding,) = unmet(pod("noimage"))
     assert "ErrImagePull, failed to pull and unpack image" in finding.text

@@ -310,3 +310,8 @@ def test_empty_node_has_a_page() -> None:
     )
     assert "No pods." in page.text
     assert "No host process was dropped." in page.text
+
+
+def test_failing_probes_are_above_successful_ones() -> None:
+    of_pods = pod(probes=[probe(result="success"), probe(result="failure")])
+    assert [row["result"] for row in rows(full(of_pods), "Probes")] == ["failure", "success"]

@@ -152,3 +152,11 @@ def test_endpoint_without_details_is_rejected() -> None:
 def test_any_message_is_decoded_or_rejected(content: bytes) -> None:
     with contextlib.suppress(DecodeError, decode.MessageError):
         decode.decode_service(pb.ServiceEndpoints.FromString(content))
+
+
+def test_every_service_and_endpoint_is_requested_with_all_details() -> None:
+    request = decode.complete_filter(3, 7)
+    assert (request.instance_id, request.rev) == (3, 7)
+    assert request.all_endpoints
+    assert request.endpoint_details
+    assert [*request.label_patterns, *request.annotation_patterns] == ["*", "*"]

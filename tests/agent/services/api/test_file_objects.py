@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from agent.services.api import documents
 from agent.services.api.file_objects import FileObjects
 from agent.services.api.object_source import SourcePosition
 from agent.services.api.objects import ApiService, EndpointSlice
 from tests import polling
+from tests.agent.services.api import making
 from tests.agent.services.api.making import Json, endpoint_json, service_json, slice_json
 
 _WAIT_SECONDS = 30.0
@@ -317,3 +319,15 @@ async def test_restart_with_an_unreadable_file_waits_for_it(tmp_path: pathlib.Pa
         write(path, service("a"))
         await followed.synced()
         assert followed.names == ["a"]
+
+
+def test_service_with_its_slices_is_added_once() -> None:
+    content = documents.FileContent()
+    service = making.service("web")
+    slices = [making.endpoint_slice(name=name) for name in ("a", "b")]
+    content.add(service, slices)
+    assert [one.metadata.name for one in content.slices.values()] == ["a", "b"]
+    with pytest.raises(documents._InvalidError):
+        content.add(service)
+    with pytest.raises(documents._InvalidError):
+        content.add(making.service("db"), slices[:1])

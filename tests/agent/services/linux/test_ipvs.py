@@ -76,3 +76,5 @@ def test_destination_is_read_back(table: IpvsTable) -> None:
     assert record.get_attr("IPVS_DEST_ATTR_PORT") == 8080
     assert record.get_attr("IPVS_DEST_ATTR_WEIGHT") == 1
     assert record.get_attr("IPVS_DEST_ATTR_FWD_METHOD") == 0
+    for limit in ("U", "L"):
+        assert record.get_attr(f"IPVS_DEST_ATTR_{limit}_THRESH") == 0

@@ -98,3 +98,42 @@ def test_pod_of_a_daemonset_is_ready_after_the_removal_and_waits_for_its_end(nod
     (node.pod_directory / "ready").touch()
     node.clean("--pod-directory", str(node.pod_directory))
     assert node.was_ready == [False, True]
+
+
+def test_pod_of_a_daemonset_tries_again_and_reports_each_problem_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems = ["first", "first", "second"]
+    pauses: list[float] = []
+
+    def remove(*arguments: object, **options: object) -> cleanup.Removed:
+        if problems:
+            raise removal.IncompleteError(problems.pop(0))
+        return cleanup.Removed(1, 0)
+
+    def wait(signals: Collection[int], seconds: float) -> None:
+        assert set(signals) == {signal.SIGTERM, signal.SIGINT}
+        pauses.append(seconds)
+
+    monkeypatch.setattr(removal, "remove", remove)
+    monkeypatch.setattr(signal, "sigtimedwait", wait)
+    printed = node.clean("--pod-directory", str(node.pod_directory))
+    assert [line for line in printed.splitlines() if line.startswith("podgate: ")] == [
+        "podgate: first",
+        "podgate: second",
+    ]
+    assert len(pauses) == 3
+    assert "Removed 1 pins" in printed
+
+
+def test_signal_ends_the_cleanup_that_is_to_be_tried_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove(*arguments: object, **options: object) -> cleanup.Removed:
+        raise removal.IncompleteError("busy")
+
+    monkeypatch.setattr(removal, "remove", remove)
+    monkeypatch.setattr(signal, "sigtimedwait", lambda *_: signal.SIGTERM)
+    printed = node.clean("--pod-directory", str(node.pod_directory))
+    assert printed == "podgate: busy\n"
+    assert not (node.pod_directory / "ready").exists()

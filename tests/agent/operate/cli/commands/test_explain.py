@@ -1,9 +1,15 @@
 """Usage of `podgate explain`; its answers are in tests/kernel/test_explain_command.py."""
 
+import pathlib
+
 import click.testing
+import msgspec
 import pytest
 
-from agent.operate.cli import main
+from agent.operate.cli import explaining, main
+from agent.operate.explain import flows, model
+from agent.operate.explain.sources import SourceName
+from tests.agent.operate.cli import kernel_reports
 
 
 @pytest.mark.parametrize(
@@ -28,3 +34,23 @@ def test_wrong_usage_is_status_2(arguments: tuple[str, ...], words: str) -> None
     result = click.testing.CliRunner().invoke(main.main, ["explain", *arguments])
     assert result.exit_code == 2
     assert words in result.output
+
+
+@pytest.mark.parametrize(
+    ("verdict", "status"), [(model.DROP, 1), (model.PASS, 0), (model.WOULD_DROP, 0)]
+)
+def test_exit_status_is_1_for_a_drop_alone(
+    monkeypatch: pytest.MonkeyPatch, verdict: str, status: int
+) -> None:
+    asked: list[flows.Question] = []
+
+    def explain(question: flows.Question, *_: pathlib.Path) -> model.Explanation:
+        asked.append(question)
+        return msgspec.structs.replace(kernel_reports.DROPPED, verdict=verdict)
+
+    monkeypatch.setattr(explaining, "flow", explain)
+    arguments = ["explain", "--from", "kernel", "--to", "web", "--port", "80"]
+    result = click.testing.CliRunner().invoke(main.main, arguments)
+    assert result.exit_code == status, result.output
+    assert result.output.startswith(f"{verdict.upper()}: ")
+    assert asked == [flows.Question(SourceName.parse("kernel"), "web", "tcp", 80)]

@@ -8,6 +8,7 @@ from typing import Any
 import click.testing
 import pytest
 
+from agent.client import podinfo as clients
 from agent.operate.cli import main
 from tests.agent.operate.cli.stub_agent import GrpcStub
 
@@ -60,3 +61,10 @@ def test_socket_that_nothing_serves_is_named(tmp_path: pathlib.Path) -> None:
     result = podgate(tmp_path)
     assert result.exit_code == 3
     assert f"no agent responds at {path}" in result.output
+
+
+def test_watch_shows_each_state(served: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = podgate(served, "-o", "json").stdout
+    state = clients.PodInfoClient(f"unix://{served}/podinfo/podinfo.sock").list(20)
+    monkeypatch.setattr(clients.PodInfoClient, "__iter__", lambda _: iter([state, state]))
+    assert podgate(served, "--watch", "-o", "json").stdout == 2 * listed

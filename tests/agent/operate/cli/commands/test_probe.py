@@ -2,11 +2,16 @@
 
 import json
 import pathlib
+from collections.abc import Callable
 
 import click.testing
 import pytest
 
 from agent.operate.cli import main as cli
+from agent.operate.cli.commands import probe_runner
+from probes.netns import Netns
+from probes.results import ProbeOutcome, ProbeResult
+from probes.spec.definitions import Grpc, HttpGet, Probe
 from tests.probes.conftest import Sandbox, sandbox_netns
 
 
@@ -46,6 +51,83 @@ def test_without_an_agent_a_pod_cannot_be_found(tmp_path: pathlib.Path) -> None:
     result = podgate("--pod", "web", "tcp", "80", "--run-directory", str(tmp_path))
     assert result.exit_code == 3
     assert "no agent responds" in result.output
+
+
+class Runner:
+    """In the place of a pod: the probes that it was to run, of which each has one step."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.result = ProbeResult.SUCCESS
+        self.probes: list[tuple[Probe, bool]] = []
+        monkeypatch.setattr(probe_runner, "find_netns", self._find)
+        monkeypatch.setattr(probe_runner, "run", self._run)
+
+    async def _find(self, path: str) -> probe_runner.ProbeLocation:
+        return probe_runner.ProbeLocation(Netns(path, 4, 1), ("198.18.0.1",))
+
+    async def _run(
+        self,
+        location: probe_runner.ProbeLocation,
+        probe: Probe,
+        *,
+        is_hook: bool,
+        on_step: Callable[[float, str, str], None],
+    ) -> ProbeOutcome:
+        self.probes.append((probe, is_hook))
+        on_step(1.26, location.addresses[0], "connected")
+        return ProbeOutcome(self.result, "done", duration_seconds=0.002)
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> Runner:
+    return Runner(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "handler", "is_hook"),
+    [
+        (["http", "--hook"], HttpGet(80, "/", "HTTP", (), "HTTP1"), True),
+        (["http", "--hook", "--tls"], HttpGet(443, "/", "HTTPS", (), "HTTP1"), True),
+        (["http", "81", "--h2c"], HttpGet(81, "/", "HTTP", (), "HTTP2"), False),
+        (
+            ["http", "81", "--path", "/x", "--header", "A: b"],
+            HttpGet(81, "/x", "HTTP", (("A", "b"),), "HTTP1"),
+            False,
+        ),
+        (["grpc", "81", "--service", "s"], Grpc(81, "s", "Plaintext"), False),
+        (["grpc", "81", "--tls"], Grpc(81, "", "TLS"), False),
+    ],
+)
+def test_options_make_the_probe(
+    runner: Runner, arguments: list[str], handler: object, *, is_hook: bool
+) -> None:
+    assert podgate("--netns", "/x", *arguments).exit_code == 0
+    ((probe, was_hook),) = runner.probes
+    assert (probe.handler, was_hook, probe.target) == (handler, is_hook, "pod")
+
+
+@pytest.mark.parametrize(
+    ("result", "status"),
+    [(ProbeResult.SUCCESS, 0), (ProbeResult.WARNING, 0), (ProbeResult.FAILURE, 1)],
+)
+def test_each_step_is_a_line_and_a_failure_is_status_1(
+    runner: Runner, result: ProbeResult, status: int
+) -> None:
+    runner.result = result
+    found = podgate("--netns", "/x", "tcp", "80", "--localhost")
+    assert found.exit_code == status
+    step, end = found.output.splitlines()
+    assert step == "      1.3 ms  198.18.0.1  connected"
+    assert end.startswith(f"      2.0 ms  {result.value}")
+    assert runner.probes[0][0].target == "localhost"
+
+
+def test_json_has_the_steps_and_no_other_line(runner: Runner) -> None:
+    document = json.loads(podgate("--netns", "/x", "tcp", "80", "-o", "json").output)
+    assert document["steps"] == [
+        {"milliseconds": 1.26, "address": "198.18.0.1", "text": "connected"}
+    ]
+    assert (document["result"], document["milliseconds"]) == ("success", 2.0)
 
 
 @pytest.fixture

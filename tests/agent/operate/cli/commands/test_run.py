@@ -1,9 +1,19 @@
 """Options of `podgate run` that exclude or need each other."""
 
+import gc
+import pathlib
+
 import click.testing
 import pytest
 
+from agent import logs
+from agent.app import preflight, program_loading, startup
+from agent.linux import malloc, scheduling
 from agent.operate.cli import main
+from agent.operate.cli.commands import options
+from agent.settings import Settings
+from bpf.attachment import Attachment
+from bpf.verdicts import Mode
 
 CLUSTER = ["--node-name", "node1"]
 
@@ -29,3 +39,65 @@ def test_wrong_usage_is_status_2(arguments: list[str], words: str) -> None:
     result = click.testing.CliRunner().invoke(main.main, ["run", *arguments])
     assert result.exit_code == 2
     assert words in result.output
+
+
+class Started:
+    """The settings of agents that were to start, which end at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.settings: list[Settings] = []
+        monkeypatch.setattr(logs, "configure", lambda *_: None)
+        monkeypatch.setattr(preflight, "check", lambda: None)
+        monkeypatch.setattr(program_loading, "start", lambda _: None)
+        monkeypatch.setattr(scheduling, "shorten_slice", lambda: None)
+        monkeypatch.setattr(malloc, "keep_little", lambda: None)
+        monkeypatch.setattr(gc, "freeze", lambda: None)
+        monkeypatch.setattr(startup, "run", self._run)
+
+    async def _run(self, settings: Settings, _: object) -> None:
+        self.settings.append(settings)
+
+
+def test_options_are_the_settings_of_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = Started(monkeypatch)
+    arguments = [
+        *("--http-address", "127.0.0.1:9000", "--metrics-address", "0.0.0.0:9001"),
+        *("--metrics-tls-cert", "/tls.crt", "--metrics-tls-key", "/tls.key"),
+        *("--mode", "enforce", "--max-mode", "enforce", "--attach", "clsact"),
+    ]
+    command = ["run", *CLUSTER, *arguments]
+    result = click.testing.CliRunner().invoke(main.main, command)
+    assert result.exit_code == 0, result.output
+    (settings,) = started.settings
+    assert (settings.http_host, settings.http_port) == ("127.0.0.1", 9000)
+    assert settings.metrics_address == ("0.0.0.0", 9001)
+    assert settings.metrics_certificate == (pathlib.Path("/tls.crt"), pathlib.Path("/tls.key"))
+    assert (settings.mode, settings.max_mode) == (Mode.ENFORCE, Mode.ENFORCE)
+    assert settings.attachment is Attachment.CLSACT
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("source", [CLUSTER, ["--manifests", "/etc/pods"]])
+def test_agent_needs_only_the_source_of_its_pods(
+    monkeypatch: pytest.MonkeyPatch, source: list[str]
+) -> None:
+    started = Started(monkeypatch)
+    result = click.testing.CliRunner().invoke(main.main, ["run", *source])
+    assert result.exit_code == 0, result.output
+    (settings,) = started.settings
+    assert settings.attachment is None
+    assert settings.metrics_certificate is None
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [(":9650", ("", 9650)), ("[::1]:65535", ("::1", 65535)), ("127.0.0.1:0", ("127.0.0.1", 0))],
+)
+def test_address_has_a_host_and_a_port(text: str, address: tuple[str, int]) -> None:
+    assert options.parse_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1", "a:b", ":65536", "a:-1", ":"])
+def test_text_that_is_no_address_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match="is not HOST:PORT"):
+        options.parse_address(text)
