@@ -1,7 +1,8 @@
 """Another program deletes the qdiscs of a crowd's gates at random instants, as felix does before it
 attaches by tcx: no pod is open for longer than a tenth of a second.
 
-`make test-crowd` has 200 pods, twenty times; here are few.
+`make test-crowd` has 200 pods, twenty times, on a machine without other work. Here are few, and the
+agent waits for a CPU beside other tests, so a second counts.
 """
 
 import datetime
@@ -27,7 +28,8 @@ pytestmark = pytest.mark.kernel
 PODS = int(os.environ.get("PODGATE_TEST_CROWD", "12"))
 TIMES = int(os.environ.get("PODGATE_TEST_TIMES", "1"))
 PORT = 8080
-OPEN_SECONDS = 0.1 * polling.PATIENCE**2
+IS_ALONE = "PODGATE_TEST_CROWD" in os.environ
+OPEN_SECONDS = (0.1 if IS_ALONE else 1.0) * polling.PATIENCE**2
 RIGHT_SECONDS = 1.0 * polling.PATIENCE**2
 _SECONDS = 4.0 + PODS / 20
 """In which each pod loses its qdisc twice, if it has one: gates become links meanwhile."""
