@@ -36,10 +36,15 @@ def run(users: Workloads) -> dict[str, Json]:
 
 def harm(users: Workloads) -> str:
     """What no healthy pod may have; empty if nothing."""
-    if restarts := users.restarts():
-        return f"restarts: {restarts}"
     if unhealthy := [one for one in users.unhealthy() if not _is_expected(one)]:
         return f"failed probes: {unhealthy}"
+    return lasting_harm(users)
+
+
+def lasting_harm(users: Workloads) -> str:
+    """Of it, what a probe that failed once is not."""
+    if restarts := users.restarts():
+        return f"restarts: {restarts}"
     unready = [
         pod["metadata"]["name"]
         for pod in users.pods()
