@@ -15,7 +15,12 @@ SERVICE_IPV4, SERVICE_IPV6 = "198.18.200.80", "fd00:18:200::50"
 SERVICE_PORT = 80
 _TABLE = "test-service"
 _TCP_PROBE: Json = {"tcpSocket": {"port": PORT}, "periodSeconds": 1}
-TCP: Json = {**WEB, "readinessProbe": _TCP_PROBE, "livenessProbe": _TCP_PROBE}
+TCP: Json = {
+    **WEB,
+    "startupProbe": {**_TCP_PROBE, "failureThreshold": 30},
+    "readinessProbe": _TCP_PROBE,
+    "livenessProbe": _TCP_PROBE,
+}
 """Its probes connect only."""
 NEVER_READY: Json = {
     **WEB,
