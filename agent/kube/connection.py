@@ -106,7 +106,10 @@ def read(kubeconfig: str | None) -> Connection:
     """
     found = _of_service_account() if kubeconfig is None else _of_kubeconfig(kubeconfig)
     # aiohttp would find it at each request, in a thread, and read ~/.netrc in another one.
-    proxy = found.proxy or environment_proxy.find(found.url)
+    try:
+        proxy = found.proxy or environment_proxy.find(found.url)
+    except ValueError as error:
+        raise ConnectionConfigError(f"{found.url} is no address of a server: {error}") from error
     if proxy and not proxy.startswith(("http://", "https://")):
         raise ConnectionConfigError(
             f"{proxy} is not an HTTP proxy, and no other kind is supported; name another one, or "

@@ -175,6 +175,18 @@ async def test_file_without_a_certificate_is_named(
         await ApiClient.open(None)
 
 
+@pytest.mark.parametrize(("host", "port"), [("198.18.0.1", "https"), ("[", "443")])
+async def test_address_that_is_none_is_one_sentence(
+    pod_files: pathlib.Path, monkeypatch: pytest.MonkeyPatch, host: str, port: str
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+    monkeypatch.setenv("HTTPS_PROXY", "http://198.18.0.9:3128")
+    certificate(pod_files)
+    with pytest.raises(NoClusterConfigError, match="is no address of a server"):
+        await ApiClient.open(None)
+
+
 async def test_proxy_of_another_kind_is_one_sentence(
     pod_files: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
