@@ -16,10 +16,12 @@ from bpf import abi, cleanup, loader, pins
 from bpf import gates as gates_module
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
+from bpf.rule_evaluation import Cgroup
 from probes.netns import netns_cookie
 from tests import polling
 from tests.cni import calling
 from tests.kernel import attached, cgroups, enforcing, guarded, offers
+from tests.kernel.explained import own_source
 from tests.kernel.secondagent import SecondAgent
 from tests.nodes import node
 from tests.nodes.worker import Worker
@@ -87,6 +89,14 @@ def installed_pins(own_node: None, installed: pins.Pins) -> Iterator[pins.Pins]:
 def no_relays(isolated: None) -> None:
     """The kernel removes interfaces of relays of previous tests some time after their ends."""
     polling.wait_until("interfaces of relays are gone", lambda: not attached.relays())
+
+
+@pytest.fixture(scope="module")
+def cgroup(isolated: None) -> Cgroup:
+    """That of the tests' own process."""
+    found = own_source().cgroup
+    assert found is not None
+    return found
 
 
 @pytest.fixture

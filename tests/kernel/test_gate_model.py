@@ -17,7 +17,6 @@ from bpf.rule_evaluation import Cgroup, NodeFacts
 from bpf.rules import Rule
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, gate_comparison, offers
-from tests.kernel.explained import own_source
 from tests.kernel.gate_runs import Found, GateRuns
 from tests.model import flows, generator
 from tests.model.facts import Gate, Sent, Stamp, State
@@ -27,13 +26,6 @@ pytestmark = [pytest.mark.kernel, pytest.mark.file_node]
 
 FRAMES = int(os.environ.get("PODGATE_TEST_FRAMES", "10000"))
 SEED = os.environ.get("PODGATE_TEST_SEED") or secrets.token_hex(4)
-
-
-@pytest.fixture(scope="module")
-def cgroup(isolated: None) -> Cgroup:
-    found = own_source().cgroup
-    assert found is not None
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from bpf.hooks import Hooks
 from bpf.rule_evaluation import Cgroup, NodeFacts
 from bpf.verdicts import Mode, Reason
 from tests.kernel import frames, offers
-from tests.kernel.explained import own_source
 from tests.kernel.gate_runs import GateRuns
 from tests.kernel.gate_stage import MARK
 from tests.model import facts, flows, gate, generator, hooks, packet
@@ -37,13 +36,6 @@ CALLS_OF_A_STATE = 50
 TUNNEL_PORT = 8472
 FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 IP_TRANSPARENT, IPV6_TRANSPARENT, SO_COOKIE = 19, 75, 57
-
-
-@pytest.fixture(scope="module")
-def cgroup(isolated: None) -> Cgroup:
-    found = own_source().cgroup
-    assert found is not None
-    return found
 
 
 @pytest.fixture(scope="module")

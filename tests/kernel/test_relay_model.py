@@ -20,7 +20,6 @@ from bpf.gate_table import GateTable
 from bpf.rule_evaluation import Cgroup
 from bpf.verdicts import Mode, Reason
 from tests.kernel import foreign, frames, gate_stage, links, offers
-from tests.kernel.explained import own_source
 from tests.kernel.gate_runs import GateRuns
 from tests.model import packet, relay
 from tests.model.facts import Sent, State
@@ -39,13 +38,6 @@ PAIR = 1
 """Stands for the host's end of the pair, whose gate counts: a test run needs an interface."""
 FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 TCP_REPAIR, SO_COOKIE = 19, 57
-
-
-@pytest.fixture(scope="module")
-def cgroup(isolated: None) -> Cgroup:
-    found = own_source().cgroup
-    assert found is not None
-    return found
 
 
 @contextlib.contextmanager

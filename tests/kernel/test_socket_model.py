@@ -22,7 +22,6 @@ from bpf.raw_socket_policy import RawSocketPolicy
 from bpf.rule_evaluation import Cgroup
 from bpf.verdicts import Reason, Verdict
 from tests.kernel import offers
-from tests.kernel.explained import own_source
 from tests.kernel.gate_runs import GateRuns
 from tests.model import hooks
 from tests.model.facts import State
@@ -44,13 +43,6 @@ KINDS = (
     (socket.AF_PACKET, socket.SOCK_RAW, 0),
     (socket.AF_INET6, socket.SOCK_DGRAM, 0),
 )
-
-
-@pytest.fixture(scope="module")
-def cgroup(isolated: None) -> Cgroup:
-    found = own_source().cgroup
-    assert found is not None
-    return found
 
 
 @pytest.fixture(scope="module")

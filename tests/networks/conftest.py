@@ -12,21 +12,19 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster import control_plane, one_node
-from tests.cluster.conftest import Namespaces, namespaces, plugin
+from tests.cluster.conftest import Namespaces, image, namespaces, plugin, prebuilt_programs
 from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import OneNode
 from tests.cluster.workloads import MODE
-from tests.image import building
 from tests.networks import calico as calicos
 from tests.networks import records
 from tests.networks.calico import Calico, DataPlane
 
-__all__ = ["Namespaces", "namespaces", "plugin"]
+__all__ = ["Namespaces", "image", "namespaces", "plugin", "prebuilt_programs"]
 
 _NETWORK = "PODGATE_TEST_NETWORK"
 _PROGRAMS = "PODGATE_TEST_NETWORKS"
 _BIN = "PODGATE_TEST_BIN"
-_IMAGE = "PODGATE_TEST_IMAGE"
 _DATA_PLANES = {f"calico-{one.value}": one for one in DataPlane}
 _HOW = (
     f"name a network, NET={' or NET='.join(_DATA_PLANES)}, the directory of the cluster's programs "
@@ -68,20 +66,6 @@ def _versions() -> tuple[str, str]:
     command = [str(kubelet), "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     return file.read_text(encoding="utf-8").strip(), done.stdout.split()[-1]
-
-
-@pytest.fixture(scope="session")
-def prebuilt_programs() -> None:
-    """The image has its own."""
-
-
-@pytest.fixture(scope="session")
-def image(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    if given := os.environ.get(_IMAGE):
-        return pathlib.Path(given)
-    path = tmp_path_factory.getbasetemp() / "podgate.tar"
-    building.build(path, one_node.IMAGE)
-    return path
 
 
 @pytest.fixture(scope="session")
