@@ -7,8 +7,10 @@ import os
 import pathlib
 import signal
 import socket
+import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from agent.admin import finding_kinds as kinds
@@ -21,12 +23,13 @@ from agent.linux import nft
 from agent.linux.nft import NftMissingError
 from agent.linux.procfs import Procfs
 from agent.operate.doctor import agent as agent_checks
-from agent.operate.doctor import checks, host_network, packet_sockets, programs
+from agent.operate.doctor import capabilities, checks, host_network, packet_sockets, programs
 from agent.operate.doctor.results import Passed, Result
 from bpf import abi, artefacts, loader, neighbours, pins, syscalls
 from bpf.attachment import Attachment
 from bpf.attachments import Direction
 from bpf.host_devices import HostDevicePrograms
+from tests.agent.operate.page import reports
 from tests.kernel import cgroups, foreign, offers
 from tests.kernel.conftest import MakeGates
 from tests.kernel.test_attach import enforcing
@@ -336,3 +339,31 @@ def test_packet_socket_from_before_podgate_is_a_warning(isolated: None, lab: lab
         # podgate is older than each process.
         assert isinstance(packet_sockets.of_processes_before(1e9, Procfs()), Passed)
     assert isinstance(packet_sockets.of_processes_before(-1.0, Procfs()), Passed)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "has_right"),
+    [
+        ((), True),
+        (("setpriv", "--inh-caps=-net_admin", "--bounding-set=-net_admin"), False),
+        (("unshare", "--user", "--map-root-user"), False),
+    ],
+    ids=["root", "without the capability", "hostUsers: false"],
+)
+def test_pod_that_may_change_the_nodes_interfaces_is_named(
+    isolated: None, lab: labs.Lab, wrapper: tuple[str, ...], has_right: bool
+) -> None:
+    pod = lab.add_pod("web", 1)
+    report = reports.report(reports.pod("web", netns=pod.netns.path), pid=os.getpid())
+    enter = ["nsenter", f"--net={pod.netns.path}", *wrapper, "sh", "-c", "echo ready; exec cat"]
+    with cgroups.cgroup() as group:
+        process = group.popen(enter, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        (result,) = capabilities.check(report)
+        (of_agent,) = capabilities.check(msgspec.structs.replace(report, pid=process.pid))
+        process.communicate()
+    assert isinstance(of_agent, Passed), "processes of the agent itself, such as its probes"
+    assert isinstance(result, Finding) == has_right
+    if isinstance(result, Finding):
+        assert result.sentence.endswith("interfaces of the node and of other pods: shop/web.")

@@ -103,6 +103,12 @@ TUN_ROUTES = define(
     "A tun interface carries traffic of other networks: its process reaches pods past gates.",
     "Let only trusted processes open them (mode of /dev/net/tun, CAP_NET_ADMIN).",
 )
+NET_ADMIN_PODS = define(
+    "pods-with-net-admin",
+    NOTE,
+    "Pods with CAP_NET_ADMIN and no user namespace may change interfaces of the node.",
+    "Set hostUsers: false in these pods, or remove NET_ADMIN, unless you trust them as root.",
+)
 RELAY_RANGES_TAKEN = define(
     "relay-ranges-unusable",
     DEGRADED,

@@ -13,7 +13,7 @@ from agent.admin import finding_kinds as kinds
 from agent.admin.finding import Finding, found
 from agent.admin.report import AgentReport, RulesReport
 from agent.errors import AgentRequestError, AgentUnreachableError
-from agent.operate.doctor import meshes
+from agent.operate.doctor import capabilities, meshes
 from agent.operate.doctor.results import Passed, Result
 from agent.operate.pinned import findings as pinned_findings
 from agent.operate.pinned import status as pinned_status
@@ -45,8 +45,12 @@ async def check(
     except msgspec.DecodeError as error:
         return [found(kinds.AGENT_UNREADABLE, f"The agent's answer cannot be read ({error})")]
     of_cluster = [dns_rule(report, rules)] if is_in_cluster else []
-    of_meshes = await asyncio.to_thread(meshes.check, report)
-    return [*of_report(report), *of_meshes, *of_cluster]
+    of_pods = await asyncio.to_thread(_of_pods, report)
+    return [*of_report(report), *of_pods, *of_cluster]
+
+
+def _of_pods(report: AgentReport) -> list[Result]:
+    return [*meshes.check(report), *capabilities.check(report)]
 
 
 def of_report(report: AgentReport) -> Iterator[Result]:

@@ -215,6 +215,9 @@ MADE: dict[str, dict[str, dict[str, str]]] = {
         "test_packet_socket_from_before_podgate_is_a_warning": {
             "packet-sockets-unchecked": "older.sentence"
         },
+        "test_pod_that_may_change_the_nodes_interfaces_is_named": {
+            "pods-with-net-admin": "result.sentence"
+        },
         "test_another_package_named_bcc_is_a_problem": {
             "programs-missing": "PROGRAMS_MISSING",
         },
