@@ -102,8 +102,11 @@ ALWAYS_INLINE bool has_false_checksum(struct __sk_buff *skb, struct packet *pack
 	return !is_audit && bpf_skb_change_tail(skb, end - 1, 0) != -EINVAL;
 }
 
-/* Default-deny: a frame not parsed to its transport header is REASON_UNPARSABLE, or ARP. */
-ALWAYS_INLINE enum reason read_untagged_frame(struct __sk_buff *skb, struct packet *packet)
+/*
+ * Default-deny: a frame not parsed to its transport header is REASON_UNPARSABLE, or ARP. The tag of
+ * a VLAN interface is beside the frame, so it is read as without; one that is in it hides the rest.
+ */
+ALWAYS_INLINE enum reason read_frame(struct __sk_buff *skb, struct packet *packet)
 {
 	void *start = header_at(skb, 0, struct shortest_frame);
 	__be16 type;
@@ -181,10 +184,10 @@ ALWAYS_INLINE enum reason read_bare_packet(struct __sk_buff *skb, struct packet 
 	return is_read ? REASON_COUNT : REASON_UNPARSABLE;
 }
 
-/* The receiver removes an empty tag (VID 0), so a tag hides the header behind it. */
-ALWAYS_INLINE enum reason read_frame(struct __sk_buff *skb, struct packet *packet)
+/* For receivers that have no VLANs: they remove an empty tag (VID 0), and drop others. */
+ALWAYS_INLINE enum reason read_untagged_frame(struct __sk_buff *skb, struct packet *packet)
 {
-	return skb->vlan_present ? REASON_UNPARSABLE : read_untagged_frame(skb, packet);
+	return skb->vlan_present ? REASON_UNPARSABLE : read_frame(skb, packet);
 }
 
 #endif

@@ -115,7 +115,7 @@ int bridge_gate(struct __sk_buff *skb)
 		return TCX_NEXT;
 	is_packet_socket = is_from_packet_socket(&packet);
 	is_rewritten = is_packet_socket && is_checksum_pending(skb);
-	unread = read_untagged_frame(skb, &packet);
+	unread = read_frame(skb, &packet);
 	if (unread == REASON_COUNT)
 		return evaluate_on_device(skb, &packet, is_rewritten);
 	if (unread == REASON_UNPARSABLE ? is_packet_socket : is_rewritten)
@@ -134,8 +134,7 @@ ALWAYS_INLINE int evaluate_frame(struct __sk_buff *skb, struct packet *packet, b
 				 bool may_leave)
 {
 	bool is_rewritten = is_from_packet_socket(packet) && is_checksum_pending(skb);
-	enum reason unread =
-		has_ethernet ? read_untagged_frame(skb, packet) : read_bare_packet(skb, packet);
+	enum reason unread = has_ethernet ? read_frame(skb, packet) : read_bare_packet(skb, packet);
 
 	if (unread == REASON_ARP)
 		return TCX_NEXT;

@@ -142,7 +142,7 @@ ALWAYS_INLINE bool is_syn(struct __sk_buff *skb, struct packet *packet)
 int hold_syns(struct __sk_buff *skb)
 {
 	struct packet packet = {};
-	enum reason unread = read_frame(skb, &packet);
+	enum reason unread = read_untagged_frame(skb, &packet);
 
 	if (unread == REASON_ARP)
 		return TCX_NEXT;

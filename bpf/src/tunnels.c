@@ -53,7 +53,7 @@ int tunnel_gate(struct __sk_buff *skb)
 	if (!node)
 		return TCX_NEXT;
 	/* An unparsable packet may hide an encapsulated one. */
-	unread = read_frame(skb, &packet);
+	unread = read_untagged_frame(skb, &packet);
 	if (unread == REASON_UNPARSABLE)
 		reason = REASON_UNPARSABLE;
 	else if (unread == REASON_ARP || !is_encapsulated(skb, &packet, node))

@@ -8,7 +8,7 @@ import struct
 _INSTRUCTION = struct.Struct("=BBhi")
 
 MAP_LOOKUP, TAIL_CALL, CLONE_REDIRECT = 1, 12, 13
-VLAN_PUSH, CHANGE_TAIL, STORE_BYTES = 18, 38, 9
+VLAN_PUSH, VLAN_POP, CHANGE_TAIL, STORE_BYTES = 18, 19, 38, 9
 
 
 def move(register: int, value: int) -> bytes:

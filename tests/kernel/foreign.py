@@ -28,15 +28,16 @@ _CALL_REDIRECT_PEER = struct.pack("=BBhi", 0x85, 0, 0, 155)  # Linux 5.10 (9aa12
 
 def load_program(returned: int) -> int:
     """A tc program of two instructions that returns a constant; its descriptor."""
-    return _load(_move(0, returned), _EXIT)
+    return load(_move(0, returned), _EXIT)
 
 
 def load_redirect_to_peer(ifindex: int) -> int:
     """A tc program that redirects every packet to a veth's peer, bypassing the veth's egress."""
-    return _load(_move(1, ifindex), _move(2, 0), _CALL_REDIRECT_PEER, _EXIT)
+    return load(_move(1, ifindex), _move(2, 0), _CALL_REDIRECT_PEER, _EXIT)
 
 
-def _load(*instructions: bytes) -> int:
+def load(*instructions: bytes) -> int:
+    """A tc program; its descriptor."""
     return syscalls.program_load(_SCHED_CLS, b"".join(instructions))
 
 
@@ -49,7 +50,15 @@ def attached_by_tcx(
     ifindex: int, returned: int, flags: int = 0, *, where: int = syscalls.BPF_TCX_EGRESS
 ) -> Iterator[int]:
     """A foreign program at the interface's egress (or ingress) for the time of a block; its id."""
-    program_fd = load_program(returned)
+    with attached_program(load_program(returned), ifindex, flags, where=where) as number:
+        yield number
+
+
+@contextlib.contextmanager
+def attached_program(
+    program_fd: int, ifindex: int, flags: int = 0, *, where: int = syscalls.BPF_TCX_EGRESS
+) -> Iterator[int]:
+    """The same of a loaded program, whose descriptor is closed; its id."""
     try:
         link_fd = syscalls.link_create_tcx(program_fd, ifindex, where, flags)
         try:

@@ -122,7 +122,7 @@ def changed_later(case: Case) -> Found:
 
 
 def unreadable(case: Case) -> Found:
-    packet = None if case.sent.is_tagged else parse(case.sent.frame)
+    packet = parse(case.sent.frame)
     if packet is None:
         return Reason.UNPARSABLE
     case.packet = packet

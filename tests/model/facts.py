@@ -82,7 +82,8 @@ class Sent:
     ingress: number of the interface by which it came in, 0 for none; switch_stamp: the one in its
     priority, by which it is known behind a switch; pending_end: where a checksum ends that is still
     to be written, in bytes of the frame, None if it is complete; has_segments: whether a device
-    splits it into several; is_looped: a group's datagram that the kernel has looped back to the
+    splits it into several; is_tagged: with the tag of a VLAN interface, which is not in the frame;
+    is_looped: a group's datagram that the kernel has looped back to the
     interface by which the host sends it.
     """
 

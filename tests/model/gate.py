@@ -48,7 +48,8 @@ ORDER = (
     ),
     Check(
         arrival.unreadable,
-        "frames that do not show their transport header: VLAN tags, unknown EtherTypes, routing "
+        "frames that do not show their transport header: VLAN tags that are written into the frame "
+        "(by no VLAN interface), unknown EtherTypes, routing "
         "headers with segments left, more than eight extension headers",
         (Reason.UNPARSABLE,),
     ),
