@@ -538,3 +538,27 @@ def test_newest_event_is_the_one_that_was_seen_last() -> None:
         (finding,) = unmet(found, events)
         assert finding.text == f"Container web does not run: {newest}."
         events = events[1:]
+
+
+def test_probe_has_the_newest_of_its_failures() -> None:
+    events = [
+        event("Unhealthy", "Readiness probe failed: oldest", 1, "web"),
+        event("Unhealthy", "Readiness probe failed: newest", 3, "web"),
+        event("Unhealthy", "Readiness probe failed: older", 2, "web"),
+    ]
+    (finding,) = unmet(running("failing"), events)
+    assert finding.text.endswith("): newest.")
+
+
+@pytest.mark.parametrize(
+    ("condition", "written"),
+    [({"status": "False", "reason": "GatePending"}, "GatePending"), (None, "missing")],
+)
+def test_what_the_api_server_has_is_named_beside_what_the_agent_has(
+    condition: Json | None, written: str
+) -> None:
+    found = with_gate(pod("gated"), labels.ISOLATION_READY, condition)
+    assert unmet(found)[-1].text == (
+        f"The agent has {labels.ISOLATION_READY} as Enforced, and the API server as {written}: "
+        "the write is outstanding."
+    )
