@@ -58,7 +58,7 @@ def test_pauses_double_and_failures_of_one_moment_are_one(failures: WriteFailure
     assert failures.resume_at("a") == 105.0
 
 
-def test_server_may_ask_for_a_longer_pause(failures: WriteFailures) -> None:
+def test_server_may_request_a_longer_pause(failures: WriteFailures) -> None:
     failures.fail("a", error(429, retry_after_seconds=20.0), 100.0)
     assert failures.resume_at("a") == 120.0
 

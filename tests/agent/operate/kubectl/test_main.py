@@ -113,3 +113,16 @@ def test_time_for_a_request_is_a_second_to_an_hour(seconds: str, *, is_valid: bo
         with pytest.raises(SystemExit) as raised:
             main.parser().parse_args(["--timeout", seconds, "status"])
         assert raised.value.code == 2
+
+
+def test_interrupt_is_no_traceback(
+    kubectl: KubectlStandin,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("agent.operate.kubectl.status.run", interrupt)
+    assert main.main(["--kubectl", kubectl.command, "status"]) == 130
+    assert capsys.readouterr().err == ""

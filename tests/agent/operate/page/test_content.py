@@ -328,7 +328,7 @@ def test_probe_has_its_container_kind_and_response() -> None:
     assert shown["response"] == "x" * 200
 
 
-def test_drop_without_a_process_or_a_port_has_what_is_known() -> None:
+def test_drop_may_lack_a_process_and_a_port() -> None:
     found = drops(
         source(process="", port=0, protocol="icmp", mode="audit"), source(has_many_ports=True)
     )
