@@ -75,5 +75,7 @@ def test_pod_that_is_still_starting_is_awaited(
 ) -> None:
     pod = nodes.serve_debug_pod("b", state="waiting")
     nodes.respond("exec", pod, "doctor", output={"findings": []})
-    monkeypatch.setattr(debug_pods.time, "sleep", lambda _: nodes.serve_debug_pod("b"))
+    monkeypatch.setattr(
+        "agent.operate.kubectl.debug_pods.time.sleep", lambda _: nodes.serve_debug_pod("b")
+    )
     assert run(nodes, "--debug-pods", "doctor") == 0

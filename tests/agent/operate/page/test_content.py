@@ -429,3 +429,10 @@ def test_advice_follows_each_finding() -> None:
     assert item.text.startswith(f"{finding.severity}: {finding.sentence}")
     assert finding.advice()
     assert item.text.endswith(finding.advice())
+
+
+def test_probes_that_took_no_time_have_bars_of_full_height() -> None:
+    page = full(pod(probes=[probe(recent_ms=[0.0, 0.0])]))
+    chart = section(page, "Probes").with_class("spark")[0]
+    (path,) = chart.all("path")
+    assert re.findall(r"v(\d+)", path.attributes["d"]) == ["20", "20"]
