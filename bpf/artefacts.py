@@ -6,7 +6,6 @@ map's name. A file counts only for the sources that it was compiled from.
 """
 
 import base64
-import binascii
 import dataclasses
 import json
 import os
@@ -99,7 +98,7 @@ def decode(content: bytes, programs: ProgramSet) -> Artefact:
             macros=tuple(fields["features"]),
             functions={name: _function(value) for name, value in fields["functions"].items()},
         )
-    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtefactError("it is damaged") from error
     if (artefact.source, artefact.fingerprint) != (programs.source, sources.fingerprint()):
         raise ArtefactError("it was compiled from other sources")

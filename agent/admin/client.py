@@ -68,7 +68,7 @@ async def _request(path: pathlib.Path, method: str, resource: str, timeout_secon
                     f"the agent at {path} responded with status {response.status}; see its log."
                 )
             return await response.read()
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+    except (aiohttp.ClientError, OSError) as error:
         raise AgentUnreachableError(
             f"no agent responds at {path} ({_reason(error, timeout_seconds)}); is 'podgate run' "
             "running, and are you root?"

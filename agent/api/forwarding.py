@@ -53,7 +53,7 @@ class Forwarder(Generic[T]):
                 await loop.connect_accepted_socket(lambda: connection.client, accepted)
                 await loop.create_connection(lambda: connection.server, sock=forwarding)
             await connection.closed.wait()
-        except (OSError, TimeoutError):
+        except OSError:
             pass
         finally:
             connection.abort()

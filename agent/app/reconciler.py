@@ -190,7 +190,7 @@ class Reconciler:
         pod = state.pod
         try:
             status = await self._pod_gates.reconcile(state)
-        except (AttachError, NetnsUnreadableError, OSError, TimeoutError) as error:
+        except (AttachError, NetnsUnreadableError, OSError) as error:
             # Usually a temporary error of the kernel or netlink; the next pass tries again.
             _log_failure(Event.POD_RECONCILE_FAILED, pod, error)
             if state.gated_netns:
@@ -205,7 +205,7 @@ class Reconciler:
     async def _detach(self, state: PodState) -> None:
         try:
             await self._pod_gates.detach(state)
-        except (AttachError, OSError, TimeoutError) as error:
+        except (AttachError, OSError) as error:
             _log_failure(Event.GATE_DETACH_FAILED, state.pod, error)
         else:
             self._store.removed.pop(state.pod.uid, None)
@@ -224,7 +224,7 @@ class Reconciler:
                 await self._gate_worker.remove(ifindex)
                 log.info(Event.STALE_GATE_REMOVED, ifindex=ifindex)
             is_clean = await self._gate_worker.remove_stale()
-        except (AttachError, OSError, TimeoutError) as error:
+        except (AttachError, OSError) as error:
             log.error(Event.LEFTOVERS_NOT_REMOVED, error=str(error))
             return
         self._may_have_leftovers = not is_clean

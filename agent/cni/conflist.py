@@ -120,7 +120,7 @@ def from_network(text: str, entry: Entry) -> str:
 def _decode(text: str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
-    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidConflistError(f"it is not a CNI configuration: {error}") from error
 
 

@@ -54,7 +54,7 @@ def read(content: bytes) -> Certificates | None:
         serving.check()
         # A Secret of a previous version has only what is served.
         return Certificates(serving, base64.b64decode(data.trusted) or serving.certificate)
-    except (msgspec.DecodeError, ValueError):
+    except ValueError:
         return None
 
 

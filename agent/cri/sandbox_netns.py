@@ -64,7 +64,7 @@ async def locate(details: SandboxDetails) -> SandboxNetns:
         except NetnsError as error:
             is_unknown = is_unknown or isinstance(error, NetnsUnreadableError)
             problems.append(str(error))
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             is_unknown = True
             problems.append(f"{path} cannot be read ({error or 'no response'}).")
     if not problems:

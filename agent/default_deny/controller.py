@@ -220,7 +220,7 @@ class DefaultDenyController:
     async def _without_gate(self, ifindexes: set[int]) -> set[int]:
         try:
             return set(await self._find_lost(ifindexes))
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             # The reconciler has attached them just now.
             log.error(Event.CHAIN_ORDER_UNKNOWN, error=str(error))
             return set()
@@ -352,5 +352,5 @@ async def _remove_quietly() -> None:
     with _log_errors(Event.DEFAULT_DENY_NOT_REMOVED):
         try:
             await default_deny_table.remove()
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             raise DefaultDenyError(str(error)) from error

@@ -75,7 +75,7 @@ class Crowds:
         started = now()
         try:
             await self._run(self._gates.settle, ifindex)
-        except (AttachError, OSError, TimeoutError) as error:
+        except (AttachError, OSError) as error:
             # The pod is being deleted, or its next pass attaches the gate as a link.
             if not has_vanished(error):
                 log.warning(Event.GATE_NOT_SETTLED, ifindex=ifindex, error=str(error))

@@ -113,7 +113,7 @@ class GateWatch:
                         {*self.lost, *self._lost_devices},
                         self._is_off,
                     )
-                except (OSError, TimeoutError) as error:
+                except OSError as error:
                     log.error(Event.CHAIN_ORDER_UNKNOWN, error=str(error))
                     self.hint(None)
                 else:

@@ -111,7 +111,7 @@ class GracePeriods:
             starts = await self._run(
                 _start, self._gates, ifindexes, quickly=self._crowds.is_under_way
             )
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             log.error(Event.REPLY_TABLE_FAILED, pod="all pods", error=str(error))
             return []
         filled = await asyncio.gather(*(self._fill(state, starts) for state in states))
@@ -122,7 +122,7 @@ class GracePeriods:
         pod = state.pod
         try:
             filled = await self._fill_new(state, starts)
-        except (AttachError, OSError, TimeoutError) as error:
+        except (AttachError, OSError) as error:
             # TCP replies pass anyway; the next pass over the pod tries again.
             if has_vanished(error):
                 log.info(Event.POD_VANISHED, pod=pod.full_name, error=str(error))
@@ -133,7 +133,7 @@ class GracePeriods:
             ends_at_ns = time.monotonic_ns() + _INCOMPLETE_NS if gate.incomplete else 0
             try:
                 await self._run(self._gates.end_grace, gate.interface.ifindex, ends_at_ns)
-            except (OSError, TimeoutError) as error:
+            except OSError as error:
                 log.error(Event.GRACE_PERIOD_NOT_ENDED, pod=pod.full_name, error=str(error))
                 continue
             log.info(

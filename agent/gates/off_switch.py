@@ -15,7 +15,6 @@ from agent.gates.worker import GateWorker
 from agent.logs import Event
 from agent.pods.pod_modes import PodModes
 from agent.pods.store import PodStore
-from bpf.errors import BpfError
 
 log = structlog.get_logger(__name__)
 
@@ -92,7 +91,7 @@ class OffSwitch:
         try:
             await self._gate_worker.run(self._gate_worker.gates.open, gates)
             await self._gate_worker.detach()
-        except (BpfError, OSError, TimeoutError) as error:
+        except OSError as error:
             problem = str(error) or "the kernel did not respond in time"
             if problem != self._problem:
                 log.error(Event.HOOKS_NOT_DETACHED, error=problem)

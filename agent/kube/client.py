@@ -152,7 +152,7 @@ class ApiClient:
         response = await self._send(method, path, query, body, content_type, accept, limits)
         try:
             return await response.read()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise _connection_error(error) from error
         finally:
             response.release()
@@ -240,7 +240,7 @@ class ApiClient:
                     server_hostname=server.server_name or None,
                     proxy=server.proxy or None,
                 )
-        except (aiohttp.ClientError, OSError, TimeoutError, ssl.SSLError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, aiohttp.ClientSSLError):
                 # The cluster's certificates may have been renewed.
                 self._fresh_until = 0.0
@@ -313,7 +313,7 @@ async def _parts(response: "aiohttp.ClientResponse") -> AsyncGenerator[bytes, No
     try:
         async for part in response.content.iter_any():
             yield part
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+    except (aiohttp.ClientError, OSError) as error:
         raise _connection_error(error) from error
 
 
@@ -321,7 +321,7 @@ async def _lines(response: "aiohttp.ClientResponse") -> AsyncGenerator[bytes, No
     import aiohttp
 
     unfinished = bytearray()
-    with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+    with contextlib.suppress(aiohttp.ClientError, OSError):
         async for chunk in response.content.iter_any():
             start = len(unfinished)
             unfinished += chunk

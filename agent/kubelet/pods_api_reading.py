@@ -29,7 +29,7 @@ def read(content: bytes) -> ApiPod:
         pod = kubelet_pb2.Pod.FromString(content)
         return msgspec.convert(_pod(pod), ApiPod)
     # The last three: a time out of range.
-    except (DecodeError, msgspec.ValidationError, ValueError, OverflowError, OSError) as error:
+    except (DecodeError, ValueError, OverflowError, OSError) as error:
         raise PodDecodeError(str(error)) from error
 
 

@@ -110,7 +110,7 @@ class Relay:
             while not self._is_over():
                 self._poll_until(min(self._due.values()))
                 self._run_timers()
-        except (BpfError, PinError, OSError, ValueError) as error:
+        except (PinError, OSError, ValueError) as error:
             return self._fail(error)
         self._forget_targets()
         return 0

@@ -150,7 +150,7 @@ class _Server:
         self._connections[handler] = connection
         try:
             tls = self._tls() if self._tls else None
-            with contextlib.suppress(OSError, TimeoutError):
+            with contextlib.suppress(OSError):
                 async with asyncio.timeout(self._limits.silent_seconds):
                     await loop.connect_accepted_socket(lambda: connection, accepted, ssl=tls)
                 connection.limit(self._limits.silent_seconds)

@@ -77,7 +77,7 @@ class ProcessLauncher:
         """Relays of previous agents. To be called before `launch`. now: as of the event loop."""
         try:
             found = await orphans.find()
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             log.error(Event.RELAY_INTERFACE_UNREADABLE, error=str(error))
             found = []
         if found:

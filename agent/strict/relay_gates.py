@@ -71,7 +71,7 @@ class RelayGates:
                 await self._mark_injectable(ifindex, is_node_sent=False)
                 del self._store.relay_gates[ifindex]
             await self._ensure_pairs(set(present))
-        except (AttachError, OSError, TimeoutError) as error:
+        except (AttachError, OSError) as error:
             log.error(Event.RELAY_INTERFACE_UNREADABLE, error=str(error))
 
     async def _gate_previous(self, present: Mapping[int, str]) -> None:
@@ -84,7 +84,7 @@ class RelayGates:
             finally:
                 for process in previous:
                     process.release()
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             log.error(Event.RELAY_INTERFACE_UNREADABLE, error=str(error))
         # Hooks of another version redirect the kubelet that its agent has identified, also while
         # this one has not.

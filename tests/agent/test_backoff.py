@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.backoff import Backoff, Bucket, no_jitter
+from agent.backoff import Backoff, Bucket, Pace, no_jitter
 
 
 def test_delays_double_up_to_the_cap() -> None:
@@ -53,3 +53,21 @@ async def test_bucket_refills_to_no_more_than_the_burst() -> None:
     bucket.take()
     bucket.take()
     assert bucket.seconds_until_next() == pytest.approx(1.0)
+
+
+def test_pace_slows_down_what_happens_all_the_time_and_forgives_a_pause() -> None:
+    pace = Pace(at_once=2, base_seconds=1.0, cap_seconds=4.0)
+    now, delays = 100.0, []
+    for _ in range(7):
+        due = pace.happened(now)
+        delays.append(due - now)
+        pace.handled(due)
+        now = due
+    assert delays == [0.0, 0.0, 1.0, 2.0, 4.0, 4.0, 4.0]
+    # What happened meanwhile counts, too: it starts again a pause after it.
+    assert pace.happened(now + 3.9) == now + 4.0
+    pace.handled(now + 4.0)
+    assert pace.happened(now + 7.8) == now + 8.0
+    assert pace.happened(now + 11.8) == now + 11.8
+    pace.handled(now + 11.8)
+    assert pace.happened(now + 11.9) == now + 11.9

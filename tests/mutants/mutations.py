@@ -178,6 +178,8 @@ _LOGS = ("log.", "_log.", "self._log.")
 _BOUNDARIES = ("_Lt_LtE", "_LtE_Lt", "_Gt_GtE", "_GtE_Gt")
 _TIMES = re.compile(r"_SECONDS|_seconds|\b_?now\b|\btime\(\)|deadline|_(until|at|ns|due)\b")
 _QUIET_KEYWORDS = frozenset({"strict", "daemon"})
+# How long a pause is; that there is one stays a mutant.
+_PAUSES = ("sleep", "_sleep")
 
 
 def _is_noise(leaf: Node, operator: Operator) -> bool:
@@ -185,8 +187,8 @@ def _is_noise(leaf: Node, operator: Operator) -> bool:
 
     That is what runs at import (declarations, defaults, type aliases and constants: a constant's
     exact value is a choice), annotations, decorators, asserts (they document), log lines, `repr`,
-    numbers that a name or attribute begins with, digits of rounding, time limits, and the very
-    moment of one.
+    numbers that a name or attribute begins with, digits of rounding, time limits and pauses, and
+    the very moment of one.
     """
     if type(operator).__name__.endswith(_BOUNDARIES) and _TIMES.search(_text(leaf.parent)):
         return True
@@ -206,9 +208,10 @@ def _is_noise(leaf: Node, operator: Operator) -> bool:
         if node.type == "simple_stmt" and _text(node).startswith(_LOGS):
             return True
         is_rounding = node.type == "atom_expr" and _text(node).startswith("round(")
+        is_pause = node.type == "trailer" and _text(node.get_previous_leaf()) in _PAUSES
         is_whole = inner is leaf or inner.type == "testlist_star_expr"
         is_initial = node.type in ("expr_stmt", "annassign") and is_whole
-        if isinstance(operator, NumberReplacer) and (is_initial or is_rounding):
+        if isinstance(operator, NumberReplacer) and (is_initial or is_rounding or is_pause):
             return True
         if node.type == "argument":
             keyword = _text(node.children[0])

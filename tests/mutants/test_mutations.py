@@ -15,7 +15,7 @@ Kind = int | str
 class Pod:
     size: int = 1
 
-    def settle(self, count: "int | None" = 0) -> "int | None":
+    async def settle(self, count: "int | None" = 0) -> "int | None":
         assert count >= 0
         log.info(Event.SETTLED, count=count + 1)
         self.close()
@@ -27,6 +27,7 @@ class Pod:
         if not self.pods:
             return 1
         self.share = round(count, 3)
+        await asyncio.sleep(2)
         return [*zip(self.pods, self.gates, strict=True)] in self.found
 
     def __repr__(self) -> str:
@@ -53,6 +54,7 @@ def test_mutants_are_made_of_statements_with_behaviour(tmp_path: pathlib.Path) -
     assert sorted(changes(tmp_path)) == sorted(
         [
             "pass",
+            "pass",
             "if now <= self.until_ns:",
             "if not now > self.until_ns:",
             "if not count is None or count < 3:",
@@ -76,7 +78,7 @@ def test_mutant_concerns_its_statement_and_function(tmp_path: pathlib.Path) -> N
     (tmp_path / "pod.py").write_text(SOURCE)
     by_line = {one.lines.start: one for one in mutations.of_module(tmp_path, "pod.py")}
     assert by_line[20].lines == range(20, 21)
-    assert by_line[20].function == range(11, 23)
+    assert by_line[20].function == range(11, 24)
     assert by_line[20].name == "Pod.settle"
 
 

@@ -43,7 +43,7 @@ def confirm(
     try:
         with GateTrial() as trial:
             verdict, reason = trial_verdict(trial, facts, source, flow, found)
-    except (errors.BpfError, errors.KernelSideError, OSError) as error:
+    except (errors.KernelSideError, OSError) as error:
         return found, f"not run: {error}"
     if (verdict, reason) == (found.verdict, found.reason):
         return found, model.SAME

@@ -53,7 +53,7 @@ def decode(documents: Iterable[object]) -> list[HostAccessPolicy]:
     for document in documents:
         try:
             found.append(msgspec.convert(document, HostAccessPolicy))
-        except (msgspec.ValidationError, PolicyError, ValueError):
+        except (PolicyError, ValueError):
             continue
     return found
 

@@ -75,7 +75,7 @@ class Rules:
 
     @property
     def policies(self) -> dict[str, Policy]:
-        self._refresh()
+        self.refresh()
         return {one.name.removeprefix("podgate:"): one for one in self.rules.batch.policies}
 
     @property
@@ -83,8 +83,8 @@ class Rules:
         return [name for name in self.policies if name.startswith("api-server/")]
 
     @may_block(IN_A_THREAD)
-    def _refresh(self) -> None:
-        self.rules.refresh()
+    def refresh(self) -> bool:
+        return self.rules.refresh()
 
     @may_block(IN_A_THREAD)
     def search(self) -> None:
@@ -94,7 +94,7 @@ class Rules:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Rules"]:
-        self._refresh()
+        self.refresh()
         task = asyncio.create_task(self.callees.run())
         try:
             await asyncio.sleep(5)
@@ -381,3 +381,10 @@ async def test_api_server_as_a_host_process_is_found_by_its_endpoint(
             "exact",
             "/system.slice/kube-apiserver.service",
         )
+
+
+async def test_rules_are_read_again_only_after_a_change(
+    api: ApiClient, state: pathlib.Path
+) -> None:
+    rules = Rules(api, state)
+    assert [rules.refresh() for _ in range(3)] == [True, False, False]

@@ -48,6 +48,30 @@ def test_missing_agent_is_one_sentence_and_status_3(tmp_path: pathlib.Path) -> N
         (["--node-name", "n", "--manifests", "/"], "either --node-name"),
         (["--manifests", "/", "--service-endpoints"], "--service-endpoints needs --node-name"),
         (["--node-name", "n", "--localnet-address", "[::1]:1"], "needs --service-endpoints"),
+        *(
+            (["--node-name", "n", option, value], f"{option} needs --service-endpoints or")
+            for option, value in (
+                *(("--services-listen", ":9653"), ("--services-state", "/s")),
+                ("--localnet-address", "127.0.0.1:1"),
+            )
+        ),
+        *(
+            (["--node-name", "n", option, "x"], "--services-zone need --manifests")
+            for option in ("--services-node", "--services-zone")
+        ),
+        *(
+            (["--node-name", "n", "--services-from", source], "is neither a path with a slash")
+            for source in ("hub", ":9653", "hub:0", "hub:65536", "hub:9653,other")
+        ),
+        (["--node-name", "n", "--services-from", "hub:9653"], "need --services-tls-ca"),
+        (
+            ["--node-name", "n", "--service-endpoints", "--services-listen", ":9653"],
+            "need --services-tls-ca",
+        ),
+        *(
+            (["--node-name", "n", f"--services-tls-{name}", "/f"], "--services-tls-key together")
+            for name in ("ca", "cert", "key")
+        ),
         (["--mode", "lax"], "'lax' is not one of"),
         (["--kubelet", "k3s"], "does not name a kubelet"),
         (["--feature-gates", "X=true"], "unknown feature gate 'X'"),

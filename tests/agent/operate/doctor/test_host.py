@@ -78,3 +78,18 @@ def test_hook_that_another_program_has_alone_is_named(monkeypatch: pytest.Monkey
     monkeypatch.setattr(hooks, "describe_exclusive", lambda *_: "")
     (passed,) = kernel._hooks()
     assert isinstance(passed, Passed)
+
+
+async def test_tun_with_many_routes_names_the_first_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def links() -> list[Link]:
+        return [Link(7, "tun0", kind="tun", is_ethernet=False)]
+
+    async def routes(_: object, __: int) -> list[DeviceRoute]:
+        networks = [ipaddress.ip_network(f"198.18.{number}.0/24") for number in range(5)]
+        return [DeviceRoute(network, is_on_link=False) for network in networks]
+
+    monkeypatch.setattr("agent.linux.rtnetlink.read", links)
+    monkeypatch.setattr("agent.linux.node_routes.NodeRoutes.routes_by", routes)
+    found = await host_network._tun_interfaces()
+    assert isinstance(found, Finding)
+    assert "tun0 (routes to 198.18.0.0/24, 198.18.1.0/24, 198.18.2.0/24) count" in found.sentence

@@ -231,3 +231,20 @@ def test_agent_on_a_node_that_is_not_selected_is_queried(
     pods = {"items": [agent_pod("a"), agent_pod("b")]}
     kubectl.respond("get", "pods", "--namespace=podgate", output=pods)
     assert cluster.nodes() == ["a", "b"]
+
+
+def test_command_that_fails_without_a_word_has_its_name_and_status(
+    kubectl: KubectlStandin, cluster: Cluster
+) -> None:
+    kubectl.respond("label", exit_status=7)
+    with pytest.raises(KubectlError, match=r"^kubectl label ended with 7$"):
+        cluster.run("label", "namespace", "shop", "a=b")
+
+
+def test_node_that_never_had_an_agent_is_not_selected(
+    kubectl: KubectlStandin, cluster: Cluster
+) -> None:
+    kubectl.serve_nodes()
+    kubectl.respond("get", "nodes", "--field-selector=metadata.name=gone", output={"items": []})
+    (answer,) = cluster.query_nodes("podgate", "status", nodes=["gone"])
+    assert not answer.is_selected

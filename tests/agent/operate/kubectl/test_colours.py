@@ -28,7 +28,7 @@ def coloured(monkeypatch: pytest.MonkeyPatch) -> Coloured:
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", terminal)
             command()
-        found = re.findall(r"\x1b\[(\d+)m(.+?)\x1b", terminal.getvalue())
+        found = re.findall(r"\x1b\[(-?\d+)m(.+?)\x1b", terminal.getvalue())
         return [(int(colour), text) for colour, text in found]
 
     return run

@@ -128,3 +128,46 @@ def test_report_without_newer_fields_is_enough() -> None:
     del pod["strictProblem"], pod["probes"][0]["isRedirected"]
     comparison.add([pod], [of_api()])
     assert len(comparison.effects().restarts) == 1
+
+
+def test_differences_are_in_order_of_pods_containers_and_probes() -> None:
+    pods = [of_api(name) for name in ("web", "db")]
+    for pod in pods:
+        (app,) = pod["status"]["containerStatuses"]
+        pod["status"]["containerStatuses"] = [app, {**app, "name": "aide"}]
+    probes = [
+        msgspec.structs.replace(LIVENESS, container=container, type=kind)
+        for container in ("app", "aide", "gone")
+        for kind in ("Startup", "Liveness")
+    ]
+    comparison = Comparison()
+    found = [reporting.encoded(reported(*probes, name=name)) for name in ("web", "db")]
+    comparison.add(found, pods)
+    names = [text.partition(" probe")[0] for text in comparison.effects().restarts]
+    assert names == [
+        f"shop/{pod}, container {container}: {kind}"
+        for pod in ("db", "web")
+        for container in ("aide", "app")
+        for kind in ("Liveness", "Startup")
+    ]
+    assert comparison.effects().compared == 8
+
+
+def test_pods_that_stay_at_enforce_are_in_order_until_they_do_not() -> None:
+    comparison = Comparison()
+    pods = [of_api(name) for name in ("web", "db")]
+    stuck = [reporting.encoded(reported(name=name, problem="No.")) for name in ("web", "db")]
+    comparison.add(stuck, pods)
+    assert comparison.effects().at_enforce == ("shop/db: No.", "shop/web: No.")
+    comparison.add([reporting.encoded(reported(name=name)) for name in ("web", "db")], pods)
+    assert comparison.effects() == Effects()
+
+
+def test_probe_that_has_run_only_with_successes_or_failures_has_a_result() -> None:
+    for successes, failures in ((1, 0), (0, 1)):
+        probe_ = probe(type="Liveness", successes=successes, failures=failures)
+        assert effects((reported(probe_), of_api())).compared == 1
+
+
+def test_readiness_of_a_container_that_starts_is_not_compared() -> None:
+    assert effects((reported(READINESS), of_api(started=False, ready=False))) == Effects()

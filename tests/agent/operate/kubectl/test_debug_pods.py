@@ -68,3 +68,14 @@ def test_it_has_what_an_agent_has_and_no_token() -> None:
     selector = found["spec"]["selector"]["matchLabels"]
     assert not selector.items() <= pod["metadata"]["labels"].items()
     assert json.dumps(pod)
+
+
+def test_pod_that_is_still_starting_is_awaited(
+    nodes: KubectlStandin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = nodes.serve_debug_pod("b", state="waiting")
+    nodes.respond("exec", pod, "doctor", output={"findings": []})
+    monkeypatch.setattr(
+        "agent.operate.kubectl.debug_pods.time.sleep", lambda _: nodes.serve_debug_pod("b")
+    )
+    assert run(nodes, "--debug-pods", "doctor") == 0

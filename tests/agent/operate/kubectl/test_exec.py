@@ -45,3 +45,13 @@ def test_node_that_cannot_be_reached_has_status_3(kubectl: KubectlStandin) -> No
     kubectl.serve_nodes("a", without_agent=["a"])
     kubectl.respond("create", error="Error from server (Forbidden): no\n", exit_status=1)
     assert run(kubectl, "nowhere", "status") in (1, 3)
+
+
+def test_any_exit_status_of_the_command_is_an_answer(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("a")
+    kubectl.respond("exec", "agent-a", "probe", output="answer\n", exit_status=255)
+    assert run(kubectl, "a", "probe") == 255
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("answer\n", "")

@@ -81,3 +81,14 @@ def test_flow_needs_a_source_a_pod_and_a_port(
         run(nodes, *arguments)
     assert ended.value.code == 2
     assert f"required: {option}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("port", ["-1", "65536"])
+def test_port_is_one_of_the_protocols(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str], port: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(nodes, *FLOW[:-1], port)
+    assert ended.value.code == 2
+    assert "0 to 65535" in capsys.readouterr().err
+    assert not nodes.calls("exec")

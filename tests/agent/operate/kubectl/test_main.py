@@ -3,6 +3,7 @@
 import argparse
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from types import ModuleType
@@ -80,3 +81,48 @@ def test_each_command_runs_its_module(command: ModuleType) -> None:
     command.register(parsers)
     runs = {made.get_default("run") for made in parsers.choices.values()}
     assert {run.__module__ for run in runs} == {command.__name__}
+
+
+def test_options_have_the_defaults_that_their_help_names() -> None:
+    """In words: "TIME: 90s, 5m (default)"; "(default: 10)"."""
+    (commands,) = (
+        action.choices
+        for action in main.parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    checked = 0
+    for parser in (main.parser(), *commands.values()):
+        for action in parser._actions:
+            named = re.search(r"\(default: ([^)]+)\)|(\S+) \(default\)", action.help or "")
+            if named and "context" not in named[0]:
+                default = str(named[1] or named[2])
+                read = action.type(default) if callable(action.type) else default
+                assert action.default == read, f"{parser.prog} {action.option_strings}"
+                checked += 1
+    assert checked > 10
+
+
+@pytest.mark.parametrize(
+    ("seconds", "is_valid"), [("0.9", False), ("1", True), ("3600", True), ("3601", False)]
+)
+def test_time_for_a_request_is_a_second_to_an_hour(seconds: str, *, is_valid: bool) -> None:
+    if is_valid:
+        parsed = main.parser().parse_args(["--timeout", seconds, "status"])
+        assert parsed.timeout == float(seconds)
+    else:
+        with pytest.raises(SystemExit) as raised:
+            main.parser().parse_args(["--timeout", seconds, "status"])
+        assert raised.value.code == 2
+
+
+def test_interrupt_is_no_traceback(
+    kubectl: KubectlStandin,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("agent.operate.kubectl.status.run", interrupt)
+    assert main.main(["--kubectl", kubectl.command, "status"]) == 130
+    assert capsys.readouterr().err == ""

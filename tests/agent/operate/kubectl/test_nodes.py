@@ -51,13 +51,21 @@ def test_node_that_is_not_ready_has_the_reason_of_its_condition() -> None:
         ({"key": "size", "operator": "Gt", "values": ["2"]}, True),
         ({"key": "size", "operator": "Lt", "values": ["2"]}, False),
         ({"key": "zone", "operator": "Gt", "values": ["2"]}, False),
+        ({"key": "size", "operator": "Gt", "values": ["3"]}, False),
+        ({"key": "size", "operator": "Lt", "values": ["3"]}, False),
+        ({"key": "size", "operator": "Lt", "values": ["4"]}, True),
+        ({"key": "cold", "operator": "Lt", "values": ["-1"]}, True),
+        ({"key": "absent", "operator": "Lt", "values": ["1"]}, False),
+        ({"key": "absent", "operator": "In", "values": ["x"]}, False),
+        ({"key": "absent", "operator": "Exists"}, False),
+        ({"operator": "Later"}, True),
     ],
 )
 def test_node_affinity_of_the_daemonset_counts(
     expression: dict[str, Any], *, is_selected: bool
 ) -> None:
     found = nodes.collect(
-        daemonset({"key": "zone", **expression}), [node("a", zone="one", size="3")], []
+        daemonset({"key": "zone", **expression}), [node("a", zone="one", size="3", cold="-2")], []
     )
     assert bool(found) is is_selected
 
@@ -69,4 +77,33 @@ def test_terms_of_node_affinity_are_alternatives() -> None:
     field = {"key": "metadata.name", "operator": "In", "values": ["b"]}
     required["nodeSelectorTerms"].append({"matchFields": [field]})
     found = nodes.collect(made, [node("a", zone="one"), node("b", zone="one")], [])
+    assert [one.name for one in found] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "problem"),
+    [
+        (
+            {"status": "False", "reason": "KubeletNotReady"},
+            "its Node is NotReady (KubeletNotReady)",
+        ),
+        ({"status": "Unknown"}, "its Node is NotReady"),
+        ({"status": "True", "message": "ready"}, ""),
+    ],
+)
+def test_condition_of_a_node_may_lack_its_time_and_message(
+    condition: dict[str, Any], problem: str
+) -> None:
+    made = node("a")
+    pressure = {"type": "MemoryPressure", "status": "False"}
+    made["status"]["conditions"] = [pressure, {"type": "Ready", **condition}]
+    (found,) = nodes.collect(daemonset(), [made], [])
+    assert found.problem == problem
+
+
+def test_every_expression_of_a_term_has_to_match() -> None:
+    made = daemonset(
+        {"key": "zone", "operator": "In", "values": ["one"]}, {"key": "size", "operator": "Exists"}
+    )
+    found = nodes.collect(made, [node("a", zone="one"), node("b", zone="one", size="3")], [])
     assert [one.name for one in found] == ["b"]

@@ -186,3 +186,12 @@ def test_rejected_label_is_the_only_thing_that_is_done(nodes: KubectlStandin) ->
     nodes.respond("label", error="Error from server (Forbidden): namespaces is forbidden\n")
     assert run(nodes, "off") == 1
     assert not nodes.calls("exec")
+
+
+def test_on_that_a_node_rejects_is_named_although_its_agent_is_on(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes.respond("exec", "agent-a", output=ON)
+    nodes.respond("exec", "agent-a", "--node", error="podgate: read-only file system\n")
+    assert run(nodes, "on", "a") == 1
+    assert lines(capsys)[1:] == ["a podgate: read-only file system"]

@@ -1,10 +1,12 @@
 """`kubectl podgate suggest`: all nodes together, and what is missing."""
 
+import dataclasses
+import datetime
 import json
 
 import pytest
 
-from agent.operate.kubectl import main
+from agent.operate.kubectl import main, observed
 from tests.agent.operate.kubectl.observing import Nodes
 from tests.agent.operate.kubectl.standin import KubectlStandin
 from tests.agent.policy.observing import flows
@@ -119,3 +121,13 @@ def test_what_no_policy_carries_over_is_listed(
         "# - shop/web-7: preStop",
         "# - shop/web-7: container app",
     ]
+
+
+def test_observed_time_is_in_hours() -> None:
+    hours = datetime.timedelta(hours=500)
+    node = observed.NodeObservations("a", {"flows": []}, observed=hours)
+    assert node.sentence == "a: 500.0 h observed"
+    young = dataclasses.replace(node, observed=hours / 1000, is_young=True)
+    assert young.sentence == "a: 0.5 h observed, a node younger than a day"
+    silent = observed.NodeObservations("a", None, "no agent responds")
+    assert silent.sentence == "a: no agent responds"

@@ -141,7 +141,9 @@ def test_workloads_with_gated_templates_stop_it(
     web = {"kind": "Deployment", "metadata": metadata, "spec": {"template": {"spec": spec}}}
     nodes.respond("get", "--all-namespaces", output={"items": [web]})
     assert run(nodes, tmp_path, "--yes") == 1
-    assert "deployment/shop/web" in capsys.readouterr().out
+    heading, name, *_ = capsys.readouterr().out.splitlines()
+    assert heading == "Workloads with readiness gates of podgate in their pod templates:"
+    assert name == "  deployment/shop/web"
     assert verbs(nodes) == []
     assert run(nodes, tmp_path, "--yes", "--leave-gated-templates") == 0
 

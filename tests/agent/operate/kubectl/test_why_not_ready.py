@@ -397,3 +397,168 @@ def test_agent_of_another_version_has_a_note(
     serving.respond("exec", f"agent-{NODE}", "status", output=reporting.report(version="9.0.0"))
     main.main(["--kubectl", serving.command, "why-not-ready", "gated"])
     assert f"agents on {NODE} are 9.0.0" in capsys.readouterr().err
+
+
+def test_pod_without_a_node_may_be_held_back_by_scheduling_gates() -> None:
+    found = pod("unschedulable")
+    found["spec"]["schedulingGates"] = [{"name": "example.com/a"}, {"name": "example.com/b"}]
+    (finding,) = unmet(found, node=None, agent=None)
+    assert finding.text == ("No node: scheduling gates example.com/a, example.com/b hold it back.")
+    del found["spec"]["schedulingGates"]
+    found["status"]["conditions"] = []
+    (finding,) = unmet(found, node=None, agent=None)
+    assert finding.text == "No node: the scheduler has not handled it yet."
+
+
+def test_node_whose_kubelet_is_silent_is_named_without_a_message() -> None:
+    node = recorded("node")
+    node["status"]["conditions"] = []
+    first, *_ = unmet(pod("failing"), node=node)
+    assert first.text == (
+        f"Node {NODE} is not Ready, so none of its pods is: its kubelet does not report."
+    )
+    assert first.next_command == f"kubectl describe node {NODE}"
+
+
+def test_pod_that_has_ended_needs_no_reason() -> None:
+    found = pod("gated")
+    found["status"]["phase"] = "Succeeded"
+    text = "The pod has ended (Succeeded): it does not become Ready."
+    assert unmet(found)[0].text == text
+
+
+def test_only_containers_that_are_not_ready_are_named() -> None:
+    found = running("failing")
+    (web,) = found["status"]["containerStatuses"]
+    ready = {**web, "name": "ready", "ready": True}
+    found["status"]["containerStatuses"] = [ready, web, {**web, "name": "later", "state": {}}]
+    subjects = [one.text.partition(" ")[2].partition(" ")[0] for one in unmet(found)]
+    assert subjects == ["web,", "later"]
+    web["ready"] = True
+    found["status"]["containerStatuses"] = [ready, web]
+    checks = readiness.findings(found, [], node=recorded("node"), agent=agent_of(found))
+    assert "All 2 containers are ready." in [one.text for one in checks]
+
+
+@pytest.mark.parametrize(
+    ("condition", "text"),
+    [
+        ({"status": "False"}, "is False, no reason: -."),
+        ({"status": "Unknown", "reason": "Late"}, "is Unknown, Late: -."),
+    ],
+)
+def test_gate_of_another_controller_has_its_reason(condition: Json, text: str) -> None:
+    found = with_gate(pod("gated"), "example.com/other", condition)
+    (finding,) = unmet(found)
+    assert finding.text == f"example.com/other {text}"
+    namespace = found["metadata"]["namespace"]
+    assert finding.next_command == f"kubectl describe pod gated -n {namespace}"
+
+
+def test_gate_that_is_true_is_met_without_a_reason() -> None:
+    found = with_gate(pod("gated"), "example.com/other", {"status": "True"})
+    checks = readiness.findings(found, [], node=recorded("node"), agent=agent_of(found))
+    text = "example.com/other is True (no reason)."
+    assert [one.is_met for one in checks if one.text == text] == [True]
+
+
+def test_agent_is_no_obstacle_to_pods_that_do_not_wait_for_it() -> None:
+    found = pod("crash")
+    silent = NodeStatus(NODE, "no agent runs on this node")
+    checks = readiness.findings(found, [], node=recorded("node"), agent=silent)
+    assert [one.is_met for one in checks if one.subject == "agent"] == [True]
+    found["spec"]["hostNetwork"] = True
+    checks = readiness.findings(found, [], node=recorded("node"), agent=silent)
+    assert "agent" not in [one.subject for one in checks]
+
+
+def of_node(*checks: Check, agent_command: str = "") -> list[ReadinessCheck]:
+    explanation = PodExplanation(
+        namespace="shop", name="gated", uid="u", is_well=False, from_agent=True, checks=[*checks]
+    )
+    found = readiness.findings(
+        pod("gated"),
+        [],
+        node=recorded("node"),
+        agent=agent_of(pod("gated")),
+        agent_command=agent_command,
+        explanation=reporting.encoded(explanation),
+    )
+    return [one for one in found if one.subject.startswith("on the node, ")]
+
+
+def test_check_of_the_node_has_its_severity_and_remedy() -> None:
+    check = Check(
+        name="gate",
+        state="problem",
+        text="not attached",
+        remedy="Reload it.",
+        severity="open",
+        next="kubectl get nodes",
+    )
+    (found,) = of_node(check, Check(name="API server", state="problem", text="old"))
+    assert found == ReadinessCheck(
+        *("on the node, gate (open)", False, "not attached. Reload it.", "kubectl get nodes")
+    )
+
+
+def test_command_of_the_node_is_a_hint_where_no_agent_can_run_it() -> None:
+    (found,) = of_node(Check(name="gate", state="problem", text="off", next="podgate doctor"))
+    assert (found.text, found.next_command) == ("off; podgate doctor.", "")
+
+
+@pytest.mark.parametrize(
+    ("handler", "text"),
+    [
+        ({"tcpSocket": {"port": 5432}}, "tcpSocket 5432"),
+        ({"httpGet": {"port": "web", "path": "/"}}, "httpGet web/"),
+        ({"exec": {"command": ["true"]}}, "exec"),
+        ({"periodSeconds": 10}, "no handler"),
+    ],
+)
+def test_probe_is_named_with_its_handler(handler: Json, text: str) -> None:
+    found = running("failing")
+    found["spec"]["containers"][0]["readinessProbe"] = {"periodSeconds": 10, **handler}
+    (finding,) = unmet(found)
+    assert finding.text.startswith(f"Container web, readiness probe ({text}): ")
+
+
+def test_newest_event_is_the_one_that_was_seen_last() -> None:
+    """Of a series it is seen again; old clients write lastTimestamp, newer ones eventTime."""
+    found = running("failing", state={}, lastState={}, restartCount=0)
+    made = event("Failed", "created", 5, "web")
+    legacy = event("Failed", "legacy", 1, "web") | {"lastTimestamp": "2026-01-01T00:00:06Z"}
+    modern = event("Failed", "modern", 1, "web") | {"eventTime": "2026-01-01T00:00:07Z"}
+    series = event("Failed", "series", 1, "web") | {
+        "eventTime": "2026-01-01T00:00:01Z",
+        "series": {"lastObservedTime": "2026-01-01T00:00:08Z"},
+    }
+    events = [series, modern, legacy, made]
+    for newest in ("series", "modern", "legacy", "created"):
+        (finding,) = unmet(found, events)
+        assert finding.text == f"Container web does not run: {newest}."
+        events = events[1:]
+
+
+def test_probe_has_the_newest_of_its_failures() -> None:
+    events = [
+        event("Unhealthy", "Readiness probe failed: oldest", 1, "web"),
+        event("Unhealthy", "Readiness probe failed: newest", 3, "web"),
+        event("Unhealthy", "Readiness probe failed: older", 2, "web"),
+    ]
+    (finding,) = unmet(running("failing"), events)
+    assert finding.text.endswith("): newest.")
+
+
+@pytest.mark.parametrize(
+    ("condition", "written"),
+    [({"status": "False", "reason": "GatePending"}, "GatePending"), (None, "missing")],
+)
+def test_what_the_api_server_has_is_named_beside_what_the_agent_has(
+    condition: Json | None, written: str
+) -> None:
+    found = with_gate(pod("gated"), labels.ISOLATION_READY, condition)
+    assert unmet(found)[-1].text == (
+        f"The agent has {labels.ISOLATION_READY} as Enforced, and the API server as {written}: "
+        "the write is outstanding."
+    )

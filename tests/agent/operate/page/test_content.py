@@ -8,7 +8,9 @@ import pytest
 
 from agent.admin.report import (
     GateStatus,
+    HookStatus,
     PathStatus,
+    RawSocketStatus,
     RelayedPortStatus,
 )
 from agent.labels import ISOLATION_READY, PROBES_PASSING
@@ -315,3 +317,122 @@ def test_empty_node_has_a_page() -> None:
 def test_failing_probes_are_above_successful_ones() -> None:
     of_pods = pod(probes=[probe(result="success"), probe(result="failure")])
     assert [row["result"] for row in rows(full(of_pods), "Probes")] == ["failure", "success"]
+
+
+def test_probe_has_its_container_kind_and_response() -> None:
+    found = probe(type="Liveness", handler="tcp :5432", result="failure", last_message="x" * 300)
+    (shown,) = rows(full(pod(probes=[found])), "Probes")
+    assert shown["pod"] == "shop/web"
+    assert shown["container"] == "app"
+    assert shown["probe"] == "liveness tcp :5432"
+    assert shown["response"] == "x" * 200
+
+
+def test_drop_may_lack_a_process_and_a_port() -> None:
+    found = drops(
+        source(process="", port=0, protocol="icmp", mode="audit"), source(has_many_ports=True)
+    )
+    page = parse(content.full_page(report(pod()), found, now=NOW))
+    first, second = rows(page, "Drops by source")
+    assert (first["process"], first["to"], first["mode"]) == ("unknown", "icmp", "audit")
+    assert second["to"] == "tcp many ports"
+
+
+def test_as_many_sources_as_there_is_room_for_are_all() -> None:
+    page = parse(content.full_page(report(), drops(*[source()] * 100), now=NOW))
+    assert "more sources" not in page.text
+
+
+def test_drops_of_all_gates_of_a_pod_are_added_up_by_reason() -> None:
+    gates = [
+        GateStatus(interface="veth1", ifindex=7, packets={"drop": {"node": 4, "stray": 1}}),
+        GateStatus(interface="veth2", ifindex=8, packets={"drop": {"node": 5}, "would-drop": {}}),
+    ]
+    page = full(pod(gates=gates), pod("bare", gates=[], paths=[], conditions=[]))
+    # What is not as desired is first.
+    second, first = rows(page, "Pods")
+    assert (first["gates"], first["dropped"]) == ("veth1, veth2", "9 node, 1 stray")
+    assert first["would drop"] == "0"
+    assert (second["gates"], second["path test"], second["isolation"]) == ("none", "none", "none")
+
+
+def test_tiles_count_what_the_node_has() -> None:
+    gates = [
+        GateStatus(
+            interface="v", ifindex=1, packets={"drop": {"node": 4}, "would-drop": {"node": 2}}
+        )
+    ]
+    pods = [
+        pod("a", gates=gates * 2),
+        pod("b", mode="audit", gates=[], conditions=[condition(ISOLATION_READY, "True", "Audit")]),
+        pod("c", gates=[], conditions=[condition(ISOLATION_READY, "False", "GateFailed")]),
+        pod("d", gates=[], conditions=[]),
+    ]
+    tiles = [tile.text for tile in full(*pods).with_class("tile")]
+    assert tiles == [
+        *("4 pods", "1 audit", "3 enforce", "2 of 4 as desired", "2 gates"),
+        *("8 dropped", "4 would drop", "serving relay", "identified kubelet"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            {},
+            {
+                "default mode": "audit, at most strict",
+                "pods from": "the API server",
+                "kubelet": "/system.slice/kubelet.service",
+                "hooks": "connect4",
+                "dropped before an interface is chosen": "none",
+                "raw sockets": "audit",
+            },
+        ),
+        (
+            {
+                "kubelet": None,
+                "hooks": [HookStatus(name="connect4", problem="taken")],
+                "node_drops": {"raw": 2, "tunnel": 1},
+                "raw_sockets": RawSocketStatus(mode="", problem="", sources=[]),
+            },
+            {
+                "kubelet": "not identified",
+                "hooks": "none",
+                "dropped before an interface is chosen": "2 raw, 1 tunnel",
+                "raw sockets": "not checked",
+            },
+        ),
+    ],
+)
+def test_node_has_its_settings(fields: dict[str, object], expected: dict[str, str]) -> None:
+    shown = {row["setting"]: row["value"] for row in rows(full(pod(), **fields), "Node")}
+    assert shown | expected == shown
+
+
+def test_relayed_port_may_be_undeclared_and_without_a_time() -> None:
+    port = RelayedPortStatus(
+        container="app", handler="", port=0, last_outcome="", outcomes={}, open_ms=None
+    )
+    (cells,) = next(full(pod(relayed=[port])).all("main")).children[-4].all("tbody")
+    assert [cell.text for cell in cells.all("td")][3:] == ["undeclared", "", ""]
+
+
+def test_relay_that_is_not_needed_has_no_numbers() -> None:
+    page = full(pod(), relay=relay(is_up=False))
+    assert section(page, "Relay").text == "not needed"
+
+
+def test_advice_follows_each_finding() -> None:
+    (item,) = section(full(pod(), kubelet=None), "Findings").all("li")
+    (finding,) = report(pod(), kubelet=None).findings
+    assert item.text.startswith(f"{finding.severity}: {finding.sentence}")
+    assert finding.advice()
+    assert item.text.endswith(finding.advice())
+
+
+def test_probes_that_took_no_time_have_bars_of_full_height() -> None:
+    page = full(pod(probes=[probe(recent_ms=[0.0, 0.0])]))
+    chart = section(page, "Probes").with_class("spark")[0]
+    (path,) = chart.all("path")
+    assert re.findall(r"v(\d+)", path.attributes["d"]) == ["20", "20"]

@@ -119,6 +119,7 @@ def test_strict_opens_with_the_relay_gone_unless_it_has_no_fallback() -> None:
         (3599, "59 min 59 s"),
         (3600, "1 h 0 min"),
         (83520, "23 h 12 min"),
+        (250 * 3600 + 59, "250 h 0 min"),
     ],
 )
 def test_time_in_words(seconds: float, words: str) -> None:

@@ -13,6 +13,8 @@ from agent.operate.cli import main
 from tests.agent.operate.cli import reports
 from tests.agent.operate.cli.stub_agent import ANSWERS, StubAgent
 
+SINCE, SORT, TOP = ["--since", "24h"], ["--sort", "pod"], ["--top", "3"]
+
 
 def podgate(directory: pathlib.Path, *arguments: str) -> click.testing.Result:
     command = ["drops", "--run-directory", str(directory), *arguments]
@@ -75,8 +77,14 @@ def test_without_a_mark_there_is_nothing_to_subtract(tmp_path: pathlib.Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--mark", "-n", "shop"], "--mark is of all sources: no filters, --sort or --top"),
-        (["--follow", "--top", "3"], "no --since, --sort, --top or --mark"),
+        *(
+            (["--mark", *option], "--mark is of all sources: no filters, --sort or --top")
+            for option in (["-n", "shop"], ["--pod", "web"], SINCE, SORT, TOP)
+        ),
+        *(
+            (["--follow", *option], "no --since, --sort, --top or --mark")
+            for option in (SINCE, SORT, TOP, ["--mark"])
+        ),
         (["--since", "yesterday"], "neither a duration such as 24h"),
     ],
 )

@@ -1,5 +1,6 @@
 """Usage of `podgate explain`; its answers are in tests/kernel/test_explain_command.py."""
 
+import ipaddress
 import pathlib
 
 import click.testing
@@ -54,3 +55,29 @@ def test_exit_status_is_1_for_a_drop_alone(
     assert result.exit_code == status, result.output
     assert result.output.startswith(f"{verdict.upper()}: ")
     assert asked == [flows.Question(SourceName.parse("kernel"), "web", "tcp", 80)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--protocol", "icmp"), {"protocol": "icmp", "port": 0}),
+        (
+            ("--port", "80", "--source-port", "53", "--source-address", "198.18.0.9"),
+            {"source_port": 53, "source_address": ipaddress.ip_address("198.18.0.9")},
+        ),
+    ],
+)
+def test_options_are_the_question(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], expected: dict[str, object]
+) -> None:
+    asked: list[flows.Question] = []
+
+    def explain(question: flows.Question, *_: pathlib.Path) -> model.Explanation:
+        asked.append(question)
+        return kernel_reports.DROPPED
+
+    monkeypatch.setattr(explaining, "flow", explain)
+    command = ["explain", "--from", "kernel", "--to", "web", *arguments]
+    click.testing.CliRunner().invoke(main.main, command)
+    (question,) = asked
+    assert {name: getattr(question, name) for name in expected} == expected

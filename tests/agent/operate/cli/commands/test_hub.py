@@ -28,3 +28,11 @@ def test_options_are_the_settings_of_the_hub(
     assert (settings.http_host, settings.http_port) == ("127.0.0.1", 9000)
     assert settings.run_directory == tmp_path
     assert settings.services.tls is not None
+
+
+@pytest.mark.parametrize("names", [(), ("ca",), ("ca", "cert"), ("key",)])
+def test_hub_without_all_of_its_files_is_wrong_usage(names: tuple[str, ...]) -> None:
+    arguments = [f"--services-tls-{name}=/{name}" for name in names]
+    result = click.testing.CliRunner().invoke(main.main, ["hub", *arguments])
+    assert result.exit_code == 2
+    assert "--services-tls-ca, --services-tls-cert and --services-tls-key" in result.output

@@ -1,6 +1,7 @@
 """Options of `podgate run` that exclude or need each other."""
 
 import gc
+import os
 import pathlib
 
 import click.testing
@@ -101,3 +102,48 @@ def test_address_has_a_host_and_a_port(text: str, address: tuple[str, int]) -> N
 def test_text_that_is_no_address_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is not HOST:PORT"):
         options.parse_address(text)
+
+
+TLS = [f"--services-tls-{name}=/{name}" for name in ("ca", "cert", "key")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "source"),
+    [
+        (["--service-endpoints"], None),
+        (["--services-from", "./services.yaml"], pathlib.Path("services.yaml")),
+        (["--services-from", "hub:1, [::1]:65535", *TLS], ("hub:1", "[::1]:65535")),
+    ],
+)
+def test_services_are_served_from_their_source(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], source: object
+) -> None:
+    started = Started(monkeypatch)
+    result = click.testing.CliRunner().invoke(main.main, ["run", *CLUSTER, *arguments])
+    assert result.exit_code == 0, result.output
+    (settings,) = started.settings
+    services = settings.service_endpoints
+    assert services is not None
+    assert services.source == source
+    assert (services.node, services.zone) == (os.uname().nodename, "")
+    assert (services.tls is not None) == (TLS[0] in arguments)
+
+
+def test_node_of_services_has_the_name_and_zone_that_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = Started(monkeypatch)
+    place = ["--services-node", "n7", "--services-zone", "z", "--localnet-address", "[::1]:65535"]
+    arguments = ["--manifests", "/etc/pods", "--services-from", "./services", *place]
+    result = click.testing.CliRunner().invoke(main.main, ["run", *arguments])
+    assert result.exit_code == 0, result.output
+    services = started.settings[0].service_endpoints
+    assert services is not None
+    assert (services.node, services.zone, services.address) == ("n7", "z", ("::1", 65535))
+
+
+def test_services_are_not_served_unless_that_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = Started(monkeypatch)
+    result = click.testing.CliRunner().invoke(main.main, ["run", *CLUSTER])
+    assert result.exit_code == 0, result.output
+    assert started.settings[0].service_endpoints is None

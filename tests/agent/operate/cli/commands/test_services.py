@@ -169,3 +169,16 @@ async def test_invalid_filter_is_one_sentence(served: Served, run_directory: str
     assert result.exit_code == 1
     assert result.output.endswith("32 is the maximum; use * in them\n")
     assert result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "filtering",
+    [
+        *(("--type", "NodePort"), ("--family", "IPv4"), ("--service-proxy-name", "own")),
+        *(("--labels", "app"), ("--annotations", "*")),
+    ],
+)
+async def test_all_excludes_the_other_filters(filtering: tuple[str, str]) -> None:
+    result = await podgate("services", "--all", *filtering)
+    assert result.exit_code == 2
+    assert "--all has everything; leave out the other filters" in result.output

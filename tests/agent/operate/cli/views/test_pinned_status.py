@@ -6,7 +6,7 @@ import pytest
 from agent.admin.report import HookStatus
 from agent.operate.cli.output import Signal
 from agent.operate.cli.views import pinned_status
-from agent.operate.pinned import findings
+from agent.operate.pinned import exposures, findings
 from agent.operate.pinned.report import PinnedStatus
 from tests.agent.operate.cli.reports import PINNED
 from tests.agent.operate.cli.views.recorded import RecordedScreen
@@ -71,3 +71,20 @@ def test_hook_that_works_and_a_relay_without_ports_need_no_line() -> None:
     relay = msgspec.structs.replace(PINNED.relay, ports=0)
     lines = shown(hooks=[HookStatus(name="connect4", problem=None)], relay=relay).lines
     assert not [text for text, _ in lines if "Hook" in text or text.startswith("relay:")]
+
+
+@pytest.mark.parametrize(
+    ("what", "is_open", "is_reported"),
+    [
+        (exposures.DECLARED_PORTS, True, False),
+        (exposures.DECLARED_PORTS, False, True),
+        (PINNED.exposures[0].what, True, True),
+    ],
+)
+def test_kubelet_is_reported_unless_its_ports_are_open_already(
+    what: str, *, is_open: bool, is_reported: bool
+) -> None:
+    exposure = msgspec.structs.replace(PINNED.exposures[0], what=what, is_open=is_open)
+    lines = shown(kubelet=None, exposures=[exposure]).lines
+    found = [text for text, _ in lines if text.startswith("degraded: Kubelet not identified")]
+    assert bool(found) is is_reported

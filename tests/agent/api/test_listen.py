@@ -1,0 +1,34 @@
+"""Unix sockets of the agent: in directories of their own, which are made."""
+
+import pathlib
+import socket
+import stat
+
+import pytest
+
+from agent.api import listen
+from agent.serving.ports import ListenError
+
+
+def test_directories_are_made_and_the_last_one_has_the_mode(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "run" / "podgate" / "api" / "it.sock"
+    with listen.unix_socket(path, directory_mode=0o711, mode=0o666) as bound:
+        bound.listen()
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o711
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+
+
+def test_socket_and_mode_of_a_previous_agent_are_replaced(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "api" / "it.sock"
+    for mode in (0o755, 0o700):
+        listen.unix_socket(path, directory_mode=mode, mode=0o600).close()
+        assert stat.S_IMODE(path.parent.stat().st_mode) == mode
+
+
+def test_path_that_cannot_be_used_is_one_sentence(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "it.sock"
+    with pytest.raises(ListenError, match=r"cannot create the socket .* choose another directory"):
+        listen.unix_socket(path, directory_mode=0o700, mode=0o600)
