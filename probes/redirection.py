@@ -95,6 +95,19 @@ InnerWays = Mapping[str, InnerWay]
 """By address; those at which connections reach the server are left out."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class InnerTries:
+    """What connections from inside a pod to an unused port have found.
+
+    ways: of the addresses that are redirected; silent: addresses at which root's connection was
+    neither accepted nor rejected within the call, as by the loopback all are, unless the machine is
+    busy or rules drop it.
+    """
+
+    ways: dict[str, InnerWay]
+    silent: list[str]
+
+
 def find_acceptor(netns: Netns, sock: BareSocket) -> Redirection | None:
     """Who has accepted this connection of the pod to itself, if not a server of the dialled port.
 
@@ -124,46 +137,42 @@ def find_catch_all(netns: Netns, address: str, user: int = 0) -> Redirection | N
 
     None if it is rejected, as it should be: takes 25 us. Raises as `find_acceptor`.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return _try_unused(netns, address, user)[0]
+
+
+def _try_unused(netns: Netns, address: str, user: int = 0) -> tuple[Redirection | None, bool]:
+    """As `find_catch_all`, and whether the connection is still pending."""
     for port in _UNUSED_PORTS:
-        sock = netns.bare_socket(family, socket.SOCK_STREAM, user)
+        sock, result = _dial(netns, address, port, user)
         try:
-            if connect_inside(sock, (address, port)):
-                return None
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            if result:
+                return None, result == errno.EALREADY
             if found := find_acceptor(netns, sock):
-                return found
+                return found, False
         finally:
             sock.close()
-    return None
+    return None, False
 
 
-def find_inner_ways(
-    netns: Netns, addresses: Iterable[str], before: InnerWays
-) -> dict[str, InnerWay]:
-    """Which of the pod's addresses are redirected. before: the last result; where its user still is
-    exempt, the proxy is not dialled again. Raises as `find_acceptor`."""
-    found: dict[str, InnerWay] = {}
+def find_inner_ways(netns: Netns, addresses: Iterable[str], before: InnerWays) -> InnerTries:
+    """Which of the pod's addresses are redirected or silent, by one connection to each. before: the
+    last result; where its user still is exempt, the proxy is not dialled again. Raises as
+    `find_acceptor`."""
+    found = InnerTries({}, [])
     for address in addresses:
         previous = before.get(address)
         if previous and previous.user and find_catch_all(netns, address, previous.user) is None:
-            found[address] = previous
+            found.ways[address] = previous
             continue
-        redirection = find_catch_all(netns, address)
+        redirection, is_pending = _try_unused(netns, address)
         if redirection is not None:
             user = redirection.user or None
             if user and find_catch_all(netns, address, user) is not None:
                 user = None
-            found[address] = InnerWay(redirection, user)
+            found.ways[address] = InnerWay(redirection, user)
+        elif is_pending:
+            found.silent.append(address)
     return found
-
-
-def is_answered(netns: Netns, address: str) -> bool:
-    """Whether a connection from inside is accepted or rejected within the call, as by the loopback
-    all are, unless the machine is busy or rules drop it. Raises as `find_acceptor`."""
-    sock, result = _dial(netns, address, _UNUSED_PORTS[0])
-    sock.close()
-    return result != errno.EALREADY
 
 
 def find_dropped(netns: Netns, addresses: Iterable[str]) -> dict[str, InnerWay]:
@@ -202,10 +211,10 @@ def _unanswered(netns: Netns, address: str, ports: Iterable[int]) -> list[int]:
     return sorted(pending.values())
 
 
-def _dial(netns: Netns, address: str, port: int) -> tuple[BareSocket, int]:
+def _dial(netns: Netns, address: str, port: int, user: int = 0) -> tuple[BareSocket, int]:
     """A socket that is reset when it is closed, and the result of its first connect."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    sock = netns.bare_socket(family, socket.SOCK_STREAM)
+    sock = netns.bare_socket(family, socket.SOCK_STREAM, user)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
     return sock, connect_inside(sock, (address, port))
 

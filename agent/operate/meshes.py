@@ -28,7 +28,7 @@ def read(pod: PodStatus) -> PodMesh | None:
     try:
         netns = Netns.open(pod.netns)
         name = meshes.name({found.port for found in listening.listeners(netns)})
-        ways = redirection.find_inner_ways(netns, pod.addresses, {})
+        ways = redirection.find_inner_ways(netns, pod.addresses, {}).ways
     except (NetnsError, OSError):
         return None
     return PodMesh(name or "a proxy", ways) if name or ways else None

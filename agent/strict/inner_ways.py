@@ -22,7 +22,7 @@ from agent.pods.store import PodStore
 from bpf.verdicts import Mode
 from probes import redirection
 from probes.netns import Netns, NetnsError
-from probes.redirection import Dropped, InnerWay, InnerWays
+from probes.redirection import Dropped, InnerTries, InnerWay, InnerWays
 
 log = structlog.get_logger(__name__)
 
@@ -31,7 +31,7 @@ _PERIOD_SECONDS = 5.0
 _OTHERS_SECONDS = 30.0
 
 Probed = Callable[[Netns, Iterable[str]], InnerWays]
-Find = Callable[[Netns, Iterable[str], InnerWays], dict[str, InnerWay]]
+Find = Callable[[Netns, Iterable[str], InnerWays], InnerTries]
 FindDropped = Callable[[Netns, Iterable[str]], dict[str, InnerWay]]
 
 
@@ -45,17 +45,15 @@ class InnerWayWatch:
         has_need: Callable[[PodState], object],
         probed: Probed,
         find: Find = redirection.find_inner_ways,
-        answers: Callable[[Netns, str], bool] = redirection.is_answered,
         find_dropped: FindDropped = redirection.find_dropped,
     ) -> None:
         """has_need: whether a pod in enforce has the relay; probed: what probes have found of a
-        pod's addresses; find: what a connection to an unused port finds; answers: whether an
-        address does at once; find_dropped: of those that do not."""
+        pod's addresses; find: what a connection to an unused port finds; find_dropped: of addresses
+        that do not answer it at once."""
         self._store = store
         self._has_need = has_need
         self._probed = probed
         self._find = find
-        self._answers = answers
         self._find_dropped = find_dropped
         self._wake = asyncio.Event()
         self._changes = store.in_force.subscribe(Subscription(self._wake))
@@ -111,10 +109,8 @@ class InnerWayWatch:
         self._tried[uid] = (netns, addresses, self._is_relayed(state))
         probed = self._probed(netns, addresses)
         try:
-            found = self._find(netns, addresses, self._found.get(uid, {}))
-            silent = [
-                one for one in addresses if one not in found and not self._answers(netns, one)
-            ]
+            tries = self._find(netns, addresses, self._found.get(uid, {}))
+            found, silent = tries.ways, tries.silent
             if silent and is_new:
                 # No relay before it is known whether that was a busy machine.
                 dropped = dict.fromkeys(silent, InnerWay(Dropped(), None))

@@ -178,7 +178,7 @@ class _RunningRelay:
         if not problem:
             log.warning(Event.RELAY_WAY_REPAIRED, interface=self.pair.name)
             return ""
-        return problem + await way.suspects()
+        return problem + (await veth_pair.diversion(self.pair) or await way.suspects())
 
     async def kill(self) -> None:
         self.channel.close()

@@ -165,6 +165,29 @@ async def repair(pair: VethPair) -> None:
         await _set_up_host(netlink, pair)
 
 
+async def diversion(pair: VethPair) -> str:
+    """How routes and rules of the node, such as a VPN's, lead packets to the relay elsewhere: a
+    clause with a semicolon before it; "" if they do not, or that cannot be found out."""
+    with contextlib.suppress(PairError):
+        async with _pair_errors("cannot read routes"), pyroute2.AsyncIPRoute() as netlink:
+            for share in pair.shares:
+                try:
+                    query = network_setup.route_query(share.inside)
+                    (route,) = await netlink.route("get", **query)
+                except pyroute2.NetlinkError as error:
+                    return (
+                        f"; the node's routing rejects {share.subnet} ({os.strerror(error.code)})"
+                    )
+                ifindex = route.get("oif")
+                if ifindex not in (None, pair.ifindex):
+                    name = dict(socket.if_nameindex()).get(ifindex, "another interface")
+                    return (
+                        f"; the node's routing (table {route.get('table')}) leads {share.subnet} to"
+                        f" {name}, not to {pair.name}: check 'ip rule'"
+                    )
+    return ""
+
+
 def _netlink_in(netns: Netns) -> pyroute2.AsyncIPRoute:
     # asyncio, which pyroute2 uses, accepts only datagram sockets; netlink makes no difference.
     sock = netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE)

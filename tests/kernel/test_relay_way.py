@@ -140,6 +140,34 @@ def test_firewall_that_does_not_know_the_relay_steps_back_to_enforce(
     assert connects(kubelet, pod)
 
 
+VPN = {
+    # All traffic without the VPN's mark, as an exit node of Tailscale has it.
+    "elsewhere": ("add", "default", "dev", "lo", "table", "4242"),
+    # A kill switch: what does not go through the tunnel does not go.
+    "nowhere": ("add", "prohibit", "default", "table", "4242"),
+}
+
+
+@pytest.mark.parametrize("route", VPN.values(), ids=VPN)
+def test_routing_rule_before_the_relays_route_steps_back_and_is_named(
+    strict: AgentProcess, pod: LabPod, kubelet: Cgroup, route: tuple[str, ...]
+) -> None:
+    """What is podgate's own, route, link and addresses, is as it was."""
+    rule = ("rule", "del", "to", "198.18.64.0/18", "table", "4242")
+    ip("route", *route)
+    ip("rule", "add", *rule[2:], "priority", "100")
+    try:
+        line = strict.event(Event.STRICT_UNAVAILABLE)
+        assert "the node's routing" in line["problem"]
+        strict.wait_for("enforce", lambda report: isolation(report)[0] == "Enforced")
+        polling.wait_until("the kubelet connects", lambda: connects(kubelet, pod))
+    finally:
+        ip(*rule)
+        ip("route", "flush", "table", "4242")
+    strict.wait_for("strict again", is_strict)
+    assert connects(kubelet, pod)
+
+
 def test_way_is_tried_without_a_trace_in_the_relays_counts(strict: AgentProcess) -> None:
     time.sleep(2)  # eight tries
     report = strict.report()

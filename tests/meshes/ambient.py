@@ -9,6 +9,7 @@ import array
 import contextlib
 import json
 import os
+import pathlib
 import socket
 from collections.abc import Iterator, Sequence
 
@@ -21,24 +22,37 @@ from tests.polling import PATIENCE_SECONDS
 PROGRAMS = (ISTIO_CNI_RULES, ZTUNNEL)
 ZTUNNEL_POD = "ztunnel"
 _RECEIVED = 1024
+# istio-cni's agent reads the node's processes at /host/proc, a mount of its container.
+_WITH_HOST_PROC = (
+    'mount -t tmpfs tmpfs "$0" && mkdir -p "$0/extra/host/proc" "$0/root"'
+    ' && touch "$0/extra/host/program"'
+    ' && mount -t overlay overlay -o lowerdir="$0/extra:/" "$0/root"'
+    ' && mount --bind "$1" "$0/root/host/program"'
+    ' && mount --rbind /dev "$0/root/dev" && mount --rbind /proc "$0/root/proc"'
+    ' && mount --rbind /proc "$0/root/host/proc"'
+    ' && root="$0/root" && shift && exec chroot "$root" /host/program "$@"'
+)
 _ANY_PRINCIPAL = "any principal"
 
 
 def start(processes: MeshProcesses, pods: Sequence[LabPod], backend: str) -> MeshProcess:
     """The last one of the pods is ztunnel's own. backend: iptables or nftables."""
     *members, own = pods
-    write_rules(members, backend)
+    write_rules(members, backend, processes.folder)
     return start_ztunnel(processes, own, members)
 
 
-def write_rules(pods: Sequence[LabPod], backend: str) -> None:
+def write_rules(pods: Sequence[LabPod], backend: str, folder: pathlib.Path) -> None:
     """In the pods and on the node, for the node's probes to them. For nftables a process named
-    kubelet must run: the rule on the node names its user."""
+    kubelet must run: the rule on the node names its user. folder: for mounts."""
     program = programs.path(ISTIO_CNI_RULES)
     for pod in pods:
         running.run_in(pod, program, "pod", backend)
     addresses = [address for pod in pods for address in (pod.ipv4, pod.ipv6)]
-    running.run(program, "host", backend, *addresses)
+    place = folder / "istio-cni"
+    place.mkdir()
+    as_container = ("unshare", "--mount", "sh", "-c", _WITH_HOST_PROC, str(place))
+    running.run(*as_container, program, "host", backend, *addresses)
 
 
 def start_ztunnel(processes: MeshProcesses, own: LabPod, pods: Sequence[LabPod]) -> MeshProcess:

@@ -34,6 +34,7 @@ _READINESS = "http://127.0.0.1:9099/readiness"
 # felix knows no other place (felix/bpf/bpfdefs, ObjectDir), so it gets it by a mount of its own.
 _LIBRARIES = pathlib.Path("/usr/lib")
 UPLINK = "uplink0"
+_EBPF_LINK = "bpfin.cali"
 OUTSIDE = "outside"
 """The network namespace at the other end of the uplink."""
 OUTSIDE_IPV4, _NODE_UPLINK_IPV4 = "198.18.100.2", "198.18.100.1"
@@ -58,6 +59,8 @@ class DataPlane(enum.Enum):
             made |= {
                 "BPFDATAIFACEPATTERN": f"^{UPLINK}$",
                 "BPFKUBEPROXYIPTABLESCLEANUPENABLED": "false",
+                # Linux 6.18 rejects this optional program, and felix would never be ready.
+                "BPFIPFRAGMENTREASSEMBLYENABLED": "false",
                 "BPFLOGLEVEL": "Off",
             }
         return made
@@ -149,6 +152,8 @@ class Calico:
         self.felix.kill()
         run("ip", "netns", "delete", OUTSIDE)  # and the uplink with it
         run("nft", "flush", "ruleset")
+        if self.data_plane is DataPlane.EBPF:
+            run("ip", "link", "delete", _EBPF_LINK)  # and its peer
 
     def wait_until_ready(self) -> None:
         polling.wait_until("felix is ready", self._is_ready)

@@ -10,7 +10,7 @@ import pytest
 
 from probes import redirection
 from probes.engine import prober
-from probes.redirection import Dropped, InnerWay, Redirection
+from probes.redirection import Dropped, InnerTries, InnerWay, Redirection
 from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.specs import HttpGet, Probe, TcpSocket
 from tests import redirected
@@ -173,7 +173,8 @@ async def test_transparent_proxy_of_one_port_is_noticed(
 def test_transparent_proxy_of_all_ports_is_noticed(transparent: Sandbox) -> None:
     redirected.nft(transparent.netns, redirected.tproxy(redirected.ALL_PORTS))
     way = InnerWay(Redirection(redirected.PROXY, 0, "a mesh with Envoy"), None)
-    assert redirection.find_inner_ways(transparent.netns, (V4, V6), {}) == {V4: way, V6: way}
+    found = redirection.find_inner_ways(transparent.netns, (V4, V6), {})
+    assert found == InnerTries({V4: way, V6: way}, [])
 
 
 async def test_server_that_is_transparent_itself_is_the_application(transparent: Sandbox) -> None:
@@ -252,21 +253,21 @@ async def test_server_with_syn_cookies_is_no_redirection(sandbox: Sandbox) -> No
 def test_inner_way_names_the_user_that_is_exempt(consul: Sandbox) -> None:
     found = redirection.find_inner_ways(consul.netns, (V4, V6), {})
     mesh = Redirection(redirected.PROXY, redirected.USER, "a mesh with Envoy")
-    assert found == {V4: InnerWay(mesh, redirected.USER), V6: InnerWay(mesh, redirected.USER)}
+    assert found.ways == {V4: InnerWay(mesh, redirected.USER), V6: InnerWay(mesh, redirected.USER)}
 
 
 def test_inner_way_of_rules_without_exemption_has_no_user(proxy: Sandbox) -> None:
     redirected.nft(proxy.netns, redirected.EXEMPTS_NOBODY)
     found = redirection.find_inner_ways(proxy.netns, (V4,), {})
-    assert found == {
+    assert found.ways == {
         V4: InnerWay(Redirection(redirected.PROXY, redirected.USER, "a mesh with Envoy"), None)
     }
 
 
 def test_inner_way_is_free_without_rules_or_with_an_exemption(proxy: Sandbox) -> None:
-    assert redirection.find_inner_ways(proxy.netns, (V4, V6), {}) == {}
+    assert redirection.find_inner_ways(proxy.netns, (V4, V6), {}) == InnerTries({}, [])
     redirected.nft(proxy.netns, redirected.ISTIO)
-    assert redirection.find_inner_ways(proxy.netns, (V4, V6), {}) == {}
+    assert redirection.find_inner_ways(proxy.netns, (V4, V6), {}) == InnerTries({}, [])
 
 
 def test_socket_of_another_user_leaves_the_thread_as_it_was(sandbox: Sandbox) -> None:
@@ -275,6 +276,10 @@ def test_socket_of_another_user_leaves_the_thread_as_it_was(sandbox: Sandbox) ->
     with open("/proc/thread-self/status", encoding="ascii") as stream:
         (users,) = (line for line in stream if line.startswith("Uid:"))
     assert users.split()[1:] == ["0", "0", "0", "0"]
+
+
+def silent(sandbox: Sandbox, address: str) -> list[str]:
+    return redirection.find_inner_ways(sandbox.netns, [address], {}).silent
 
 
 EGRESS_LOCK_DOWN = """
@@ -292,10 +297,10 @@ def test_firewall_in_the_pod_that_drops_what_comes_from_inside_is_noticed(
     sandbox: Sandbox, address: str
 ) -> None:
     with sandbox.listen(address, APP):
-        assert redirection.is_answered(sandbox.netns, address)
+        assert silent(sandbox, address) == []
         assert redirection.find_dropped(sandbox.netns, [address]) == {}
         redirected.nft(sandbox.netns, EGRESS_LOCK_DOWN)
-        assert not redirection.is_answered(sandbox.netns, address)
+        assert silent(sandbox, address) == [address]
         found = redirection.find_dropped(sandbox.netns, [address])
     assert found == {address: InnerWay(Dropped(APP), None)}
     # Without a server nothing is known.
@@ -306,5 +311,5 @@ def test_firewall_in_the_pod_that_admits_the_servers_port_is_no_problem(sandbox:
     rules = EGRESS_LOCK_DOWN.replace("ct state", f"tcp dport {APP} accept\n    ct state")
     redirected.nft(sandbox.netns, rules)
     with sandbox.listen(V4, APP):
-        assert not redirection.is_answered(sandbox.netns, V4)
+        assert silent(sandbox, V4) == [V4]
         assert redirection.find_dropped(sandbox.netns, [V4]) == {}

@@ -14,7 +14,7 @@ from agent.pods.store import PodStore
 from agent.strict.inner_ways import InnerWayWatch
 from bpf.verdicts import Mode
 from probes.netns import Netns, NetnsGoneError
-from probes.redirection import Dropped, InnerWay, InnerWays, Redirection
+from probes.redirection import Dropped, InnerTries, InnerWay, InnerWays, Redirection
 from tests.agent.strict.strict_pods import strict_pod
 
 pytestmark = pytest.mark.looptime
@@ -46,19 +46,17 @@ class Node:
             has_need=lambda state: state.pod.name in self.needs,
             probed=lambda _, addresses: _of(self.probed, addresses),
             find=self.find,
-            answers=lambda _, address: address not in self.silent,
             find_dropped=self.find_dropped,
         )
         self.changes = self.store.in_force.subscribe()
 
-    def find(
-        self, netns: Netns, addresses: Iterable[str], before: InnerWays
-    ) -> dict[str, InnerWay]:
+    def find(self, netns: Netns, addresses: Iterable[str], before: InnerWays) -> InnerTries:
         self.tried += addresses
         self.before.append(before)
         if netns.path in self.gone:
             raise NetnsGoneError("it is gone")
-        return _of(self.rules, addresses)
+        silent = [one for one in addresses if one in self.silent and one not in self.rules]
+        return InnerTries(_of(self.rules, addresses), silent)
 
     def find_dropped(self, _: Netns, addresses: Iterable[str]) -> dict[str, InnerWay]:
         assert self.may_find.wait(60)
