@@ -7,7 +7,7 @@ is recorded by the run itself (tests/networks/records.py).
 import os
 import pathlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -53,8 +53,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _run.add(report)
 
 
-def pytest_sessionfinish() -> None:
-    _run.write()
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop() -> Generator[None, object, object]:
+    """Before failed tests run again, each in a run that records its own result."""
+    try:
+        return (yield)
+    finally:
+        _run.write()
 
 
 def _versions() -> tuple[str, str]:

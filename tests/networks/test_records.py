@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from tests.networks import records
+from tests.networks import conftest, records
 from tests.networks.records import FIGURES, Run
 
 
@@ -69,3 +69,16 @@ def test_run_without_a_network_writes_nothing(recorded: pathlib.Path) -> None:
 def test_committed_page_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert records.PAGE.read_text(encoding="utf-8") == records.page()
+
+
+def test_result_of_a_second_run_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Run()
+    first.began("calico-ebpf", "3.33", "v1.36.2")
+    first.add(cast(pytest.TestReport, report("test_storm", "failed")))
+    monkeypatch.setattr(conftest, "_run", first)
+    loop = conftest.pytest_runtestloop()
+    next(loop)
+    with pytest.raises(StopIteration):
+        loop.send(None)
+    run(report("test_storm"))
+    assert results() == {("storm", ""): ("passed", "3.33")}
