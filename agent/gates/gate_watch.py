@@ -71,7 +71,7 @@ class GateWatch:
         switched off, so that gates are missing on purpose; it may block. on_put_back gets the
         interfaces whose gates were put back just now; on_lost all those whose gates cannot be put
         back, whenever that changes."""
-        self._run = gate_worker.run
+        self._run_first = gate_worker.run_first
         self._gates = gate_worker.gates
         self._host_devices = gate_worker.host_devices
         self._store = store
@@ -107,7 +107,7 @@ class GateWatch:
                     continue
                 changed, self._changed = self._changed, set()
                 try:
-                    found = await self._run(
+                    found = await self._run_first(
                         functools.partial(_check, self._gates, self._host_devices),
                         changed,
                         {*self.lost, *self._lost_devices},

@@ -89,7 +89,7 @@ class OffSwitch:
         relays stay until these are released: nothing installs them again."""
         gates = [ifindex for state in self._store.states() for ifindex in state.gates]
         try:
-            await self._gate_worker.run(self._gate_worker.gates.open, gates)
+            await self._gate_worker.run_first(self._gate_worker.gates.open, gates)
             await self._gate_worker.detach()
         except OSError as error:
             problem = str(error) or "the kernel did not respond in time"

@@ -1,7 +1,6 @@
 """The gates, driven from the event loop: one worker thread makes the calls that wait for RTNL."""
 
 import asyncio
-import concurrent.futures
 import functools
 import socket
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from typing import ParamSpec, TypeVar
 
 import structlog
 
+from agent.gates.gate_thread import GateThread
 from agent.linux.cgroups import cgroup2_mount, own_cgroup
 from agent.logs import Event
 from agent.settings import Settings
@@ -55,7 +55,7 @@ class GateWorker:
         loaded: loader.Loaded,
         installation: pins.Pins,
         attachment: Attachment | None,
-        thread: concurrent.futures.ThreadPoolExecutor,
+        thread: GateThread,
     ) -> None:
         """Set what the programs need from the start; attaches nothing. Call it in `thread`."""
         self._thread = thread
@@ -91,14 +91,12 @@ class GateWorker:
             load_ms=round(loaded.outcome.seconds * 1000, 1),
             reason=loaded.outcome.reason,
         )
-        # One thread: tcx attaches wait for each other under RTNL anyway.
-        thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="gates")
+        thread = GateThread()
+        made = functools.partial(cls, loaded, installation, settings.attachment, thread)
         try:
-            worker = await asyncio.get_running_loop().run_in_executor(
-                thread, cls, loaded, installation, settings.attachment, thread
-            )
+            worker = await thread.run(made)
         except BaseException:
-            thread.shutdown(wait=False)
+            thread.close()
             loaded.close()
             raise
         return worker
@@ -160,7 +158,13 @@ class GateWorker:
         """
         call = functools.partial(function, *args, **kwargs)
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+            return await self._thread.run(call)
+
+    async def run_first(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same before calls that wait, of which a crowd's pods make hundreds."""
+        call = functools.partial(function, *args, **kwargs)
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            return await self._thread.run(call, is_urgent=True)
 
     async def move_first(self, ifindex: int) -> None:
         """As `Gates.move_first`; loads what that needs, so it raises `PinError` and
@@ -205,7 +209,7 @@ class GateWorker:
         self.events.close()
         await self.run(self.gates.close)
         await self.run(self.host_devices.close)
-        self._thread.shutdown(wait=False)
+        self._thread.close()
         self.loaded.close()
 
 

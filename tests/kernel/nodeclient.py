@@ -44,7 +44,7 @@ _MOST_REDIRECTS = 10  # as the kubelet: pkg/probe/http/http.go
 _HEALTH = b"\0\0\0\0\2\x08"
 
 OK = "ok"
-REFUSED, RESET, ENDED = "refused", "reset", "ended"
+REFUSED, RESET, ENDED = "ECONNREFUSED", "reset", "ended"
 UNANSWERED, SILENT, FORBIDDEN = "connect timed out", "read timed out", "forbidden"
 UNREACHABLE, ANOTHER_PEER = "unreachable", "another peer"
 

@@ -28,7 +28,7 @@ class Trunk:
         with traffic.listen_on_node(PORT) as server:
             traffic.pod_connects(self.pod, self.node, self.version, server)
 
-    def pod_asks(self) -> None:
+    def pod_sends_a_question(self) -> None:
         """By a datagram, and a server of the node answers. Raises `TimeoutError` without answer."""
         family = traffic.family(self.version)
         with (
@@ -54,7 +54,7 @@ def expect_gated(trunk: Trunk) -> None:
     """The gate judges by what is behind the tag: what the pod begins goes both ways, and what the
     node begins is dropped."""
     trunk.pod_connects()
-    trunk.pod_asks()
+    trunk.pod_sends_a_question()
     assert trunk.count(Verdict.PASS, Reason.ESTABLISHED) > 0
     assert trunk.count(Verdict.PASS, Reason.REPLY) == 1
     assert trunk.count(Verdict.DROP, Reason.NODE) == 0

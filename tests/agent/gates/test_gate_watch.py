@@ -81,7 +81,7 @@ class Node:
     def gates(self) -> "Node":
         return self
 
-    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def run_first(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
     def check(self, changed: Set[int] | None) -> GateCheck:

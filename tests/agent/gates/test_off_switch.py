@@ -35,7 +35,7 @@ class _Worker:
         self.failure: Exception | None = None
         """What opening the gates raises."""
 
-    async def run(self, function: Callable[..., None], *args: object) -> None:
+    async def run_first(self, function: Callable[..., None], *args: object) -> None:
         function(*args)
 
     def open(self, ifindexes: list[int]) -> None:
