@@ -14,6 +14,10 @@ OVERRIDE_LABEL = f"{DOMAIN}/mode-override"
 """Of namespaces: whether labels of pods may be less strict."""
 OVERRIDE_ALLOWED = "allowed"
 
+LEFT_LABEL = f"{DOMAIN}/left-behind"
+"""Of namespaces and nodes: the value of their mode label when podgate was removed, empty for none.
+While both are equal, mode labels do not close pods: the next installation has no policies yet."""
+
 INJECT_LABEL = f"{DOMAIN}/inject"
 """Of namespaces: which readiness gates their new pods get; `isolation`, `probes` or `all`."""
 

@@ -89,6 +89,7 @@ probes that cannot be read."""
 _LABELS: Mapping[str, Kind] = {
     modes.NOT_ALLOWED: kinds.MODE_NOT_ALLOWED,
     modes.LIMITED: kinds.MODE_LIMITED,
+    modes.LEFT: kinds.MODE_LEFT_BEHIND,
     modes.KEPT: kinds.MODE_KEPT,
 }
 _CLOSED = ("enforce", "strict")

@@ -3,7 +3,6 @@
 A runtime that is missing, hangs, or is no CRI runtime is an error of one sentence.
 """
 
-import asyncio
 import contextlib
 import datetime
 import os
@@ -16,7 +15,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from agent.cri import containerd_pb2, models, runtime_pb2
-from agent.cri.connection import LostError, Metadata, RuntimeConnection
+from agent.cri.connection import LostError, Metadata, RuntimeConnection, StuckError
 from agent.cri.models import CriContainer, NetworkedSandbox, Sandbox, SandboxDetails
 from agent.errors import PodgateError
 
@@ -24,9 +23,6 @@ T = TypeVar("T")
 
 CALL_SECONDS = 10.0
 """A list takes milliseconds; a stuck runtime must be reported before people search for it."""
-
-# After the deadline, for gRPC to end the call.
-_STUCK_SECONDS = 2.0
 
 # Events that change the lists, of containerd's Kubernetes namespace only.
 _TOPICS = ("/tasks/start", "/tasks/exit", "/containers/delete")
@@ -41,7 +37,7 @@ class CriError(PodgateError):
 
 
 class CriStuckError(CriError):
-    """gRPC does not end a call at its deadline.
+    """gRPC does not end a call at its deadline, not over a new connection either.
 
     Its C core could not start a thread at some time (EAGAIN of clone(2)), and never works again in
     this process, also with another channel.
@@ -208,10 +204,9 @@ class RuntimeClient:
         metadata: Metadata | None = None,
     ) -> T:
         try:
-            async with asyncio.timeout(self._call_seconds + _STUCK_SECONDS):
-                return await self._connection.call(
-                    f"/{service}/{name}", request, response, metadata=metadata
-                )
+            return await self._connection.call(
+                f"/{service}/{name}", request, response, metadata=metadata
+            )
         except grpc.aio.AioRpcError as error:
             raise self._error(name, error) from error
         except LostError as error:
@@ -219,7 +214,7 @@ class RuntimeClient:
                 f"{self.socket} did not respond to {name} within {self._call_seconds:g} s; "
                 "check the container runtime."
             ) from error
-        except TimeoutError as error:
+        except StuckError as error:
             raise CriStuckError(
                 f"gRPC ended no call of {name} to {self.socket} in time."
             ) from error

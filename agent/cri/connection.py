@@ -2,7 +2,9 @@
 
 After sendmsg(2) failed with ENOBUFS, by which the kernel reports that it has no memory, a request
 to a runtime that responds can wait for its whole deadline, also one that is sent later (seen with
-grpcio 1.85).
+grpcio 1.85): gRPC waits until the socket is writable again, which an edge-triggered epoll does not
+report for one that always was. What the failed write was to send does not even end at its deadline,
+because its operations complete after the write. So deadlines are the event loop's as well.
 """
 
 import asyncio
@@ -32,6 +34,9 @@ _OPTIONS = (
 # Of a call's time. A list takes milliseconds.
 _FIRST_SHARE = 0.3
 
+# After its deadline, for gRPC to end a call over a new connection.
+_STUCK_SECONDS = 2.0
+
 # A silent stream is opened again after this: its peer may have vanished without closing it.
 _STREAM_SECONDS = 600.0
 
@@ -40,6 +45,10 @@ Metadata = tuple[tuple[str, str], ...]
 
 class LostError(Exception):
     """No response came in time, or the connection was replaced meanwhile."""
+
+
+class StuckError(Exception):
+    """gRPC did not end a call over a new connection at its deadline."""
 
 
 class RuntimeConnection:
@@ -58,12 +67,13 @@ class RuntimeConnection:
     async def call(
         self, path: str, request: Any, response: type[T], *, metadata: Metadata | None = None
     ) -> T:
-        """Raises `grpc.aio.AioRpcError`, and `LostError` after `call_seconds`."""
+        """Raises `grpc.aio.AioRpcError`, `LostError` after `call_seconds`, and `StuckError`."""
         send = functools.partial(_send, path, request, response, metadata)
         channel = self._channel
         try:
-            return await send(channel, self._first_seconds)
-        except LostError:
+            async with asyncio.timeout(self._first_seconds):
+                return await send(channel, self._first_seconds)
+        except (LostError, TimeoutError):
             return await self._send_again(send, channel)
 
     async def stream(self, path: str, request: Any, response: type[T]) -> AsyncIterator[T]:
@@ -94,7 +104,11 @@ class RuntimeConnection:
         started = loop.time()
         other = self._open()
         try:
-            result = await send(other, self._second_seconds)
+            try:
+                async with asyncio.timeout(self._second_seconds + _STUCK_SECONDS):
+                    result = await send(other, self._second_seconds)
+            except TimeoutError as error:
+                raise StuckError from error
             if self._channel is lost and loop.time() - started < self._first_seconds:
                 self._channel, other = other, lost
             return result

@@ -4,7 +4,10 @@
 2. The namespace's label replaces it, stricter or not.
 3. The pod's label may be stricter than that. It may be less strict only where the namespace has
    `podgate.io/mode-override: allowed`: a user who may create pods must not be able to open them.
-4. Ceilings bound the result, for canaries and the way out: the node's label `podgate.io/max-mode`,
+4. What enforces and was left behind by the removal of podgate does not count until its owner
+   confirms it: of a node or a namespace that `kubectl podgate uninstall` has labelled with
+   `podgate.io/left-behind`, and of pods in such a namespace. Labels that are less strict count.
+5. Ceilings bound the result, for canaries and the way out: the node's label `podgate.io/max-mode`,
    or else `--max-mode`; the same label of podgate's own namespace, for the whole cluster; and
    `podgate off --node`. The lowest decides.
 
@@ -26,6 +29,8 @@ INVALID_CEILING = "InvalidMaxMode"
 """The label of a ceiling is no mode."""
 NOT_ALLOWED = "ModeNotAllowed"
 """A pod's label is less strict than its pod may be."""
+LEFT = "ModeLeftBehind"
+"""A label that enforces is older than this installation, and not confirmed."""
 LIMITED = "ModeLimited"
 """The ceiling is below the mode that labels and default give."""
 KEPT = "ModeKept"
@@ -35,6 +40,8 @@ THE_NODE, THE_POD = "the node", "the pod"
 """Owners of labels."""
 
 Labels = Mapping[str, str]
+
+_CLOSED = (Mode.ENFORCE, Mode.STRICT)
 
 
 class ModeLabel(msgspec.Struct, frozen=True):
@@ -63,10 +70,12 @@ class NodeModes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamespaceModes(msgspec.Struct, frozen=True):
-    """A namespace's part. may_override: whether labels of its pods may be less strict."""
+    """A namespace's part. may_override: whether labels of its pods may be less strict; left: its
+    name, if labels of its pods that enforce do not count, as rule 4."""
 
     label: ModeLabel = ModeLabel()
     may_override: bool = False
+    left: str = ""
 
 
 class ModeDecision(msgspec.Struct, frozen=True):
@@ -98,6 +107,31 @@ def read_label(labels: Labels, name: str, owner: str, last: Mode | None = None) 
         reason = INVALID if name == agent_labels.MODE_LABEL else INVALID_CEILING
         subject = "" if owner == THE_POD else owner.removeprefix("the ")
         return ModeLabel(last, Problem(reason, message, subject))
+
+
+def read_mode(labels: Labels, owner: str, last: Mode | None = None) -> ModeLabel:
+    """The mode label of a node or namespace, as `read_label`; none if it was left behind."""
+    found = read_label(labels, agent_labels.MODE_LABEL, owner, last)
+    if found.mode in _CLOSED and is_left(labels):
+        return ModeLabel(problem=_left(owner))
+    return found
+
+
+def is_left(labels: Labels) -> bool:
+    """Whether mode labels of a node, or of a namespace and its pods, were left behind by the
+    removal of podgate. Not if its mode label was changed since: that is a new decision."""
+    return labels.get(agent_labels.LEFT_LABEL) == labels.get(agent_labels.MODE_LABEL, "")
+
+
+def _left(owner: str) -> Problem:
+    subject = owner.removeprefix("the ")
+    of_pods = " and its pods" if subject != "node" else ""
+    command = f"kubectl label {subject if of_pods else 'node NODE'} {agent_labels.LEFT_LABEL}-"
+    message = (
+        f"Labels {agent_labels.MODE_LABEL} of {owner}{of_pods} are from before podgate was removed "
+        f"and installed again; they do not close pods until you confirm them: {command}"
+    )
+    return Problem(LEFT, message, subject)
 
 
 def node_modes(
@@ -142,7 +176,10 @@ def decide(node: NodeModes, namespace: NamespaceModes, pod: ModeLabel) -> ModeDe
     problems = [*node.problems]
     problems += [one.problem for one in (namespace.label, pod) if one.problem]
     mode = node.default if namespace.label.mode is None else namespace.label.mode
-    if pod.mode is not None:
+    if pod.mode in _CLOSED and namespace.left:
+        problem = _left(f"namespace {namespace.left}")
+        problems += [] if problem in problems else [problem]
+    elif pod.mode is not None:
         if pod.mode >= mode or namespace.may_override:
             mode = pod.mode
         else:

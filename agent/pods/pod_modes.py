@@ -100,7 +100,7 @@ class PodModes:
     def set_node(self, labels: Labels) -> bool:
         """The node's labels; returns whether its part changed."""
         self._node_labels = (
-            self._read("node", "", labels, agent_labels.MODE_LABEL),
+            self._read_mode("node", "", labels),
             self._read("node", "", labels, agent_labels.MAX_MODE_LABEL),
         )
         return self._decide_node()
@@ -116,8 +116,9 @@ class PodModes:
             self._cluster = self._read("namespace", name, labels, agent_labels.MAX_MODE_LABEL)
             self._decide_node()
         found = NamespaceModes(
-            self._read("namespace", name, labels, agent_labels.MODE_LABEL),
+            self._read_mode("namespace", name, labels),
             labels.get(agent_labels.OVERRIDE_LABEL) == agent_labels.OVERRIDE_ALLOWED,
+            name if modes.is_left(labels) else "",
         )
         if found == self._of_namespace(name):
             return False
@@ -217,8 +218,16 @@ class PodModes:
 
     def _read(self, owner: str, identity: str, labels: Labels, name: str) -> ModeLabel:
         key = _key(owner, identity, name)
-        named = f"namespace {identity}" if owner == "namespace" else f"the {owner}"
-        found = modes.read_label(labels, name, named, self._last_of(key))
+        found = modes.read_label(labels, name, _named(owner, identity), self._last_of(key))
+        return self._remember(key, found)
+
+    def _read_mode(self, owner: str, identity: str, labels: Labels) -> ModeLabel:
+        """The mode label of a node or namespace."""
+        key = _key(owner, identity, agent_labels.MODE_LABEL)
+        found = modes.read_mode(labels, _named(owner, identity), self._last_of(key))
+        return self._remember(key, found)
+
+    def _remember(self, key: str, found: ModeLabel) -> ModeLabel:
         if found.mode is None:
             self._forget(key)
         elif self._last.get(key) != found.mode:
@@ -237,6 +246,10 @@ class PodModes:
     def _mark(self) -> None:
         if self._saver:
             self._saver.mark()
+
+
+def _named(owner: str, identity: str) -> str:
+    return f"namespace {identity}" if owner == "namespace" else f"the {owner}"
 
 
 def _key(owner: str, identity: str, name: str) -> str:

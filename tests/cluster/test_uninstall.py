@@ -77,6 +77,10 @@ def _rules() -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+def _isolation(pod: Json) -> str:
+    return str(condition(pod, GATES[0]).get("reason", ""))
+
+
 def policy() -> Json:
     return {
         "apiVersion": "policy.podgate.io/v1alpha1",
@@ -104,7 +108,7 @@ def test_uninstall_with_proxy_and_hub_leaves_only_what_it_names(
     plan = capsys.readouterr().out
     assert "podgate-hub, podgate-proxy" in plan
     assert "install kube-proxy" in plan
-    # A new installation would enforce at once by the namespace's label.
+    # The namespace's label would outlive it.
     assert kubectl(node, "uninstall", "--yes") == 1
     assert f"namespace {users.namespace}: podgate.io/mode=enforce" in capsys.readouterr().out
     assert not is_reachable(users.pod("web"))
@@ -138,8 +142,19 @@ def test_uninstall_with_proxy_and_hub_leaves_only_what_it_names(
     else:
         podgate.apply()
     podgate.wait_until_ready()
+    # What is older than this installation waits for a confirmation.
+    polling.wait_until("a gate in audit", lambda: _isolation(users.pod("web")) == "Audit")
+    assert is_reachable(users.pod("web"))
+    kubectl(node, "status")
+    confirmation = f"kubectl label namespace {users.namespace} podgate.io/left-behind-"
+    assert confirmation in capsys.readouterr().out
+    node.api.patch(
+        f"/api/v1/namespaces/{users.namespace}",
+        {"metadata": {"labels": {"podgate.io/left-behind": None}}},
+    )
     users.until_isolated("web")
     assert not is_reachable(users.pod("web"))
+    assert users.restarts() == {}
     (saved,) = json.loads(file.read_text(encoding="utf-8"))["items"]
     node.api.create(_POLICIES, saved)
     node.api.delete(f"{_POLICIES}/kept")

@@ -124,6 +124,14 @@ LABEL_IGNORED = define(
     "A mode label has a value that is no mode, and pods for which it should decide are not closed.",
     "Correct the label.",
 )
+MODE_LEFT_BEHIND = define(
+    "mode-left-behind",
+    OPEN,
+    "Labels that enforce are from before podgate was removed and installed again; they do not "
+    "close pods until their owner confirms them.",
+    "Apply the HostAccessPolicies again, then run 'kubectl podgate enforce NAMESPACE', or the "
+    "command of the sentence.",
+)
 LABEL_INVALID = define(
     "label-invalid",
     DEGRADED,

@@ -35,7 +35,7 @@ _AGENT = (
     *(kinds.WATCH_BROKEN, kinds.CONDITIONS_NOT_WRITTEN, kinds.RUNTIME_UNREACHABLE),
 )
 _MODE = (
-    *(kinds.OFF, kinds.LABEL_IGNORED, kinds.LABEL_INVALID),
+    *(kinds.OFF, kinds.LABEL_IGNORED, kinds.LABEL_INVALID, kinds.MODE_LEFT_BEHIND),
     *(kinds.MODE_NOT_ALLOWED, kinds.MODE_LIMITED, kinds.MODE_KEPT),
 )
 _GATE = (
@@ -239,11 +239,15 @@ def _decided_by(facts: PodFacts) -> str:
         return f"the pod's manifest, or else the node's default ({report.default_mode})"
     of_pod = modes.read_label(facts.pod.labels, labels.MODE_LABEL, modes.THE_POD)
     namespace = f"namespace {facts.pod.namespace}"
-    of_namespace = modes.read_label(facts.namespace_labels or {}, labels.MODE_LABEL, namespace)
+    of_namespace = modes.read_mode(facts.namespace_labels or {}, namespace)
     override = (facts.namespace_labels or {}).get(labels.OVERRIDE_LABEL)
     unlimited = modes.decide(
         modes.NodeModes(default=Mode.from_label(report.default_mode)),
-        modes.NamespaceModes(of_namespace, override == labels.OVERRIDE_ALLOWED),
+        modes.NamespaceModes(
+            of_namespace,
+            override == labels.OVERRIDE_ALLOWED,
+            facts.pod.namespace if modes.is_left(facts.namespace_labels or {}) else "",
+        ),
         of_pod,
     ).mode
     if unlimited > mode:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from agent.labels import MODE_LABEL
+from agent.labels import LEFT_LABEL, MODE_LABEL
 from agent.operate.kubectl import checks, outcome, printing
 from agent.operate.kubectl.cluster import Cluster, KubectlError
 from agent.operate.kubectl.drop_watch import DropWatch
@@ -56,7 +56,9 @@ def run(
     namespace, mode = arguments.namespace, arguments.mode
     labels = cluster.get("namespace", namespace)["metadata"].get("labels") or {}
     before = labels.get(MODE_LABEL)
-    if before == mode:
+    # A label that was left behind by a removal of podgate is not in force yet.
+    left = labels.get(LEFT_LABEL)
+    if before == mode and left is None:
         already = outcome.read(cluster, namespace, mode)
         printing.line(
             f"Namespace {namespace} is labelled {MODE_LABEL}={mode} already; its gates are in "
@@ -74,7 +76,7 @@ def run(
             f"suggest -n {namespace}' prints policies), or use --yes."
         )
         return 1
-    step = _Step(cluster, namespace, mode, before)
+    step = _Step(cluster, namespace, mode, before, left)
     watch = DropWatch(cluster, namespace, made.nodes)
     with _signals_as_interrupt():
         try:
@@ -100,7 +102,7 @@ def run(
     printing.line(
         f"Namespace {namespace} stays in {mode}; its gates are in force for {found.pods} pods. "
         "Next: 'podgate drops' on its nodes and the metric podgate_gate_packets_total show what is "
-        f"dropped; 'kubectl label namespace {namespace} {step.previous} --overwrite' goes back."
+        f"dropped; '{step.back}' goes back."
     )
     return int(bool(watch.unwatched) or not is_confirmed)
 
@@ -122,24 +124,30 @@ def _confirm(found: Outcome) -> bool:
 class _Step:
     """The change of a namespace's label, and back."""
 
-    def __init__(self, cluster: Cluster, namespace: str, mode: str, before: str | None) -> None:
+    def __init__(
+        self, cluster: Cluster, namespace: str, mode: str, before: str | None, left: str | None
+    ) -> None:
+        """before, left: values of the labels of the mode and of what was left behind."""
         self._cluster = cluster
         self._namespace = namespace
         self._mode = mode
-        self.previous = f"{MODE_LABEL}-" if before is None else f"{MODE_LABEL}={before}"
-        """The argument of kubectl label that restores it."""
+        self._previous = [f"{MODE_LABEL}-" if before is None else f"{MODE_LABEL}={before}"]
+        self._confirmed = [] if left is None else [f"{LEFT_LABEL}-"]
+        if left is not None:
+            self._previous.append(f"{LEFT_LABEL}={left}")
+        self.back = " ".join(["kubectl label namespace", namespace, *self._previous, "--overwrite"])
+        """The command that restores what was."""
 
     def take(self) -> None:
-        self._label(f"{MODE_LABEL}={self._mode}")
+        self._label(f"{MODE_LABEL}={self._mode}", *self._confirmed)
 
     def take_back(self, reason: str) -> None:
         """Restore the label, in several attempts; Ctrl-C does not stop that."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        command = f"kubectl label namespace {self._namespace} {self.previous} --overwrite"
         for attempt in range(_ATTEMPTS):
             try:
-                self._label(self.previous)
+                self._label(*self._previous)
             except KubectlError as error:
                 printing.line(f"The label is not taken back yet: {error}")
                 if attempt + 1 < _ATTEMPTS:
@@ -150,10 +158,10 @@ class _Step:
                     "are in their previous mode within a second."
                 )
                 return
-        raise KubectlError(f"the label could NOT be taken back ({reason}); run: {command}")
+        raise KubectlError(f"the label could NOT be taken back ({reason}); run: {self.back}")
 
-    def _label(self, label: str) -> None:
-        self._cluster.run("label", "namespace", self._namespace, label, "--overwrite")
+    def _label(self, *labels: str) -> None:
+        self._cluster.run("label", "namespace", self._namespace, *labels, "--overwrite")
 
 
 def _watch(

@@ -1,15 +1,17 @@
 """What an uninstallation leaves: labels that users set, and HostAccessPolicies in a file.
 
-Nothing reads the labels until podgate is installed again. Then they are in force at once, before
-anyone has applied the policies.
+Nothing reads the labels until podgate is installed again. Then those that enforce wait until their
+owner confirms them, since the policies may not be applied yet: a label beside them marks them
+(agent/pods/modes.py). An upgrade, or a removal by Helm alone, which leaves gates, does not set it.
 """
 
+import collections
 import dataclasses
 import json
 import pathlib
 from collections.abc import Iterable, Sequence
 
-from agent.labels import DOMAIN, MODE_LABEL
+from agent.labels import DOMAIN, LEFT_LABEL, MODE_LABEL
 from agent.operate.kubectl import printing
 from agent.operate.kubectl.cluster import Cluster, KubectlError, Object
 
@@ -30,43 +32,75 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Labelled:
-    """An object with labels of podgate. kind: "namespace" or "node"; labels: as KEY=VALUE."""
+    """An object with labels of podgate. kind: "namespace" or "node"; labels: their values; pods:
+    how many of the namespace have a label of their own that enforces."""
 
     kind: str
     name: str
-    labels: tuple[str, ...]
+    labels: dict[str, str]
+    pods: int = 0
 
     @property
     def enforces(self) -> bool:
-        """Whether it closes pods as soon as podgate is installed."""
-        return any(label == f"{MODE_LABEL}={mode}" for label in self.labels for mode in _CLOSED)
+        """Whether it would close pods as soon as podgate is installed."""
+        return self.pods > 0 or self.labels.get(MODE_LABEL) in _CLOSED
 
     @property
     def sentence(self) -> str:
-        return f"{self.kind} {self.name}: {', '.join(self.labels)}"
+        parts = [f"{key}={value}" for key, value in sorted(self.labels.items())]
+        if self.pods:
+            parts.append(f"{self.pods} pods with labels that enforce")
+        return f"{self.kind} {self.name}: {', '.join(parts)}"
 
     @property
     def removal(self) -> list[str]:
         """Arguments of kubectl that remove the labels."""
-        keys = [label.partition("=")[0] for label in self.labels]
-        return ["label", self.kind, self.name, *(f"{key}-" for key in keys)]
+        return ["label", self.kind, self.name, *(f"{key}-" for key in sorted(self.labels))]
+
+    @property
+    def confirmation(self) -> list[str]:
+        """Arguments of kubectl by which the next installation is in force by them."""
+        return ["label", self.kind, self.name, f"{LEFT_LABEL}-"]
 
 
 def labelled(cluster: Cluster) -> list[Labelled]:
-    """All namespaces and nodes with labels of podgate, but for podgate's own namespace."""
+    """All namespaces and nodes with labels of podgate, but for podgate's own namespace, and
+    namespaces of pods with such labels that enforce."""
+    selector = f"{MODE_LABEL} in ({','.join(_CLOSED)})"
+    pods = collections.Counter(
+        one["metadata"]["namespace"]
+        for one in cluster.items("pods", "--all-namespaces", "-l", selector)
+    )
     found = []
     for kind in ("namespace", "node"):
         for one in cluster.items(f"{kind}s"):
             labels = one["metadata"].get("labels") or {}
-            own = tuple(f"{k}={labels[k]}" for k in sorted(labels) if k.startswith(f"{DOMAIN}/"))
-            if own and (kind, one["metadata"]["name"]) != ("namespace", cluster.namespace):
-                found.append(Labelled(kind, one["metadata"]["name"], own))
+            own = {key: labels[key] for key in labels if key.startswith(f"{DOMAIN}/")}
+            name = one["metadata"]["name"]
+            count = pods[name] if kind == "namespace" else 0
+            if (own or count) and (kind, name) != ("namespace", cluster.namespace):
+                found.append(Labelled(kind, name, own, count))
     return found
 
 
-def remove_labels(cluster: Cluster, found: Iterable[Labelled]) -> None:
+def remove_labels(cluster: Cluster, found: Iterable[Labelled]) -> list[Labelled]:
+    """What is left: pods' own labels, which their workloads would set again."""
+    left = []
     for one in found:
-        cluster.run(*one.removal)
+        if one.labels:
+            cluster.run(*one.removal)
+        if one.pods:
+            left.append(dataclasses.replace(one, labels={}))
+    mark(cluster, left)
+    return left
+
+
+def mark(cluster: Cluster, found: Iterable[Labelled]) -> None:
+    """Have the next installation wait for a confirmation of labels that enforce."""
+    for one in found:
+        if one.enforces:
+            label = f"{LEFT_LABEL}={one.labels.get(MODE_LABEL, '')}"
+            cluster.run("label", one.kind, one.name, label, "--overwrite")
 
 
 def save_policies(cluster: Cluster, file: pathlib.Path) -> str:
@@ -97,9 +131,13 @@ def _to_create(policy: Object) -> Object:
 def show(found: Sequence[Labelled], apply_policies: str) -> None:
     """What stays, with the commands that remove it or apply it again."""
     if found:
-        printing.line("These labels stay; the next installation is in force by them at once:")
+        printing.line("These labels stay. After the next installation, those that enforce have no")
+        printing.line("effect until you confirm them:")
         for one in found:
             printing.line(f"  {one.sentence}")
-            printing.line(f"    to remove: kubectl {' '.join(one.removal)}")
+            if one.labels:
+                printing.line(f"    to remove: kubectl {' '.join(one.removal)}")
+            if one.enforces:
+                printing.line(f"    to confirm: kubectl {' '.join(one.confirmation)}")
     if apply_policies:
         printing.line(f"After the next installation: {apply_policies}")

@@ -108,7 +108,8 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         "--labels",
         choices=("keep", "remove"),
         help="Keep or remove labels podgate.io/* of namespaces and nodes. Needed if one of them "
-        "enforces: the next installation is in force by it at once, without policies.",
+        "enforces: after the next installation, labels that were kept have no effect until you "
+        "confirm each.",
     )
     parser.add_argument(
         "--node",
@@ -136,6 +137,9 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     if _has_daemonset(cluster) and not _clean_nodes(arguments, cluster):
         return 1
     problems = _settle(cluster)
+    # Before the DaemonSet is gone: without it, the next installation may come at any time.
+    if arguments.labels != "remove":
+        leftovers.mark(cluster, labelled)
     _delete_own(cluster, _NAMESPACED, cluster.namespace)
     cleaning.delete_pods(cluster)
     # Pods that started meanwhile; no agent is left that could write.
@@ -147,8 +151,7 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     apply_policies = leftovers.save_policies(cluster, arguments.policies_file)
     _delete_own(cluster, (_CRDS,))
     if arguments.labels == "remove":
-        leftovers.remove_labels(cluster, labelled)
-        labelled = []
+        labelled = leftovers.remove_labels(cluster, labelled)
     leftovers.show(labelled, apply_policies)
     if problems:
         printing.line(f"Conditions that could not be written: {conditions.describe(problems)}")
@@ -187,11 +190,12 @@ def _check_labels(arguments: argparse.Namespace, labelled: list[leftovers.Labell
     enforcing = [one for one in labelled if one.enforces]
     if not enforcing or arguments.labels:
         return True
-    printing.line("These labels enforce, and would be in force at once after a new installation:")
+    printing.line("These labels enforce:")
     for one in enforcing:
         printing.line(f"  {one.sentence}")
     printing.line(
-        "Decide with --labels=keep or --labels=remove, which removes all labels podgate.io/* of "
+        "Decide with --labels=keep or --labels=remove. Labels that are kept have no effect in the "
+        "next installation until you confirm them; remove removes all labels podgate.io/* of "
         "namespaces and nodes. Nothing was changed."
     )
     return False

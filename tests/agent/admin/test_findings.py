@@ -231,6 +231,7 @@ OF_POD: tuple[tuple[dict[str, Any], Kind, str], ...] = (
     ({**label(modes.INVALID), "mode": "audit"}, kinds.LABEL_IGNORED, "It is so."),
     (label(modes.INVALID_CEILING), kinds.LABEL_INVALID, "It is so."),
     (label(modes.NOT_ALLOWED), kinds.MODE_NOT_ALLOWED, "It is so."),
+    (label(modes.LEFT), kinds.MODE_LEFT_BEHIND, "It is so."),
     (label(modes.LIMITED), kinds.MODE_LIMITED, "It is so."),
     (label(modes.KEPT), kinds.MODE_KEPT, "It is so."),
 )

@@ -20,6 +20,11 @@ MADE: dict[str, dict[str, dict[str, str]]] = {
             "probe-host-not-allowed": "ProbeHostNotAllowed"
         }
     },
+    "agent/pods/test_pod_modes.py": {
+        "test_labels_from_before_a_removal_close_nothing_until_they_are_confirmed": {
+            "mode-left-behind": "kubectl label namespace shop podgate.io/left-behind-",
+        },
+    },
     "kernel/test_losses.py": {
         "test_interface_that_cannot_be_gated_is_named": {"interface-not-supported": "NotSupported"}
     },

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agent import labels as agent_labels
-from agent.pods.modes import INVALID, INVALID_CEILING
+from agent.pods.modes import INVALID, INVALID_CEILING, LEFT
 from agent.pods.pod_modes import NODE, NewPodModes, PodModes
 from bpf.verdicts import Mode
 
@@ -250,3 +250,71 @@ def test_switch_of_the_node_changes_all_pods_and_back() -> None:
     assert modes.kept_up_to("shop") is Mode.OFF
     assert modes.set_off(is_off=False)
     assert modes.of_pod("u1", "shop", {}).mode is Mode.ENFORCE
+
+
+def left(mode: str, *, now: str | None = None) -> dict[str, str]:
+    """Labels after a removal of podgate that left this mode label; now: what it is since."""
+    found = labels(mode if now is None else now, left_behind=mode)
+    return {key: value for key, value in found.items() if value or key == agent_labels.LEFT_LABEL}
+
+
+@pytest.mark.parametrize("mode", ["enforce", "strict"])
+def test_labels_from_before_a_removal_close_nothing_until_they_are_confirmed(
+    modes: PodModes, mode: str
+) -> None:
+    modes.set_node(left(mode))
+    modes.set_namespace("shop", left(mode))
+    for pod in (None, "enforce", "strict"):
+        assert modes.of_pod("u1", "shop", labels(pod)).mode is Mode.AUDIT
+        assert reasons(modes, pod) == [LEFT, LEFT]
+    assert modes.of_new_pods == NewPodModes(Mode.AUDIT)
+    of_node, of_namespace = modes.label_problems
+    assert of_node.subject == "node"
+    assert of_namespace.subject == "namespace shop"
+    assert "kubectl label namespace shop podgate.io/left-behind-" in of_namespace.message
+
+    modes.set_namespace("shop", labels(mode))
+    assert modes.of_pod("u1", "shop", {}).mode is Mode.from_label(mode)
+    modes.set_node(labels(mode))
+    assert modes.of_pod("u1", "other", {}).mode is Mode.from_label(mode)
+    assert modes.label_problems == []
+
+
+def test_label_that_was_changed_since_the_removal_is_in_force(modes: PodModes) -> None:
+    modes.set_namespace("shop", left("enforce", now="strict"))
+    assert modes.of_pod("u1", "shop", {}).mode is Mode.STRICT
+    modes.set_namespace("shop", left("", now="enforce"))
+    assert modes.of_pod("u1", "shop", {}).mode is Mode.ENFORCE
+    # Removed since, so the pods' own labels are the only ones.
+    modes.set_namespace("shop", left("enforce", now=""))
+    assert modes.of_pod("u1", "shop", labels("enforce")).mode is Mode.ENFORCE
+    assert modes.label_problems == []
+
+
+def test_pods_own_labels_from_before_a_removal_close_nothing_either(modes: PodModes) -> None:
+    modes.set_namespace("shop", left(""))
+    assert modes.of_pod("u1", "shop", labels("enforce")).mode is Mode.AUDIT
+    assert reasons(modes, "enforce") == [LEFT]
+    assert reasons(modes) == []
+    # A sandbox of which only the last value is known.
+    assert modes.of_sandbox("u1", "shop").mode is Mode.AUDIT
+    assert modes.of_pod("u2", "other", labels("enforce")).mode is Mode.ENFORCE
+
+
+def test_what_was_left_behind_opens_no_further_than_the_settings_of_the_new_installation() -> None:
+    modes = PodModes(Mode.ENFORCE, Mode.STRICT)
+    modes.set_node(left("strict"))
+    modes.set_namespace("shop", left("strict"))
+    assert modes.of_pod("u1", "shop", {}).mode is Mode.ENFORCE
+    # Labels that are less strict count, and so do ceilings.
+    modes.set_namespace("shop", left("off"))
+    assert modes.of_pod("u1", "shop", {}).mode is Mode.OFF
+    modes.set_node({**left("strict"), agent_labels.MAX_MODE_LABEL: "audit"})
+    assert modes.of_pod("u1", "other", {}).mode is Mode.AUDIT
+
+
+def test_label_that_was_left_behind_is_no_last_value_of_an_unreadable_one(modes: PodModes) -> None:
+    modes.set_namespace("shop", left("enforce"))
+    modes.set_namespace("shop", left("enforce", now="enfroce"))
+    assert modes.of_pod("u1", "shop", {}).mode is Mode.AUDIT
+    assert reasons(modes) == [INVALID]

@@ -111,6 +111,20 @@ def test_label_that_is_there_already_is_confirmed_by_its_pods(
     assert step.labels() == []
 
 
+def test_label_that_was_left_behind_is_confirmed_with_the_same_checks(
+    step: Step, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = {"podgate.io/mode": "enforce", "podgate.io/left-behind": "enforce"}
+    step.kubectl.respond("get", "namespace", output={"metadata": {"labels": left}})
+    assert step.run() == 0
+    (call,) = (call for call, _ in step.kubectl.calls("label"))
+    assert call[3:5] == ["podgate.io/mode=enforce", "podgate.io/left-behind-"]
+    assert (
+        f"kubectl label namespace {NAMESPACE} podgate.io/mode=enforce "
+        "podgate.io/left-behind=enforce --overwrite' goes back"
+    ) in capsys.readouterr().out
+
+
 def test_pods_of_a_silent_node_are_not_confirmed_and_are_no_pods_without_a_gate(
     step: Step, capsys: pytest.CaptureFixture[str]
 ) -> None:

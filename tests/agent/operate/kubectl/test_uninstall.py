@@ -276,13 +276,46 @@ def test_labels_that_a_new_installation_would_enforce_need_a_decision(
     assert run(nodes, tmp_path, "--yes", "--labels=keep") == 0
     printed = capsys.readouterr().out
     assert "kubectl label namespace shop podgate.io/mode-" in printed
+    assert "kubectl label namespace shop podgate.io/left-behind-" in printed
     assert "node b: podgate.io/max-mode=off" in printed
-    assert not nodes.calls("label", "shop")
+    assert not nodes.calls("label", "shop", "podgate.io/mode-")
+    # The next installation waits for a confirmation of what enforces, and of nothing else.
+    (marked,) = (call for call in verbs(nodes) if call.startswith("label namespace shop"))
+    assert marked
+    assert nodes.calls("label", "namespace", "shop", "podgate.io/left-behind=enforce")
 
     assert run(nodes, tmp_path, "--yes", "--labels=remove") == 0
     assert nodes.calls("label", "namespace", "shop", "podgate.io/mode-")
     assert nodes.calls("label", "node", "b", "podgate.io/max-mode-")
     assert "These labels stay" not in capsys.readouterr().out
+
+
+def test_labels_are_marked_before_the_daemonset_is_gone(
+    nodes: KubectlStandin, tmp_path: pathlib.Path
+) -> None:
+    serve_labels(nodes, shop="enforce")
+    own = {"metadata": {"name": "podgate", "labels": {"app.kubernetes.io/name": "podgate"}}}
+    nodes.respond("get", "daemonsets.apps", output={"items": [own]})
+    assert run(nodes, tmp_path, "--yes", "--labels=keep") == 0
+    made = verbs(nodes)
+    assert made.index("patch daemonset podgate") < made.index("label namespace shop")
+    assert made.index("label namespace shop") < made.index("delete daemonsets.apps podgate")
+
+
+def test_labels_of_pods_that_enforce_need_a_decision_and_wait_too(
+    nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve_labels(nodes, dev="audit")
+    pod = {"metadata": {"namespace": "dev", "name": "web"}}
+    nodes.respond("get", "pods", "podgate.io/mode in (enforce,strict)", output={"items": [pod]})
+    assert run(nodes, tmp_path, "--yes") == 1
+    assert "namespace dev: podgate.io/mode=audit, 1 pods" in capsys.readouterr().out
+    assert run(nodes, tmp_path, "--yes", "--labels=keep") == 0
+    assert nodes.calls("label", "namespace", "dev", "podgate.io/left-behind=audit")
+    # Their workloads would set them again, so they wait in any case.
+    assert run(nodes, tmp_path, "--yes", "--labels=remove") == 0
+    assert nodes.calls("label", "namespace", "dev", "podgate.io/left-behind=")
+    assert "kubectl label namespace dev podgate.io/left-behind-" in capsys.readouterr().out
 
 
 def test_label_of_a_node_that_stays_is_named(
