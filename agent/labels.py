@@ -27,6 +27,10 @@ NETNS_ANNOTATION = f"{DOMAIN}/netns"
 # "off": the relay does not proxy the kubelet's connections to this pod.
 RELAY_ANNOTATION = f"{DOMAIN}/relay"
 
+TRAFFIC_DROPPED = "TrafficDropped"
+TRAFFIC_WOULD_DROP = "TrafficWouldDrop"
+"""Reasons of Events of pods: what their gates drop, or in audit would drop."""
+
 POLICY_KIND: Final = "HostAccessPolicy"
 POLICY_PLURAL = "hostaccesspolicies"
 POLICY_GROUP = f"policy.{DOMAIN}"

@@ -10,7 +10,7 @@ import tempfile
 import zipapp
 
 _MODULES = (
-    *("agent/labels.py", "agent/listing.py"),
+    *("agent/labels.py", "agent/listing.py", "agent/admin/read_api.py"),
     *("agent/operate/flow_text.py", "agent/operate/text.py"),
 )
 SOURCE = pathlib.Path(__file__).resolve().parents[1]

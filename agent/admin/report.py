@@ -252,6 +252,8 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     pods: list[PodStatus]
     findings: list[Finding] = []
     """What of all this is wrong, the worst first: `agent.admin.findings.find`."""
+    namespace: str = ""
+    """Whose pods alone it has; empty: those of all namespaces."""
 
 
 class SourceProcessStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -297,6 +299,8 @@ class Drops(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     sources: list[SourceProcessStatus]
     lost_packets: int
     raw_sockets: list[RawSocketSourceStatus] = []
+    namespace: str = ""
+    """Whose pods alone it has; empty: those of all namespaces."""
 
 
 class RuleStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -328,6 +332,8 @@ class RulesReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     sources: list[str]
     policies: list[PolicyStatus]
     problems: list[str]
+    namespace: str = ""
+    """Whose pods alone it has; empty: those of all namespaces."""
 
 
 class DropEventStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

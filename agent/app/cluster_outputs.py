@@ -174,6 +174,7 @@ class ClusterOutputs:
                         event.message,
                         action=event.action,
                         container=event.container,
+                        about=event.about,
                     )
 
     async def _follow_gates(self) -> None:

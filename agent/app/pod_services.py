@@ -14,6 +14,7 @@ from agent.app.answer_report import AnswerReport
 from agent.app.cluster_metrics import ClusterCollector
 from agent.app.cluster_outputs import ClusterOutputs
 from agent.app.component_metrics import ComponentCollector
+from agent.app.drop_notices import DropNotices
 from agent.app.drop_reporting import DropReporting
 from agent.app.exporter import Exporter
 from agent.app.gate_metrics import GateCollector
@@ -108,6 +109,11 @@ class PodServices:
         )
         answers = AnswerReport(store, answered, self._relays.pods.problem_for)
         self._drops = DropReporting(settings, gate_worker, store=store, labels=gating.labels)
+        self._drop_notices: DropNotices | None = None
+        if api and cluster:
+            self._drop_notices = DropNotices(
+                *(self._drops.source_processes, gating.events), store=store, labels=gating.labels
+            )
         self._loop_lag = LoopLag()
         checks = component_metrics.checks(
             gate_worker=gate_worker,
@@ -232,6 +238,8 @@ class PodServices:
         yield "isolation", self._isolation.run
         yield "probes", self._probing.run
         yield from self._drops.tasks()
+        if self._drop_notices:
+            yield "drop-notices", self._drop_notices.run
         yield "loop-lag", self._loop_lag.run
         yield "findings", self._findings.run
         yield "inner-ways", self._inner_ways.run

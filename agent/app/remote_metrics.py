@@ -1,4 +1,4 @@
-"""Metrics for Prometheus on other machines: over TLS, to clients that the API server authorizes.
+"""Metrics and answers for other machines: over TLS, to clients that the API server authorizes.
 
 Anyone may connect to the node's address, so places for connections are kept for clients that were
 authorized lately (`agent/serving/places.py`).
@@ -16,6 +16,7 @@ from aiohttp import web
 
 from agent.admin import endpoints
 from agent.admin.endpoints import Observable
+from agent.app.reading import Reading
 from agent.kube import self_signed
 from agent.kube.client import ApiClient
 from agent.kube.token_reviews import Access, TokenReviews
@@ -54,6 +55,7 @@ class RemoteMetrics:
         certificate: tuple[pathlib.Path, pathlib.Path] | None,
         *,
         page: StatusPage | None = None,
+        reading: Reading | None = None,
     ) -> None:
         """sockets: listening, closed by the caller; certificate: files of the chain and its key,
         None for one that only encrypts; page: names are for the same clients."""
@@ -62,6 +64,7 @@ class RemoteMetrics:
         self._sockets = sockets
         self._files = certificate
         self._page = page
+        self._reading = reading
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._loaded: object = None
         self._problem = ""
@@ -72,6 +75,8 @@ class RemoteMetrics:
         app = endpoints.application(self._served, reject=self._reject, shows_reasons=False)
         if self._page:
             self._page.add_to(app, reject=self._reject)
+        if self._reading:
+            self._reading.add_to(app)
         async with http.serve(app, self._sockets, _LIMITS, tls=lambda: self._tls):
             while True:
                 await asyncio.sleep(_RELOAD_SECONDS)

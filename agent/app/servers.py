@@ -20,6 +20,7 @@ from agent.kube.client import ApiClient
 from agent.logs import Event
 from agent.serving.ports import ListenError
 from agent.settings import Settings
+from bpf import pins
 from bpf.attachment import Attachment
 
 log = structlog.get_logger(__name__)
@@ -109,10 +110,15 @@ class Servers:
         assert self._api is not None  # `podgate run` requires it
         assert port is not None  # `tasks`
         page = remote_metrics.StatusPage(self._reports)
+        reading = await asyncio.to_thread(_import_reading)
+        explain = reading.pod_explainer(
+            pins.Pins(self._settings.bpffs), self._settings.run_directory
+        )
+        answers = reading.Reading(self._reports, self._api, explain_pod=explain)
         with contextlib.closing(port):
             await port.open_always(Event.METRICS_NOT_SERVED)
             await remote_metrics.RemoteMetrics(
-                self._reports, self._api, port.sockets, certificate, page=page
+                self._reports, self._api, port.sockets, certificate, page=page, reading=answers
             ).run()
 
 
@@ -126,3 +132,9 @@ def _import_remote_metrics() -> ModuleType:
     from agent.app import remote_metrics
 
     return remote_metrics
+
+
+def _import_reading() -> ModuleType:
+    from agent.app import reading
+
+    return reading

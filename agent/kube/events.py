@@ -113,15 +113,18 @@ class EventRecorder:
         *,
         action: str,
         container: str = "",
+        about: str = "",
     ) -> None:
         """Record a warning about a pod, to be sent soon.
 
-        reason: CamelCase; action: what podgate did, CamelCase, such as "Probing"; container: the
-        one concerned, if any.
+        :param reason: CamelCase.
+        :param action: what podgate did, CamelCase, such as "Probing".
+        :param container: the one concerned, if any.
+        :param about: two events with this reason are one unless it differs.
         """
         found = pod.metadata
         regarding = _Regarding("Pod", found.namespace, found.name, found.uid, container)
-        self._record(regarding, reason, note, action)
+        self._record(regarding, reason, note, action, about)
 
     def record_node(self, reason: str, note: str, *, action: str) -> None:
         """As `record`, about this node."""
@@ -131,9 +134,11 @@ class EventRecorder:
         """As `record`, about a namespace; listed with the Events of its pods."""
         self._record(_Regarding("Namespace", name, name, ""), reason, note, action)
 
-    def _record(self, regarding: _Regarding, reason: str, note: str, action: str) -> None:
+    def _record(
+        self, regarding: _Regarding, reason: str, note: str, action: str, about: str = ""
+    ) -> None:
         # A node has several problems of one kind; a pod can have another sentence each time.
-        what = reason if regarding.kind == "Pod" else f"{reason} {note}"
+        what = f"{reason} {about}" if regarding.kind == "Pod" else f"{reason} {note}"
         key = (regarding.uid or regarding.name, regarding.container, what)
         loop_now = asyncio.get_running_loop().time()
         moment = _micro_time(self._now())
@@ -143,7 +148,7 @@ class EventRecorder:
             current.last, current.last_at = loop_now, moment
             return
         series = _Series(key, {}, loop_now)
-        series.body = self._body(regarding, reason, note, action, moment)
+        series.body = self._body(regarding, reason, note, action, moment, about)
         series.last_at = moment
         self._series[key] = series
         self._enqueue(key)
@@ -247,21 +252,21 @@ class EventRecorder:
             self.dropped += 1
 
     def _body(
-        self, about: _Regarding, reason: str, note: str, action: str, moment: str
+        self, of: _Regarding, reason: str, note: str, action: str, moment: str, about: str
     ) -> dict[str, object]:
-        regarding = {"apiVersion": "v1", "kind": about.kind, "name": about.name, "uid": about.uid}
-        if about.namespace:
-            regarding["namespace"] = about.namespace
-        if about.container:
-            regarding["fieldPath"] = f"spec.containers{{{about.container}}}"
-        identity = f"{about.uid}/{about.container}/{reason}/{moment}".encode()
+        regarding = {"apiVersion": "v1", "kind": of.kind, "name": of.name, "uid": of.uid}
+        if of.namespace:
+            regarding["namespace"] = of.namespace
+        if of.container:
+            regarding["fieldPath"] = f"spec.containers{{{of.container}}}"
+        identity = f"{of.uid}/{of.container}/{reason}/{moment}{about}".encode()
         suffix = f".{hashlib.sha256(identity).hexdigest()[:16]}"
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {
-                "name": about.name[: _MAX_NAME - len(suffix)] + suffix,
-                "namespace": about.namespace or _NODES_NAMESPACE,
+                "name": of.name[: _MAX_NAME - len(suffix)] + suffix,
+                "namespace": of.namespace or _NODES_NAMESPACE,
             },
             "eventTime": moment,
             "reportingController": CONTROLLER,

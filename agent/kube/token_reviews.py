@@ -1,8 +1,8 @@
-"""Who may read metrics: the API server authenticates a client's token and authorizes it by RBAC.
+"""Who may read an agent's answers: the API server authenticates a client's token and authorizes it.
 
 As kube-rbac-proxy and the API server's own delegated authorization do (k8s.io/apiserver,
 pkg/authentication/request/bearertoken and pkg/authorization/authorizerfactory): a TokenReview, then
-a SubjectAccessReview for the verb get on a non-resource URL.
+a SubjectAccessReview for the verb get on a non-resource URL, or on the pods of one namespace.
 
 Each unknown token causes requests to the API server, so these are limited: an answer is used
 again for a time, and tokens without an answer share a budget of each address and one of all. A
@@ -68,6 +68,7 @@ class _User(msgspec.Struct, frozen=True):
 class _TokenReviewStatus(msgspec.Struct, frozen=True):
     authenticated: bool = False
     user: _User = _User()
+    audiences: tuple[str, ...] = ()
 
 
 class _TokenReview(msgspec.Struct, frozen=True):
@@ -94,10 +95,19 @@ class _Answer:
 class TokenReviews:
     """Answers for tokens, with a memory. For the event loop."""
 
-    def __init__(self, api: ApiClient, *, path: str) -> None:
-        """path: of the non-resource URL, such as "/metrics"."""
+    def __init__(
+        self, api: ApiClient, *, path: str, audience: str = "", is_proxied: bool = False
+    ) -> None:
+        """
+        :param path: of the non-resource URL, such as "/metrics".
+        :param audience: that tokens must have been made for; empty: the API server's.
+        :param is_proxied: whether clients share the API server's address, so that only the budget
+            of all counts.
+        """
         self._api = api
         self._path = path
+        self._audience = audience
+        self._is_proxied = is_proxied
         # By the token's hash: no token is kept.
         self._answers: collections.OrderedDict[bytes, _Answer] = collections.OrderedDict()
         self._running: dict[bytes, asyncio.Task[Access]] = {}
@@ -105,11 +115,15 @@ class TokenReviews:
         self._unknown = backoff.Bucket(per_second=_UNKNOWN_PER_SECOND, burst=_UNKNOWN_BURST)
         self._accepted = backoff.Bucket(per_second=_ACCEPTED_PER_SECOND, burst=_ACCEPTED_BURST)
 
-    async def access(self, token: str, address: str) -> Access:
-        """Whether the client with this bearer token may get the path. address: the client's IP."""
+    async def access(self, token: str, address: str, *, namespace: str = "") -> Access:
+        """Whether the client with this bearer token may get the path.
+
+        address: the client's IP; namespace: whose pods it may get is enough, if one is given.
+        """
         if not _TOKEN.fullmatch(token):
             return Access.UNAUTHENTICATED
-        key = hashlib.sha256(token.encode("ascii")).digest()
+        # No token has a space.
+        key = hashlib.sha256(f"{token} {namespace}".encode()).digest()
         answer = self._answers.get(key)
         age = asyncio.get_running_loop().time() - answer.at if answer else 0.0
         if answer and age < _lifetime(answer):
@@ -121,7 +135,7 @@ class TokenReviews:
             )
             if not self._has_budget(address, was_accepted=was_accepted):
                 return Access.LIMITED
-            running = asyncio.create_task(self._review(key, token), name="token review")
+            running = asyncio.create_task(self._review(key, token, namespace), name="token review")
             self._running[key] = running
             running.add_done_callback(lambda _: self._running.pop(key, None))
         # A client that disconnects does not end the review for the others.
@@ -133,6 +147,8 @@ class TokenReviews:
     def _has_budget(self, address: str, *, was_accepted: bool) -> bool:
         if was_accepted:
             return _take(self._accepted)
+        if self._is_proxied:
+            return _take(self._unknown)
         bucket = self._addresses.get(address)
         if bucket is None:
             bucket = backoff.Bucket(per_second=_PER_ADDRESS_PER_SECOND, burst=_PER_ADDRESS_BURST)
@@ -142,9 +158,9 @@ class TokenReviews:
             self._addresses.popitem(last=False)
         return _take(bucket) and _take(self._unknown)
 
-    async def _review(self, key: bytes, token: str) -> Access:
+    async def _review(self, key: bytes, token: str, namespace: str) -> Access:
         try:
-            access = await self._request(token)
+            access = await self._request(token, namespace)
         except (ApiError, msgspec.DecodeError):
             return Access.UNAVAILABLE
         self._answers[key] = _Answer(access, asyncio.get_running_loop().time())
@@ -160,22 +176,33 @@ class TokenReviews:
             )
             del self._answers[next(rejected, next(iter(self._answers)))]
 
-    async def _request(self, token: str) -> Access:
+    async def _request(self, token: str, namespace: str) -> Access:
         """Raises `ApiError` or `msgspec.DecodeError`."""
-        content = await self._create(_TOKEN_REVIEWS, "TokenReview", {"token": token})
+        audiences = {"audiences": [self._audience]} if self._audience else {}
+        content = await self._create(_TOKEN_REVIEWS, "TokenReview", {"token": token, **audiences})
         found = responses.decode(content, _TokenReview).status
-        if not found.authenticated:
+        # An authenticator that knows no audiences returns none (authentication.k8s.io/v1).
+        if not found.authenticated or (self._audience and self._audience not in found.audiences):
             return Access.UNAUTHENTICATED
+        path = {"nonResourceAttributes": {"path": self._path, "verb": "get"}}
+        if await self._is_allowed(found.user, path):
+            return Access.ALLOWED
+        pods = {"namespace": namespace, "resource": "pods", "verb": "get"}
+        if namespace and await self._is_allowed(found.user, {"resourceAttributes": pods}):
+            return Access.ALLOWED
+        return Access.FORBIDDEN
+
+    async def _is_allowed(self, user: _User, attributes: dict[str, dict[str, str]]) -> bool:
         spec: dict[str, object] = {
-            "user": found.user.username,
-            "uid": found.user.uid,
-            "groups": list(found.user.groups),
-            "extra": {name: list(values) for name, values in found.user.extra.items()},
-            "nonResourceAttributes": {"path": self._path, "verb": "get"},
+            "user": user.username,
+            "uid": user.uid,
+            "groups": list(user.groups),
+            "extra": {name: list(values) for name, values in user.extra.items()},
+            **attributes,
         }
         content = await self._create(_ACCESS_REVIEWS, "SubjectAccessReview", spec)
         status = responses.decode(content, _AccessReview).status
-        return Access.ALLOWED if status.allowed and not status.denied else Access.FORBIDDEN
+        return status.allowed and not status.denied
 
     async def _create(self, path: str, kind: str, spec: dict[str, object]) -> bytes:
         group = path.split("/")[2]

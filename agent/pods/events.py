@@ -13,7 +13,8 @@ _MAX_WAITING = 1000
 @dataclasses.dataclass(frozen=True, slots=True)
 class PodEvent:
     """One event. uid: the pod's, None for one about the node or a namespace; action: what podgate
-    was doing; container: its name, where it concerns one; namespace: likewise."""
+    was doing; container: its name, where it concerns one; namespace: likewise; about: what
+    distinguishes it from other events with this reason, of a pod."""
 
     uid: str | None
     reason: str
@@ -21,6 +22,7 @@ class PodEvent:
     action: str
     container: str = ""
     namespace: str = ""
+    about: str = ""
 
 
 class PodEvents:

@@ -1,22 +1,27 @@
 """The agents' pods, by their objects."""
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from typing import Any
 
 Object = dict[str, Any]
 
 CONTAINER = "agent"
+# As "--metrics-address=$(HOST_IP):9652".
+_READ_PORT = re.compile(r"--metrics-address=.*:([1-9]\d{0,4})")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AgentPod:
-    """A running agent's pod, by its name. problem: why its container does not run, or empty."""
+    """A running agent's pod, by its name. problem: why its container does not run, or empty;
+    read_port: on which it serves answers to users, 0 for none."""
 
     name: str
     node: str
     is_ready: bool = True
     problem: str = ""
+    read_port: int = 0
 
 
 def youngest(pods: Iterable[Object], daemonset: str) -> list[AgentPod]:
@@ -28,7 +33,7 @@ def youngest(pods: Iterable[Object], daemonset: str) -> list[AgentPod]:
         if _is_owned(pod, daemonset) and _is_running(pod)
     }
     return [
-        AgentPod(pod["metadata"]["name"], node, _is_ready(pod), _problem(pod))
+        AgentPod(pod["metadata"]["name"], node, _is_ready(pod), _problem(pod), _read_port(pod))
         for node, pod in sorted(found.items())
     ]
 
@@ -65,3 +70,13 @@ def _problem(pod: Object) -> str:
                     reason = state.get("reason") or kind
                     return f"its agent does not run: {reason} after {one['restartCount']} restarts"
     return ""
+
+
+def _read_port(pod: Object) -> int:
+    for container in pod["spec"].get("containers", ()):
+        if container.get("name") == CONTAINER:
+            # The last one counts.
+            for argument in reversed(container.get("args", ())):
+                if found := _READ_PORT.fullmatch(argument):
+                    return int(found[1])
+    return 0

@@ -53,6 +53,14 @@ class NoResponseError(KubectlError):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ReadAnswer:
+    """An answer of the agents' read-only API. name: such as "status"; query: of its request."""
+
+    name: str
+    query: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class NodeAnswer:
     """The output of a command in the agent's pod of a node.
 
@@ -68,6 +76,13 @@ class NodeAnswer:
     is_ready: bool = False
     has_agent: bool = True
     is_selected: bool = True
+
+
+class AnswerReader(Protocol):
+    """Reads agents' answers without commands in their pods."""
+
+    def get(self, agent: AgentPod, answer: str, **query: str) -> str:
+        """As JSON. Raises `KubectlError`."""
 
 
 class PodMaker(Protocol):
@@ -95,6 +110,8 @@ class Cluster:
         self.timeout_seconds = timeout_seconds
         self.debug_pods: PodMaker | None = None
         """For nodes whose agent does not run; None: these have no answer."""
+        self.reader: AnswerReader | None = None
+        """Tried before commands; None: only commands read."""
         self._kubectl = tuple(kubectl)
         self._is_warned = False
 
@@ -134,15 +151,17 @@ class Cluster:
             )
         return done.stdout
 
-    def open(self, *arguments: str) -> subprocess.Popen[str]:
+    def open(self, *arguments: str, ends_with_input: bool = False) -> subprocess.Popen[str]:
         """Start kubectl for a stream; its output, and errors in between, can be read as lines.
 
         The caller ends it. Its standard input is a pipe, which is closed however the caller ends.
-        Raises `KubectlError`.
+        ends_with_input: also of a command that does not read it. Raises `KubectlError`.
         """
+        # The shell's background command has no input.
+        follow = ("sh", "-c", '"$@" & cat; kill $!', "sh") if ends_with_input else ()
         try:
             return subprocess.Popen(
-                [*self._kubectl, *arguments],
+                [*follow, *self._kubectl, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -182,12 +201,20 @@ class Cluster:
         try:
             had_agent.update(one["metadata"]["name"] for one in self.items_if_served(_REPORTS))
         except KubectlError as error:
-            if "(Forbidden)" not in str(error):
-                raise
-            if not self._is_warned:
-                self._is_warned = True
-                printing.progress(f"Nodes that the DaemonSet does not select are missing: {error}")
-        return node_facts.collect(self.agent_daemonset(), self.items("nodes"), had_agent)
+            self._warn(f"Nodes that the DaemonSet does not select are missing: {error}", error)
+        try:
+            return node_facts.collect(self.agent_daemonset(), self.items("nodes"), had_agent)
+        except KubectlError as error:
+            self._warn(f"Nodes without an agent are missing: {error}", error)
+            return [ClusterNode(name) for name in sorted(had_agent)]
+
+    def _warn(self, text: str, error: KubectlError) -> None:
+        """Once, of a right that the user lacks. Raises any other error."""
+        if not is_forbidden(error):
+            raise error
+        if not self._is_warned:
+            self._is_warned = True
+            printing.progress(text)
 
     def _without_agent(self, name: str) -> ClusterNode:
         """A node that the agent never ran on."""
@@ -227,12 +254,15 @@ class Cluster:
         content: str | None = None,
         answers_with: Collection[int] = (0,),
         debug_pods: PodMaker | None = None,
+        read: ReadAnswer | None = None,
     ) -> list[NodeAnswer]:
         """Run a command in the agent's pod of each node, all at the same time, in order of nodes.
 
-        nodes: None for all; content: the command's standard input; answers_with: exit statuses of
-        the command whose output is an answer; debug_pods: where no agent runs, instead of the
-        cluster's.
+        :param nodes: None for all.
+        :param content: the command's standard input.
+        :param answers_with: exit statuses of the command whose output is an answer.
+        :param debug_pods: where no agent runs, instead of the cluster's.
+        :param read: the same answer by the cluster's reader, which is tried first.
         """
         pods = {agent.node: agent for agent in self.agents()}
         makers = debug_pods or self.debug_pods
@@ -252,6 +282,14 @@ class Cluster:
         def query(node: str) -> NodeAnswer:
             agent = pods.get(node)
             has_agent = agent is not None and not agent.problem
+            not_read = ""
+            if agent is not None and has_agent and read and self.reader:
+                try:
+                    output = self.reader.get(agent, read.name, **read.query)
+                except KubectlError as error:
+                    not_read = str(error)
+                else:
+                    return NodeAnswer(node, output, is_ready=agent.is_ready)
             try:
                 if agent is not None and has_agent:
                     pod = agent.name
@@ -276,6 +314,8 @@ class Cluster:
                         node, error.output, "", status, is_ready=is_ready, has_agent=has_agent
                     )
                 problem = _in_words(error, fact(node), command)
+                if not_read and is_forbidden(error):
+                    problem = f"it gives no answer to you: {not_read}; nor by exec: {problem}"
                 return NodeAnswer(
                     node, problem=problem, exit_status=error.exit_status, has_agent=has_agent
                 )
@@ -285,6 +325,11 @@ class Cluster:
         chosen = sorted(read_all() if nodes is None else nodes)
         with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
             return list(pool.map(query, chosen))
+
+
+def is_forbidden(error: KubectlError) -> bool:
+    """Whether the user lacks a right."""
+    return "(Forbidden)" in str(error)
 
 
 def why_unreachable(agent: AgentPod | None, node: ClusterNode) -> str:

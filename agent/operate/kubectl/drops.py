@@ -6,8 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from agent.operate import flow_text
-from agent.operate.kubectl import drop_stream, node_status, output, printing
-from agent.operate.kubectl.cluster import Cluster, Object
+from agent.operate.kubectl import drop_notices, drop_stream, node_status, output, printing
+from agent.operate.kubectl.cluster import (
+    Cluster,
+    KubectlError,
+    Object,
+    ReadAnswer,
+    is_forbidden,
+)
 from agent.operate.kubectl.exit_status import of_nodes
 from agent.operate.kubectl.printing import Cell
 from agent.operate.text import ago, read_duration
@@ -80,7 +86,16 @@ def run(
         return _mark(cluster, arguments.node)
     since = ("--since=mark",) if arguments.since == _MARK else ()
     command = ("podgate", "drops", "--output=json", *since)
-    answers = cluster.query_nodes(*command, nodes=arguments.node)
+    # The node has the marks.
+    read = None if since else ReadAnswer("drops")
+    try:
+        answers = cluster.query_nodes(*command, nodes=arguments.node, read=read)
+    except KubectlError as error:
+        # Without the right to find the agents.
+        if not is_forbidden(error) or len(arguments.namespace) != 1:
+            raise
+        (namespace,) = arguments.namespace
+        return drop_notices.run(cluster, namespace, str(error), form=arguments.output)
     sources: list[Object] = []
     problems = {}
     lost = 0

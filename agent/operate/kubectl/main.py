@@ -27,6 +27,7 @@ from agent.operate.kubectl import (
 from agent.operate.kubectl.cluster import Cluster, KubectlError
 from agent.operate.kubectl.debug_pods import DebugPods
 from agent.operate.kubectl.exit_status import INTERRUPTED, NO
+from agent.operate.kubectl.reading import Reader
 
 _COMMANDS = (
     status,
@@ -85,6 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace, Cluster], int] = parsed.run
     try:
         with contextlib.ExitStack() as stack:
+            reader = Reader(cluster, _namespace(parsed))
+            cluster.reader = stack.enter_context(contextlib.closing(reader))
             if parsed.debug_pods:
                 cluster.debug_pods = stack.enter_context(contextlib.closing(DebugPods(cluster)))
             status = run(parsed, cluster)
@@ -99,6 +102,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NO
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _namespace(arguments: argparse.Namespace) -> str:
+    """The one whose pods the command is about, or empty."""
+    found = getattr(arguments, "namespace", None)
+    pod = str(getattr(arguments, "pod", None) or "")
+    if not found and "/" in pod:
+        return pod.partition("/")[0]
+    if isinstance(found, list):
+        return str(found[0]) if len(found) == 1 else ""
+    return found or ""
 
 
 def _seconds(text: str) -> float:

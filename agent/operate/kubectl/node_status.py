@@ -14,7 +14,7 @@ from agent.admin import finding_kinds as kinds
 from agent.labels import ISOLATION_READY
 from agent.listing import listed
 from agent.operate.kubectl import findings
-from agent.operate.kubectl.cluster import Cluster, NodeAnswer, Object
+from agent.operate.kubectl.cluster import Cluster, NodeAnswer, Object, ReadAnswer
 from agent.operate.kubectl.findings import Finding
 
 # By the condition's reason, in ascending order of what is closed.
@@ -74,10 +74,16 @@ class NodeStatus:
     pods: tuple[PodInForce, ...] = ()
 
 
-def query(cluster: Cluster, nodes: Iterable[str] | None = None) -> list[NodeAnswer]:
+def query(
+    cluster: Cluster, nodes: Iterable[str] | None = None, *, is_fresh: bool = True
+) -> list[NodeAnswer]:
     """Reports of agents, of all nodes or some. Without an agent `podgate status` reads the gates
-    from the kernel and prints another report, which is a problem here."""
-    answers = cluster.query_nodes("podgate", "status", "--output=json", nodes=nodes)
+    from the kernel and prints another report, which is a problem here.
+
+    is_fresh: made for this request; otherwise it may be some seconds old.
+    """
+    read = None if is_fresh else ReadAnswer("status")
+    answers = cluster.query_nodes("podgate", "status", "--output=json", nodes=nodes, read=read)
     return [
         dataclasses.replace(answer, problem=problem)
         if (problem := _without_agent(answer.output))

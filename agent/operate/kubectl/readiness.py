@@ -36,9 +36,10 @@ def findings(
 ) -> list[ReadinessCheck]:
     """In order: what comes later often follows from what comes first.
 
-    node: None if the pod has none or it is gone; agent: of that node, None without one;
-    agent_command: what runs a command in that agent's pod, empty without; explanation: the node's
-    `podgate explain pod`, None if it has none.
+    :param node: None if the pod has none or it is gone, empty if it is not readable.
+    :param agent: of that node, None without one.
+    :param agent_command: what runs a command in that agent's pod, empty without.
+    :param explanation: the node's `podgate explain pod`, None if it has none.
     """
     return [
         *_existence(pod),
@@ -87,7 +88,7 @@ def _placement(
     ready = _condition(node, "Ready")
     if ready.get("status") == "True":
         yield ReadinessCheck("node", True, f"Node {name} is Ready.")
-    else:
+    elif node:
         why = ready.get("message") or "its kubelet does not report"
         text = _sentence(f"Node {name} is not Ready, so none of its pods is: {why}")
         yield ReadinessCheck("node", False, text, f"kubectl describe node {name}")

@@ -11,7 +11,7 @@ from agent.operate.kubectl import (
     output,
     printing,
 )
-from agent.operate.kubectl.cluster import Cluster
+from agent.operate.kubectl.cluster import Cluster, KubectlError, is_forbidden
 from agent.operate.kubectl.exit_status import of_nodes
 from agent.operate.kubectl.findings import Finding
 from agent.operate.kubectl.node_status import MODES, NodeStatus, PodInForce
@@ -39,10 +39,10 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     """1 if a node's agent did not respond."""
-    answers = node_status.query(cluster, arguments.node)
+    answers = node_status.query(cluster, arguments.node, is_fresh=False)
     namespaces = ceilings.labelled_namespaces(cluster)
     nodes = [ceilings.with_findings(node_status.read(one), namespaces) for one in answers]
-    found = [] if arguments.node else cluster_findings.find(cluster)
+    found = [] if arguments.node else _of_cluster(cluster)
     found += [one for node in nodes for one in node.findings]
     pods = [pod for node in nodes for pod in node.pods if not pod.is_as_desired]
     for note in node_status.version_notes(nodes):
@@ -52,6 +52,16 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     else:
         _show(nodes, pods, found, is_wide=arguments.output == output.WIDE)
     return of_nodes([node.problem for node in nodes])
+
+
+def _of_cluster(cluster: Cluster) -> list[Finding]:
+    try:
+        return cluster_findings.find(cluster)
+    except KubectlError as error:
+        if not is_forbidden(error):
+            raise
+        printing.progress(f"Findings of the cluster are missing: {error}")
+        return []
 
 
 def _show(

@@ -4,7 +4,13 @@ import argparse
 import dataclasses
 
 from agent.operate.kubectl import node_status, output, pods, printing, readiness
-from agent.operate.kubectl.cluster import Cluster, KubectlError, Object
+from agent.operate.kubectl.cluster import (
+    Cluster,
+    KubectlError,
+    Object,
+    ReadAnswer,
+    is_forbidden,
+)
 from agent.operate.kubectl.exit_status import NO, YES
 from agent.operate.kubectl.node_status import NodeStatus
 from agent.operate.kubectl.printing import Cell
@@ -33,7 +39,7 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
         f"--namespace={metadata['namespace']}",
         f"--field-selector=involvedObject.uid={metadata['uid']}",
     )
-    agent, command = _agent(cluster, pod)
+    agent, command, not_read = _agent(cluster, pod)
     found = readiness.findings(
         pod,
         events,
@@ -45,6 +51,8 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     is_ready = readiness.is_ready(pod)
     next_commands = [one.next_command for one in found if not one.is_met and one.next_command]
     next_command = "" if is_ready else (next_commands or ["kubectl podgate status"])[0]
+    if not_read:
+        printing.progress(f"What the node's agent knows is missing: {not_read}")
     if agent is not None:
         for note in node_status.version_notes([agent]):
             printing.progress(note)
@@ -56,6 +64,7 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
             "isReady": is_ready,
             "findings": [output.camel(dataclasses.asdict(one)) for one in found],
             "nextCommand": next_command,
+            "notRead": not_read,
         }
         output.write(document, arguments.output)
     return YES if is_ready else NO
@@ -73,6 +82,7 @@ def _show(pod: Object, found: list[ReadinessCheck], next_command: str, *, is_rea
 
 
 def _node(cluster: Cluster, pod: Object) -> Object | None:
+    """None without one; empty if the user may not get it."""
     if not (name := pod["spec"].get("nodeName")):
         return None
     try:
@@ -80,6 +90,9 @@ def _node(cluster: Cluster, pod: Object) -> Object | None:
     except KubectlError as error:
         if "(NotFound)" in str(error):
             return None
+        if is_forbidden(error):
+            printing.progress(f"The state of node {name} is missing: {error}")
+            return {}
         raise
 
 
@@ -89,15 +102,26 @@ def _explanation(cluster: Cluster, pod: Object) -> Object | None:
         *("podgate", "explain", "pod", pods.full_name(pod), "--output=json"),
         nodes=[pods.node_of(pod)],
         answers_with=(YES, NO),
+        read=ReadAnswer("explain-pod", {"pod": pods.full_name(pod)}),
     )
     return None if answer.problem else node_status.decode(answer.output)
 
 
-def _agent(cluster: Cluster, pod: Object) -> tuple[NodeStatus | None, str]:
-    """The status of the agent of the pod's node, and how to run a command there."""
+def _agent(cluster: Cluster, pod: Object) -> tuple[NodeStatus | None, str, str]:
+    """The status of the agent of the pod's node, how to run a command there, and why a user without
+    rights in podgate's namespace gets neither."""
     if not (name := pod["spec"].get("nodeName")):
-        return None, ""
-    (answer,) = node_status.query(cluster, [name])
+        return None, "", ""
+    try:
+        return *_answered(cluster, name), ""
+    except KubectlError as error:
+        if not is_forbidden(error):
+            raise
+        return None, "", str(error)
+
+
+def _answered(cluster: Cluster, name: str) -> tuple[NodeStatus, str]:
+    (answer,) = node_status.query(cluster, [name], is_fresh=False)
     agents = [one for one in cluster.agents() if one.node == name and not one.problem]
     place = " ".join(cluster.place(agents[0].name)) if agents else ""
     return node_status.read(answer), f"kubectl exec {place} --" if place else ""

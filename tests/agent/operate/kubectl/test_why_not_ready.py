@@ -384,11 +384,22 @@ def test_node_that_is_gone_is_the_reason(
     assert main.main(["--kubectl", serving.command, "why-not-ready", "gated"]) == 1
     captured = capsys.readouterr()
     assert f"Its node {NODE} does not exist any more." in captured.out
+    serving.respond("get", "node", NODE, error="Error from server (Timeout): nodes\n")
+    assert main.main(["--kubectl", serving.command, "why-not-ready", "gated"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.endswith("Error from server (Timeout): nodes\n")
+    assert captured.out == ""
+
+
+def test_node_that_the_user_may_not_get_is_reported_as_missing(
+    serving: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
     serving.respond("get", "node", NODE, error="Error from server (Forbidden): nodes\n")
     assert main.main(["--kubectl", serving.command, "why-not-ready", "gated"]) == 1
     captured = capsys.readouterr()
-    assert captured.err.endswith("Error from server (Forbidden): nodes\n")
-    assert captured.out == ""
+    assert f"The state of node {NODE} is missing: Error from server (Forbidden)" in captured.err
+    assert f"ode {NODE} is" not in captured.out
+    assert "readiness gate: " in captured.out
 
 
 def test_agent_of_another_version_has_a_note(
