@@ -1,9 +1,8 @@
 """Hooks at the root cgroup: calls of host processes that fail at once, and calls that pass."""
 
-import asyncio
-import concurrent.futures
 import ctypes
 import errno
+import functools
 import os
 import socket
 import struct
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.gates import worker
+from agent.gates.gate_thread import GateThread
 from agent.gates.worker import GateWorker
 from agent.lab import attempts
 from agent.lab import lab as labs
@@ -127,9 +127,8 @@ async def test_hooks_that_cannot_distinguish_sockets_are_reported(
     """They are attached, but without effect."""
     monkeypatch.setattr(worker, "netns_cookie", lambda: None)
     loaded = await loader.load(fresh_pins)
-    thread = concurrent.futures.ThreadPoolExecutor(1)
-    loop = asyncio.get_running_loop()
-    made = await loop.run_in_executor(thread, GateWorker, loaded, fresh_pins, None, thread)
+    thread = GateThread()
+    made = await thread.run(functools.partial(GateWorker, loaded, fresh_pins, None, thread))
     try:
         await made.attach()
         assert not made.has_connect_hooks
