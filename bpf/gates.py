@@ -166,15 +166,18 @@ class Gates:
         """Interfaces whose gates were attached quickly and are to be settled."""
         return self._egress.unlinked | self._ingress.unlinked
 
-    def settle(self, ifindex: int) -> None:
-        """Attach a gate that was attached quickly as others are, without a gap.
+    def settle(self, ifindex: int) -> bool:
+        """Attach one side of a gate that was attached quickly as others are, without a gap; whether
+        the other side is still to be settled.
 
-        Takes 30 ms under RTNL. Raises `AttachError`.
+        Takes 15 ms under RTNL. Raises `AttachError`.
         """
         try:
-            for side in (self._egress, self._ingress):
-                if ifindex in side.unlinked:
-                    side.attach(ifindex)
+            if ifindex in self._egress.unlinked:
+                self._egress.attach(ifindex)
+            elif ifindex in self._ingress.unlinked:
+                self._ingress.attach(ifindex)
+            return ifindex in self.unsettled
         except errors.BpfError as error:
             raise _attach_error("cannot settle the gate of", ifindex, error) from error
 

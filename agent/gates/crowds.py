@@ -74,7 +74,8 @@ class Crowds:
         now = asyncio.get_running_loop().time
         started = now()
         try:
-            await self._run(self._gates.settle, ifindex)
+            while await self._run(self._gates.settle, ifindex):
+                pass
         except (AttachError, OSError) as error:
             # The pod is being deleted, or its next pass attaches the gate as a link.
             if not has_vanished(error):

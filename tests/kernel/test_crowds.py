@@ -64,7 +64,8 @@ def test_quick_gate_is_settled_without_a_gap(
 ) -> None:
     attach_quickly(gates, pod)
     with attacked(pod):
-        gates.settle(pod.ifindex)
+        while gates.settle(pod.ifindex):
+            pass
     assert gates.unsettled == set()
     assert len(links(installation)) == 2
     assert filters(pod) == filters(pod, "ingress") == []
@@ -97,7 +98,8 @@ def test_no_packet_of_a_pod_is_lost_while_gates_are_settled_and_removed(
     with server, source, ThreadPoolExecutor(1) as pool:
         sending = pool.submit(send)
         for _ in range(20):
-            gates.settle(pod.ifindex)
+            while gates.settle(pod.ifindex):
+                pass
             gates.remove(pod.ifindex)
             attach_quickly(gates, pod)
         is_over.set()
@@ -217,8 +219,10 @@ def test_interface_that_is_gone_when_its_gate_is_settled_leaves_nothing(
     attach_quickly(gates, second)
     lab.remove_pod("a")
     with pytest.raises(errors.AttachError, match="No such device"):
-        gates.settle(first.ifindex)
+        while gates.settle(first.ifindex):
+            pass
     gates.remove(first.ifindex)
-    gates.settle(second.ifindex)
+    while gates.settle(second.ifindex):
+        pass
     assert gates.installed() == {second.ifindex: enforcing(second)}
     assert len(links(installation)) == 2
