@@ -30,8 +30,9 @@ log = structlog.get_logger(__name__)
 
 # A link is back within 100 ms.
 _POLL_SECONDS = 0.08
-# A check reads chains under RTNL: while others hold it, checks take at most a fiftieth of the time.
-_PAUSE_PER_SECOND = 50.0
+# A check reads chains under RTNL: where there are many, checks take at most a fiftieth of the time.
+# One that had to wait for RTNL shows little about the next one.
+_PAUSE_PER_SECOND, _LONGEST_PAUSE_SECONDS = 50.0, 0.5
 # What cannot be repaired is tried again, and its pods are marked, at this pace.
 _REPEAT_SECONDS = 5.0
 # podgate-cni removes a gate, then the network plugin the interface, within milliseconds: that is no
@@ -118,7 +119,10 @@ class GateWatch:
                     self.hint(None)
                 else:
                     if self._gates.attachment is Attachment.TCX:
-                        pause_seconds = max(_POLL_SECONDS, found.seconds * _PAUSE_PER_SECOND)
+                        pause_seconds = min(
+                            max(_POLL_SECONDS, found.seconds * _PAUSE_PER_SECOND),
+                            _LONGEST_PAUSE_SECONDS,
+                        )
                     self._handle(found)
                     if found.put_back:
                         reports.create_task(self._report(found.put_back))

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -56,8 +57,13 @@ def content(node: CniInstaller) -> Directory:
 
 def network_of(node: CniInstaller) -> tuple[str, list[str]]:
     """Name and plugins of the network that a runtime reads."""
-    name = min(n for n in os.listdir(node.conf_directory) if n.endswith(installer._SUFFIXES))
-    document: dict[str, Any] = json.loads((node.conf_directory / name).read_bytes())
+    while True:
+        name = min(n for n in os.listdir(node.conf_directory) if n.endswith(installer._SUFFIXES))
+        # The installer may give it another name meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            content = (node.conf_directory / name).read_bytes()
+            break
+    document: dict[str, Any] = json.loads(content)
     if not name.endswith(".conflist"):
         return document["name"], [document["type"]]
     return document["name"], [plugin["type"] for plugin in document["plugins"]]

@@ -15,6 +15,7 @@ from agent.app import removal
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess, Launch, condition_of
 from agent.lab.lab import LabPod
+from agent.linux.procfs import Procfs
 from agent.pods.conditions import TRUE
 from bpf import abi, maps, pins
 from tests import polling
@@ -124,7 +125,8 @@ class Node:
 
     def relay_pid(self) -> int | None:
         """Of the newest relay that the agent runs."""
-        return max(self.relay_pids(), default=None)
+        # Numbers begin again after the highest one.
+        return max(self.relay_pids(), key=lambda pid: Procfs().started(pid) or 0, default=None)
 
     def relay_pids(self) -> list[int]:
         """Of all relays that the agent runs: those that drain, too."""

@@ -43,7 +43,7 @@ AWKWARD = {
     ("http", fleet.ILL): "status 500",
     ("http", fleet.CLOSED): nodeclient.REFUSED,
     ("tcp", fleet.CLOSED): nodeclient.REFUSED,
-    ("grpc", fleet.CLOSED): "UNAVAILABLE: refused",
+    ("grpc", fleet.CLOSED): "UNAVAILABLE: ECONNREFUSED",
     ("http", fleet.FULL): nodeclient.UNANSWERED,
     ("tcp", fleet.FULL): nodeclient.UNANSWERED,
     ("grpc", fleet.FULL): "DEADLINE_EXCEEDED",

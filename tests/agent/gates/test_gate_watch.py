@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
+import itertools
 from collections.abc import AsyncIterator, Callable, Set
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -125,6 +128,19 @@ async def test_gate_that_is_lost_is_back_within_a_tenth_of_a_second(node: Node) 
         assert node.put_back_at[0] - lost_at < 0.1
         assert node.is_marked()
         assert node.reported_lost == []
+
+
+async def test_gate_that_is_lost_after_a_check_had_to_wait_for_the_kernel_is_back_soon(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other programs held RTNL for a second."""
+    clock = SimpleNamespace(monotonic=functools.partial(next, itertools.count()))
+    monkeypatch.setattr(gate_watch, "time", clock)
+    async with running(node):
+        node.lost.add(IFINDEX)
+        lost_at = asyncio.get_running_loop().time()
+        await asyncio.sleep(10)
+        assert node.put_back_at[0] - lost_at < 0.6
 
 
 async def test_change_of_filters_is_checked_at_once(node: Node) -> None:
