@@ -62,7 +62,8 @@ def running(binaries: pathlib.Path, image: pathlib.Path) -> Iterator[OneNode]:
     with contextlib.ExitStack() as undo:
         undo.enter_context(fresh_lab())
         undo.callback(_remove_kubelet_tables)
-        _run("ip", "address", "add", f"{SERVICE_ADDRESS}/32", "dev", "lo")
+        # A server without nodes may have had it.
+        _run("ip", "address", "replace", f"{SERVICE_ADDRESS}/32", "dev", "lo")
         # The kubelet knows no other place for links to containers' logs.
         _run("mount", "-t", "tmpfs", "tmpfs", "/var/log")
         undo.callback(_run, "umount", "--lazy", "/var/log")
