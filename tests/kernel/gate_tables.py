@@ -124,11 +124,12 @@ class StateTables:
             if any(numbers):
                 aged = list(numbers)
                 for at in range(1, len(aged), 2):
-                    aged[at] -= by_ns if aged[at] else 0
+                    # Before the start of a machine that has just started: as programs subtract.
+                    aged[at] = (aged[at] - by_ns) % 2**64 if aged[at] else 0
                 syscalls.map_update(self._replies, _NUMBER.pack(index), slots.pack(*aged))
         fragments = self._loaded.map(abi.FRAGMENTS)
         for key, value in list(fragments.items()):
-            fragments.set(key, _BEAT.pack(_BEAT.unpack(value)[0] - by_ns))
+            fragments.set(key, _BEAT.pack((_BEAT.unpack(value)[0] - by_ns) % 2**64))
 
 
 def _config(gate: Gate) -> GateConfig:

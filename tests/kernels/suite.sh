@@ -8,6 +8,7 @@ cd "$checkout" || exit 1
 # 3.11 may crash when it prints the stacks of threads that run, so that is done after a test's limit.
 export PODGATE_TEST_PATIENCE=6
 export PODGATE_PROGRAMS=$checkout/compiled
+ulimit -Hn 524288 # as systemd gives every service
 uname -r >/exchange/release
 cat /proc/1/comm >/exchange/init
 .venv/bin/python -m pytest -m kernel -p no:cacheprovider -n 2 \
