@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -14,6 +15,8 @@ from bpf import errors, listeners, pins, syscalls
 _LINK_INFO = struct.Struct("=IIIII")
 # BPF_LINK_TYPE_CGROUP, BPF_LINK_TYPE_TCX.
 _KINDS_WITH_TARGET = {3, 11}
+# One of podgate's four, whichever is free (bpf/clsact.py): on a bridge its device gate may be first.
+_HANDLE = re.compile(r"handle 0x706f64(?:67|68|69|6a) ")
 # Sends hints to the probes, decides nothing, and ends with the agent.
 _OBSERVERS = {listeners.PROGRAM, listeners.ITERATOR}
 
@@ -30,7 +33,8 @@ def programs(installation: pins.Pins) -> list[str]:
     for interface in _interfaces():
         for direction in ("ingress", "egress"):
             filters += _filters(interface, direction)
-    return sorted({*found, *(line for line in filters.splitlines() if "podgate/" in line)})
+    lines = (_HANDLE.sub("", line) for line in filters.splitlines() if "podgate/" in line)
+    return sorted({*found, *lines})
 
 
 def everything(installation: pins.Pins) -> list[str]:
