@@ -1,10 +1,10 @@
 """The gRPC connection to a container runtime, which is replaced where it loses requests.
 
 After sendmsg(2) failed with ENOBUFS, by which the kernel reports that it has no memory, a request
-to a runtime that responds can wait for its whole deadline, also one that is sent later (seen with
-grpcio 1.85): gRPC waits until the socket is writable again, which an edge-triggered epoll does not
-report for one that always was. What the failed write was to send does not even end at its deadline,
-because its operations complete after the write. So deadlines are the event loop's as well.
+to a runtime that responds can wait for its whole deadline, also one that is sent later, and some do
+not even end at their deadline (seen with grpcio 1.85). Presumably gRPC waits until the socket is
+writable again, which an edge-triggered epoll does not report for one that always was. So deadlines
+are the event loop's as well.
 """
 
 import asyncio

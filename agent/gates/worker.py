@@ -156,15 +156,15 @@ class GateWorker:
 
         Raises what the function raises, or `TimeoutError` after a minute.
         """
-        call = functools.partial(function, *args, **kwargs)
-        async with asyncio.timeout(_TIMEOUT_SECONDS):
-            return await self._thread.run(call)
+        return await self._call(functools.partial(function, *args, **kwargs), is_urgent=False)
 
     async def run_first(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """The same before calls that wait, of which a crowd's pods make hundreds."""
-        call = functools.partial(function, *args, **kwargs)
+        return await self._call(functools.partial(function, *args, **kwargs), is_urgent=True)
+
+    async def _call(self, call: Callable[[], T], *, is_urgent: bool) -> T:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            return await self._thread.run(call, is_urgent=True)
+            return await self._thread.run(call, is_urgent=is_urgent)
 
     async def move_first(self, ifindex: int) -> None:
         """As `Gates.move_first`; loads what that needs, so it raises `PinError` and

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
-from agent.admin.report import AgentReport, Drops, RulesReport
+from agent.admin.report import AgentReport
 from agent.app.reading import Reading
 from agent.app.remote_metrics import RemoteMetrics
 from agent.kube.client import ApiClient
@@ -25,7 +25,7 @@ from agent.lab.lab import NODE_IPV4
 from agent.operate.explain.model import Check, PodExplanation
 from agent.operate.kubectl import main
 from tests import polling
-from tests.agent.operate.page import reports
+from tests.agent.app.two_pods import Agent
 from tests.cluster import api_only, conftest
 from tests.cluster.api import Json
 from tests.cluster.api_only import ApiOnly
@@ -67,28 +67,6 @@ GRANTED = {
     "developer": (("ClusterRole", VIEW, "shop"),),
     "stranger": (),
 }
-
-
-class Agent:
-    """Knows the pods shop/web and bank/vault, and a source of each."""
-
-    async def report(self) -> AgentReport:
-        return reports.report(reports.pod(), reports.pod("vault", namespace="bank"))
-
-    async def drops(self) -> Drops:
-        return reports.drops(reports.source(), reports.source(namespace="bank", pod="vault"))
-
-    async def rules(self) -> RulesReport:
-        return RulesReport(sources=[], policies=[], problems=[])
-
-    def unhealthy_reason(self) -> str | None:
-        return None
-
-    def unready_reason(self) -> str | None:
-        return None
-
-    async def metrics(self) -> bytes:
-        return b""
 
 
 def explain(name: str, report: AgentReport) -> PodExplanation:

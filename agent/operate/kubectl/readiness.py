@@ -296,16 +296,18 @@ def _of_container(events: Iterable[Object], name: str) -> list[Object]:
 def _last_messages(events: Iterable[Object], reasons: Sequence[str]) -> list[str]:
     """The newest last."""
     found = [one for one in events if one.get("reason") in reasons]
-    return [one.get("message", "").strip() for one in sorted(found, key=_last_seen)]
+    return [one.get("message", "").strip() for one in sorted(found, key=last_seen)]
 
 
-def _last_seen(event: Object) -> str:
+def last_seen(event: Object) -> str:
+    """The time of an Event, in RFC 3339."""
     series = event.get("series") or {}
     return str(
         series.get("lastObservedTime")
         or event.get("lastTimestamp")
         or event.get("eventTime")
         or event["metadata"].get("creationTimestamp")
+        or ""
     )
 
 

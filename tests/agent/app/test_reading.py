@@ -12,15 +12,15 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from agent.admin.report import AgentReport, Drops, RulesReport
+from agent.admin.report import AgentReport
 from agent.app.reading import Reading
 from agent.app.remote_metrics import RemoteMetrics
 from agent.errors import PodgateError
 from agent.kube.client import ApiClient
 from agent.operate.explain.model import PodExplanation
+from tests.agent.app.two_pods import Agent
 from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.test_token_reviews import ACCESS_REVIEWS, TOKEN_REVIEWS
-from tests.agent.operate.page import reports
 
 AUDIENCE = "podgate.io/agent"
 
@@ -52,32 +52,6 @@ class Reviewer:
             else pods == {"namespace": spec["user"], "resource": "pods", "verb": "get"}
         )
         return web.json_response({"status": {"allowed": is_allowed}}, status=201)
-
-
-class Agent:
-    """Knows shop/web and bank/vault; counts its reports."""
-
-    def __init__(self) -> None:
-        self.made = 0
-
-    async def report(self) -> AgentReport:
-        self.made += 1
-        return reports.report(reports.pod(), reports.pod("vault", namespace="bank"))
-
-    async def drops(self) -> Drops:
-        return reports.drops(reports.source(), reports.source(namespace="bank", pod="vault"))
-
-    async def rules(self) -> RulesReport:
-        return RulesReport(sources=[], policies=[], problems=[])
-
-    def unhealthy_reason(self) -> str | None:
-        return None
-
-    def unready_reason(self) -> str | None:
-        return None
-
-    async def metrics(self) -> bytes:
-        return b""
 
 
 def explain(name: str, report: AgentReport) -> PodExplanation:

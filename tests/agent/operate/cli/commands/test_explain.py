@@ -43,10 +43,10 @@ def test_wrong_usage_is_status_2(arguments: tuple[str, ...], words: str) -> None
 def test_exit_status_is_1_for_a_drop_alone(
     monkeypatch: pytest.MonkeyPatch, verdict: str, status: int
 ) -> None:
-    asked: list[flows.Question] = []
+    questions: list[flows.Question] = []
 
     def explain(question: flows.Question, *_: pathlib.Path) -> model.Explanation:
-        asked.append(question)
+        questions.append(question)
         return msgspec.structs.replace(kernel_reports.DROPPED, verdict=verdict)
 
     monkeypatch.setattr(explaining, "flow", explain)
@@ -54,7 +54,7 @@ def test_exit_status_is_1_for_a_drop_alone(
     result = click.testing.CliRunner().invoke(main.main, arguments)
     assert result.exit_code == status, result.output
     assert result.output.startswith(f"{verdict.upper()}: ")
-    assert asked == [flows.Question(SourceName.parse("kernel"), "web", "tcp", 80)]
+    assert questions == [flows.Question(SourceName.parse("kernel"), "web", "tcp", 80)]
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ def test_exit_status_is_1_for_a_drop_alone(
 def test_options_are_the_question(
     monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], expected: dict[str, object]
 ) -> None:
-    asked: list[flows.Question] = []
+    questions: list[flows.Question] = []
 
     def explain(question: flows.Question, *_: pathlib.Path) -> model.Explanation:
-        asked.append(question)
+        questions.append(question)
         return kernel_reports.DROPPED
 
     monkeypatch.setattr(explaining, "flow", explain)
     command = ["explain", "--from", "kernel", "--to", "web", *arguments]
     click.testing.CliRunner().invoke(main.main, command)
-    (question,) = asked
+    (question,) = questions
     assert {name: getattr(question, name) for name in expected} == expected
