@@ -9,7 +9,7 @@ import os
 import pathlib
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from bpf import errors, pins, syscalls
 
@@ -77,13 +77,8 @@ class TcxLinks:
     def is_attached(self, ifindex: int) -> bool:
         """Whether a link of this schema is attached, whichever process created it."""
         path = self._pins.link(self._program, ifindex)
-        try:
-            with contextlib.closing(_Link(path, self._attach_type)) as link:
-                return link.ifindex == ifindex
-        except errors.BpfError as error:
-            if error.errno == errno.ENOENT:
-                return False
-            raise
+        with self._opened(path) as link:
+            return link is not None and link.ifindex == ifindex
 
     def detach(self, ifindex: int) -> None:
         """Detach and unpin all links of any version."""
@@ -158,7 +153,9 @@ class TcxLinks:
         own = self._name(ifindex)
         is_done = False
         for path in self._paths(ifindex):
-            with contextlib.closing(_Link(path, self._attach_type)) as link:
+            with self._opened(path) as link:
+                if link is None:
+                    continue
                 if is_done or link.ifindex != ifindex:
                     self._detach(path)
                     continue
@@ -182,18 +179,32 @@ class TcxLinks:
             for path in self._paths(ifindex):
                 if not path.is_relative_to(schema):
                     continue
-                with contextlib.closing(_Link(path, self._attach_type)) as link:
-                    if link.ifindex == ifindex:
+                with self._opened(path) as link:
+                    if link and link.ifindex == ifindex:
                         alive.add(ifindex)
                         continue
                 self._detach(path)
         return alive
 
     def _detach(self, path: pathlib.Path) -> None:
-        with contextlib.closing(_Link(path, self._attach_type)) as link:
-            if link.ifindex:
+        with self._opened(path) as link:
+            if link and link.ifindex:
                 syscalls.link_detach(link.fd)
         pins.unlink_quietly(path)
+
+    @contextlib.contextmanager
+    def _opened(self, path: str | pathlib.Path) -> Iterator["_Link | None"]:
+        """None for a pin that does not exist, as when `podgate off` or podgate-cni has removed it
+        meanwhile. Raises `BpfError`."""
+        try:
+            link = _Link(path, self._attach_type)
+        except errors.BpfError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            yield None
+            return
+        with contextlib.closing(link):
+            yield link
 
 
 class _Link:

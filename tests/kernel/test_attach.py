@@ -280,3 +280,27 @@ def test_other_kind_of_attachment_takes_over_without_a_gap(
     assert len(filters(pod)) == (not is_tcx)
     assert second.installed() == {pod.ifindex: enforcing(pod)}
     assert traffic.node_is_dropped(pod, 4)
+
+
+def test_start_beside_a_process_that_removes_pins_finds_no_gate_there(
+    make_gates: MakeGates,
+    installation: pins.Pins,
+    pod: labs.LabPod,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`podgate off --node` may remove each between its name and its opening."""
+    make_gates(Attachment.TCX).install(pod.ifindex, enforcing(pod))
+    find = pins.Pins.find_links
+
+    def find_and_remove(found_in: pins.Pins, name: str) -> list[pathlib.Path]:
+        found = find(found_in, name)
+        for path in found:
+            path.unlink(missing_ok=True)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pins.Pins, "find_links", find_and_remove)
+        started = make_gates(Attachment.TCX)
+        assert not started.is_attached(pod.ifindex)
+    started.install(pod.ifindex, enforcing(pod))
+    assert traffic.node_is_dropped(pod, 4)
