@@ -15,7 +15,7 @@ from bpf import errors, listeners, pins, syscalls
 _LINK_INFO = struct.Struct("=IIIII")
 # BPF_LINK_TYPE_CGROUP, BPF_LINK_TYPE_TCX.
 _KINDS_WITH_TARGET = {3, 11}
-# One of podgate's four, whichever is free (bpf/clsact.py): on a bridge its device gate may be first.
+# One of podgate's four, whichever was free (bpf/clsact.py): a bridge had a device gate before.
 _HANDLE = re.compile(r"handle 0x706f64(?:67|68|69|6a) ")
 # Sends hints to the probes, decides nothing, and ends with the agent.
 _OBSERVERS = {listeners.PROGRAM, listeners.ITERATOR}

@@ -3,11 +3,13 @@ the run directory can take: they write nothing before they have detached."""
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
 import pathlib
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -55,12 +57,16 @@ def _use_inodes(directory: pathlib.Path) -> None:
 
 
 def _remount_read_only(directory: pathlib.Path) -> None:
-    _mount(directory, "", MS_REMOUNT | MS_RDONLY)
+    """Once the agent, which may be saving its state, has no file of it open for writing (EBUSY)."""
+    wait_until("a read-only directory", lambda: _mount(directory, "", MS_REMOUNT | MS_RDONLY))
 
 
-def _mount(directory: pathlib.Path, options: str, flags: int = 0) -> None:
-    done = _libc.mount(b"tmpfs", os.fsencode(directory), b"tmpfs", flags, options.encode())
-    assert done == 0, os.strerror(ctypes.get_errno())
+def _mount(directory: pathlib.Path, options: str, flags: int = 0) -> bool:
+    """Whether it is done; not while a file is open for writing there."""
+    done: int = _libc.mount(b"tmpfs", os.fsencode(directory), b"tmpfs", flags, options.encode())
+    problem = ctypes.get_errno()
+    assert done == 0 or problem == errno.EBUSY, os.strerror(problem)
+    return done == 0
 
 
 RUN_DIRECTORIES: dict[str, Exhaust] = {
@@ -83,7 +89,7 @@ def web(lab: Lab) -> Iterator[LabPod]:
 def run_directory(operator: AgentProcess) -> Iterator[pathlib.Path]:
     """The operator's, a file system of its own, as /run is."""
     operator.run_directory.mkdir()
-    _mount(operator.run_directory, "size=256k,nr_inodes=128,mode=0755")
+    assert _mount(operator.run_directory, "size=256k,nr_inodes=128,mode=0755")
     yield operator.run_directory
     operator.stop(signal.SIGKILL)
     assert _libc.umount2(os.fsencode(operator.run_directory), 2) == 0
@@ -113,6 +119,18 @@ def is_open(pod: LabPod) -> bool:
     return attempts.connect_from_node(pod, "IPv4", PORT, is_rejected=True) == "connects"
 
 
+def hangs(operator: AgentProcess) -> bool:
+    """Stop the agent, unless it is writing to a file of its run directory: it continues then."""
+    os.kill(operator.pid, signal.SIGSTOP)
+    for path in pathlib.Path(f"/proc/{operator.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            is_written = os.lstat(path).st_mode & stat.S_IWUSR
+            if is_written and path.readlink().is_relative_to(operator.run_directory):
+                os.kill(operator.pid, signal.SIGCONT)
+                return False
+    return True
+
+
 @contextlib.contextmanager
 def agent_in_state(state: str, operator: AgentProcess) -> Iterator[None]:
     """From an agent that runs; at the end one that hung continues."""
@@ -127,8 +145,8 @@ def agent_in_state(state: str, operator: AgentProcess) -> Iterator[None]:
                 lambda: len(operator.log_lines(Event.PROGRAMS_LOADED)) > lines,
             )
         if state in ("hung", "starting"):
-            os.kill(operator.pid, signal.SIGSTOP)
             undo.callback(os.kill, operator.pid, signal.SIGCONT)
+            wait_until("an agent that hangs and saves nothing", lambda: hangs(operator))
         if state == "locked out":
             lock = os.open(operator.run_directory, os.O_RDONLY)
             undo.callback(os.close, lock)
@@ -228,7 +246,7 @@ def test_agent_starts_and_gates_without_room_and_saves_once_there_is(
     operator.event(Event.CNI_STATE_NOT_WRITTEN)
 
     if space == "read-only":
-        _mount(run_directory, "", MS_REMOUNT)
+        assert _mount(run_directory, "", MS_REMOUNT)
     for filler in run_directory.glob("filler*"):
         filler.unlink()
     operator.wait_for("enforce", lambda report: isolated_as(report, "Enforced"))
