@@ -139,6 +139,7 @@ ALWAYS_INLINE __u64 evaluate_packet(struct __sk_buff *skb, struct gate **gate,
 	__u64 verdict_slot;
 	int type = -1;
 
+	forget_differences(packet, skb->len);
 	if (has_false_checksum(skb, packet, (*gate)->mode == MODE_AUDIT))
 		return DROP(REASON_UNPARSABLE);
 	if (is_tcp) {
@@ -152,6 +153,7 @@ ALWAYS_INLINE __u64 evaluate_packet(struct __sk_buff *skb, struct gate **gate,
 		if (is_control && !is_hand_made(skb, packet))
 			return PASS(REASON_CONTROL);
 	}
+	type = forget(type, skb->len);
 	if (!is_control) {
 		owner = gate_for_address(*gate, packet);
 		if (!owner && may_be_behind_pod(packet)) {

@@ -51,11 +51,11 @@ ALWAYS_INLINE __u64 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 	if (skb->tc_index == ADMITTED_UNIDENTIFIED)
 		return pass_unidentified(node);
 	now_ns = packet_time_ns(packet);
-	/* From here on, the verifier follows all protocols and both kinds of address as one. */
+	/* From here on, the verifier follows all protocols, sources and kinds of address as one. */
 	packet->protocol = forget(packet->protocol, now_ns);
 	packet->is_stray = forget(packet->is_stray, now_ns) & 1;
 	source.protocol = packet->protocol;
-	source.cgroup = source_cgroup(skb, false);
+	source.cgroup = forget(source_cgroup(skb, false), now_ns);
 	is_kubelet = may_be_kubelet_at(gate, skb, false, node, source.cgroup, now_ns);
 	/* Only the identified kubelet is redirected to the relay. */
 	is_rejected = forget(is_kubelet && is_kubelet_cgroup(node, source.cgroup) &&

@@ -216,7 +216,7 @@ ALWAYS_INLINE bool read_ipv6(struct __sk_buff *skb, __u32 network_offset, struct
 			length = (extension->length + 1) * 8;
 		}
 		next = extension->next_header;
-		offset += length;
+		offset = forget(offset + length, skb->len);
 		if (packet->is_fragment)
 			goto transport;
 	}
@@ -237,6 +237,21 @@ transport:
 	packet->transport_offset = forget(offset, skb->len);
 	packet->protocol = next;
 	return true;
+}
+
+/*
+ * What the verifier knows of packets that differ: constant words of a translated IPv4 address, that
+ * no port is read yet, which packets are later fragments. It would follow all that comes later once
+ * for each combination. scalar: as of forget().
+ */
+ALWAYS_INLINE void forget_differences(struct packet *packet, __u64 scalar)
+{
+	__u64 *source = (__u64 *)&packet->source;
+
+	source[0] = forget(source[0], scalar);
+	source[1] = forget(source[1], scalar);
+	packet->destination_port = forget(packet->destination_port, scalar);
+	packet->is_later_fragment = forget(packet->is_later_fragment, scalar) & 1;
 }
 
 #endif
