@@ -683,6 +683,17 @@ def test_notes_have_the_way_to_enforce_and_the_way_out() -> None:
     assert "Nothing is dropped." not in rendering.texts({"mode": "enforce"})[rendering.NOTES]
 
 
+def test_alerts_link_to_runbooks_that_are_served_elsewhere() -> None:
+    served = "https://wiki.example.org/podgate/runbooks"
+    values = {"monitoring": {"prometheusRule": {"enabled": True, "runbookUrl": served}}}
+    rule = _found(rendering.objects(values), "PrometheusRule")
+    (group,) = rule["spec"]["groups"]
+    assert {one["annotations"]["runbook_url"] for one in group["rules"]} == {
+        f"{served}/{one['alert']}.md" for one in group["rules"]
+    }
+    assert not [one for one in group["rules"] if "runbook" in one["annotations"]]
+
+
 def test_dashboards_and_alerts_are_those_of_deploy_monitoring() -> None:
     things = rendering.objects(examples.VALUES["monitoring"])
     rule = _found(things, "PrometheusRule")

@@ -28,7 +28,8 @@ _MAX_BYTES = 300_000
 # The node of the picture has no cluster, and does not measure programs unless the machine does.
 _MAY_BE_EMPTY = {
     *("Rule hits", "Programs", "Patches of conditions", "Age of watches"),
-    *("Would drop in audit, by pod", "Passed for want of agent or kubelet"),
+    "Pods in audit with the most that enforce would drop",
+    "Open: admitted while the agent or the kubelet is missing",
 }
 
 

@@ -1,5 +1,7 @@
 """Dashboards for Grafana, as its JSON: the node's isolation, and its probes.
 
+Panels by pod show the pods with the most: a cluster has thousands.
+
 Panels are time series of at most three expressions, in a grid of two columns. `$instance` is a
 variable of each dashboard, and `$datasource` the Prometheus.
 """
@@ -13,6 +15,11 @@ _WIDTH = 12
 # The version of Grafana's dashboard model in which time series panels have these fields.
 _SCHEMA = 39
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_LINKS = {
+    **{"type": "dashboards", "tags": ["podgate"], "title": "podgate", "asDropdown": False},
+    **{"includeVars": True, "keepTime": True},
+}
+_MOST_PODS = 20
 _SELECTED = 'instance=~"$instance"'
 
 
@@ -48,6 +55,7 @@ class Dashboard:
             "uid": self.uid,
             "title": self.title,
             "tags": ["podgate"],
+            "links": [_LINKS],
             "schemaVersion": _SCHEMA,
             "editable": True,
             "refresh": "30s",
@@ -116,6 +124,10 @@ def _rate(metric: str, *by: str, where: str = "") -> str:
     return f"sum by ({', '.join(by)}) (rate({metric}{{{selected}}}[5m]))"
 
 
+def _most(expression: str) -> str:
+    return f"topk({_MOST_PODS}, {expression})"
+
+
 def _quantile(quantile: float, metric: str, *by: str) -> str:
     buckets = f"rate({metric}_bucket{{{_SELECTED}}}[5m])"
     return f"histogram_quantile({quantile}, sum by ({', '.join(('le', *by))}) ({buckets}))"
@@ -139,7 +151,7 @@ ISOLATION = Dashboard(
             ),
         ),
         Panel(
-            "Passed for want of agent or kubelet",
+            "Open: admitted while the agent or the kubelet is missing",
             "Packets per second. Anything over 0 is an open hole.",
             "pps",
             (
@@ -154,26 +166,34 @@ ISOLATION = Dashboard(
             ),
         ),
         Panel(
-            "Drops by pod",
+            "Pods with the most drops",
             "Packets per second of host processes to enforced pods; `podgate drops` names them.",
             "pps",
             (
                 Query(
-                    _rate("podgate_gate_packets_total", "namespace", "pod", where='verdict="drop"'),
+                    _most(
+                        _rate(
+                            "podgate_gate_packets_total",
+                            *("namespace", "pod"),
+                            where='verdict="drop"',
+                        )
+                    ),
                     "{{namespace}}/{{pod}}",
                 ),
             ),
         ),
         Panel(
-            "Would drop in audit, by pod",
-            "Packets per second that enforce would drop. Write policies until it is 0.",
+            "Pods in audit with the most that enforce would drop",
+            "Packets per second. Write policies until it is 0.",
             "pps",
             (
                 Query(
-                    _rate(
-                        "podgate_gate_packets_total",
-                        *("namespace", "pod"),
-                        where='verdict="would-drop"',
+                    _most(
+                        _rate(
+                            "podgate_gate_packets_total",
+                            *("namespace", "pod"),
+                            where='verdict="would-drop"',
+                        )
                     ),
                     "{{namespace}}/{{pod}}",
                 ),

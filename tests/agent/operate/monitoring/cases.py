@@ -8,8 +8,9 @@ import dataclasses
 
 HOUR = "x59"
 AT = "59m"
-_NODE = 'instance="node1"'
+_NODE = 'node="node1",instance="192.0.2.1:9652"'
 _UP = f'up{{job="podgate/podgate",{_NODE}}}'
+_CONTROLLER_UP = f'up{{job="podgate/podgate-controller",{_NODE}}}'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ CASES = {
         },
         {
             _gauge("podgate_gates_lost_total"): f"1{HOUR}",
-            _gauge("podgate_gate_updates_failed_total"): f"2{HOUR}",
+            _gauge("podgate_gate_updates_failed_total"): "0x50 1x8",
         },
     ),
     "PodgateKubeletUnknown": _found("declared-ports-open", "kubelet-unknown"),
@@ -113,6 +114,9 @@ CASES = {
         {_UP: "1x50 0x8"},
         {_UP: f"1{HOUR}", _gauge("podgate_heartbeat_age_seconds"): f"1{HOUR}"},
         {"job": "podgate/podgate"},
+    ),
+    "PodgateAgentsAbsent": Case(
+        {_CONTROLLER_UP: f"1{HOUR}"}, {_UP: f"0{HOUR}"}, {"node": "", "instance": ""}
     ),
     "PodgateDeadManNear": Case(
         {_UP: "0x1200"},
@@ -177,6 +181,11 @@ CASES = {
     "PodgateServicesOld": one(_gauge("podgate_services_source_up"), "1x40 0x18", "1x40 0x5 1x12"),
     "PodgateProxyNotInStep": one(
         _gauge("podgate_proxy_sync_failures_total"), "0x20 0+2x38", "0x50 2x8"
+    ),
+    "PodgateControllerDown": Case(
+        {_CONTROLLER_UP: "1x40 0x18"},
+        {_CONTROLLER_UP: f"1{HOUR}", _UP: f"0{HOUR}"},
+        {"job": "podgate/podgate-controller"},
     ),
     "PodgateWebhookCertificate": one(
         _gauge("podgate_controller_webhook_certificate_valid"), "1x40 0x18", "0x5 1x53"

@@ -15,7 +15,7 @@ from agent.operate.cli import reference
 from agent.operate.monitoring import alerts
 from agent.operate.monitoring.alerts import ALERTS, Alert
 from agent.operate.monitoring.dashboards import DASHBOARDS, Dashboard
-from tests.agent.operate.monitoring.cases import CASES, LRU, Case
+from tests.agent.operate.monitoring.cases import CASES, HOUR, LRU, Case
 
 ROOT = pathlib.Path(__file__).parents[4]
 PROMTOOL = pathlib.Path(sys.prefix) / "bin" / "promtool"
@@ -46,6 +46,13 @@ def test_each_alert_has_a_runbook() -> None:
                 empty.append(f"{alert.runbook}: {section} is empty")
     assert headings == {alert.name: [f"# {alert.name}", *SECTIONS] for alert in ALERTS}
     assert empty == []
+
+
+def test_description_is_the_symptom_without_links() -> None:
+    (alert,) = (alert for alert in ALERTS if alert.name == "PodgateComponentDown")
+    description = alert.description()
+    assert description.startswith("A part of podgate that this node needs does not work. ")
+    assert description.endswith("Findings has the others.")
 
 
 def test_each_runbook_has_an_alert() -> None:
@@ -105,13 +112,24 @@ def test_alerts_fire_and_are_silent(tmp_path: pathlib.Path) -> None:
         for is_firing in (True, False):
             made = _test(by_name[name], case, is_firing=is_firing)
             tests.setdefault(case.every, []).append(made)
-    lru = Case({}, LRU, {"map": ""})
+    lru = Case({}, LRU)
     tests[lru.every].append(_test(by_name["PodgateMapNearlyFull"], lru, is_firing=False))
     rules = str(ROOT / "deploy/monitoring/alerts.yaml")
     for every, of_file in tests.items():
         content = {"rule_files": [rules], "evaluation_interval": every, "tests": of_file}
         (tmp_path / f"{every}.yaml").write_text(yaml.safe_dump(content))
     run = _promtool("test", "rules", *(str(path) for path in tmp_path.iterdir()))
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_summary_names_the_instance_where_the_job_adds_no_node(tmp_path: pathlib.Path) -> None:
+    (alert,) = (alert for alert in ALERTS if alert.name == "PodgateNotReady")
+    case = Case({'podgate_ready{instance="192.0.2.1:9652"}': f"0{HOUR}"}, {}, {"node": ""})
+    rules = str(ROOT / "deploy/monitoring/alerts.yaml")
+    content = {"rule_files": [rules], "tests": [_test(alert, case, is_firing=True)]}
+    path = tmp_path / "tests.yaml"
+    path.write_text(yaml.safe_dump(content))
+    run = _promtool("test", "rules", str(path))
     assert run.returncode == 0, run.stdout + run.stderr
 
 
@@ -128,7 +146,12 @@ def test_alert_that_does_not_fire_would_be_found(tmp_path: pathlib.Path) -> None
 
 def _test(alert: Alert, case: Case, *, is_firing: bool) -> dict[str, Any]:
     series = case.fires if is_firing else case.quiet
-    labels = {"severity": alert.severity.value, "instance": "node1", **case.labels}
+    labels = {
+        "severity": alert.severity.value,
+        **{"node": "node1", "instance": "192.0.2.1:9652"},
+        **case.labels,
+    }
+    labels = {name: value for name, value in labels.items() if value}
     expected = [{"exp_labels": labels, "exp_annotations": _annotations(alert, labels)}]
     return {
         "name": f"{alert.name} {'fires' if is_firing else 'is silent'}",
@@ -145,8 +168,11 @@ def _test(alert: Alert, case: Case, *, is_firing: bool) -> dict[str, Any]:
 
 
 def _annotations(alert: Alert, labels: dict[str, str]) -> dict[str, str]:
-    summary = re.sub(r"{{ \$labels\.(\w+) }}", lambda found: labels[found[1]], alert.summary)
-    return {"summary": summary, "runbook": alert.runbook}
+    values = {"node": labels.get("instance", ""), **labels}
+    summary = re.sub(
+        r"{{ \$labels\.(\w+) }}", lambda found: values.get(found[1], ""), alert.summary
+    )
+    return {"summary": summary, "description": alert.description(), "runbook": alert.runbook}
 
 
 def _promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
