@@ -2,6 +2,19 @@
 
 from typing import Any
 
+# Authorities of a proxy that ends TLS.
+_EXTRAS = {
+    "extraEnv": [
+        {"name": "HTTPS_PROXY", "value": "http://198.18.0.9:3128"},
+        {"name": "SSL_CERT_FILE", "value": "/etc/authorities/ca.crt"},
+    ],
+    "extraVolumes": [{"name": "authorities", "configMap": {"name": "authorities"}}],
+    "extraVolumeMounts": [
+        {"name": "authorities", "mountPath": "/etc/authorities", "readOnly": True}
+    ],
+    "logLevel": "warning",
+}
+
 VALUES: dict[str, dict[str, Any]] = {
     "default": {},
     "enforce-only": {"enforceOnly": True},
@@ -69,6 +82,14 @@ VALUES: dict[str, dict[str, Any]] = {
             "prometheusRule": {"enabled": True, "labels": {"release": "a"}},
             "dashboards": {"enabled": True},
         },
+    },
+    "extras": {
+        "commonLabels": {"example.org/owner": "platform"},
+        "agent": {**_EXTRAS, "updateStrategy": "OnDelete"},
+        "controller": _EXTRAS,
+        "proxy": {"enabled": True, **_EXTRAS},
+        "hub": {"enabled": True, **_EXTRAS},
+        "services": {"enabled": True, "hubs": "198.18.0.1:9653"},
     },
     "services": {
         "imagePullSecrets": [{"name": "mirror"}],

@@ -104,6 +104,37 @@ def test_all_that_use_the_api_server_get_its_address() -> None:
         assert not address.keys() & variables.keys()
 
 
+def test_each_workload_takes_variables_volumes_and_a_log_level() -> None:
+    things = rendering.objects(examples.VALUES["extras"])
+    workloads = {
+        thing["metadata"]["name"]: thing["spec"]["template"]["spec"]
+        for thing in things
+        if thing["kind"] in ("DaemonSet", "Deployment")
+    }
+    assert workloads.keys() == {
+        *("podgate", "podgate-controller", "podgate-proxy", "podgate-hub"),
+    }
+    for spec in workloads.values():
+        (container,) = spec["containers"]
+        assert "--log-level=warning" in container["args"]
+        assert {"name": "SSL_CERT_FILE", "value": "/etc/authorities/ca.crt"} in container["env"]
+        (mount,) = (one for one in container["volumeMounts"] if one["name"] == "authorities")
+        assert mount["mountPath"] == "/etc/authorities"
+        assert {"name": "authorities", "configMap": {"name": "authorities"}} in spec["volumes"]
+    strategy = _found(things, "DaemonSet")["spec"]["updateStrategy"]
+    assert strategy == {"type": "OnDelete"}
+
+
+def test_common_labels_are_on_every_object_but_definitions() -> None:
+    things = rendering.objects(examples.VALUES["extras"])
+    kinds = {"with": set(), "without": set()}
+    for thing in things:
+        is_labelled = thing["metadata"].get("labels", {}).get("example.org/owner") == "platform"
+        kinds["with" if is_labelled else "without"].add(thing["kind"])
+    assert kinds["without"] == {"CustomResourceDefinition"}
+    assert {"DaemonSet", "Deployment", "ClusterRole", "ServiceAccount"} <= kinds["with"]
+
+
 def test_an_unknown_field_and_a_wrong_type_are_found() -> None:
     thing = _found(rendering.objects(), "DaemonSet")
     thing["spec"]["minReadySeconds"] = "30"

@@ -6,6 +6,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 {{- if eq .Release.Service "Helm" }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name (replace "+" "_" .Chart.Version) | quote }}
 {{- end }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- /* Names are fixed: a cluster has one podgate, and `kubectl podgate` finds its objects by them. */}}
