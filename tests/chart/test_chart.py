@@ -127,7 +127,7 @@ def test_each_workload_takes_variables_volumes_and_a_log_level() -> None:
 
 def test_common_labels_are_on_every_object_but_definitions() -> None:
     things = rendering.objects(examples.VALUES["extras"])
-    kinds = {"with": set(), "without": set()}
+    kinds: dict[str, set[str]] = {"with": set(), "without": set()}
     for thing in things:
         is_labelled = thing["metadata"].get("labels", {}).get("example.org/owner") == "platform"
         kinds["with" if is_labelled else "without"].add(thing["kind"])

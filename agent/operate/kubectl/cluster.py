@@ -226,6 +226,14 @@ class Cluster:
         """Their names."""
         return [node.name for node in self.all_nodes()]
 
+    def nodes_with(self, labels: str) -> list[str]:
+        """Names of the nodes with an agent, now or before, that a selector of labels selects."""
+        selected = {one["metadata"]["name"] for one in self.items("nodes", "-l", labels)}
+        found = [name for name in self.nodes() if name in selected]
+        if not found:
+            raise KubectlError(f"no node with an agent has the labels {labels}")
+        return found
+
     def items_if_served(self, resource: str, *arguments: str) -> list[Object]:
         """All objects of a kind; none of a kind that the server does not have."""
         try:

@@ -43,15 +43,17 @@ def test_each_node_has_a_line_with_modes_in_force_of_those_desired(
         "broken c: No agent runs on this node.",
         "degraded b: Kubelet not identified: no process listens on port 10250.",
         "",
+        "3 nodes: 0 in order, 2 with findings, 1 without an answer. "
+        "Pods: 1/1 audit, 2/1 enforce, 0/1 strict.",
         "NODE VERSION READY KUBELET FINDINGS PODS",
+        "c - - - 1 no answer",
         f"a {VERSION} yes yes 0 1/1 audit, 2/1 enforce, 0/1 strict",
         f"b {VERSION} yes no 1 none",
-        "c - - - 1 no answer",
         "",
         "POD NODE DESIRED IN FORCE REASON",
         "shop/web a strict enforce Enforced",
     ]
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(len(line) for line in text.splitlines() if "nodes:" not in line) <= 80
 
 
 def test_wide_has_ceilings_and_the_reason_of_each_pod(
@@ -62,7 +64,7 @@ def test_wide_has_ceilings_and_the_reason_of_each_pod(
     assert lines[0].endswith(
         "Solve the reason in the sentence; on the node, 'podgate status' works without an agent."
     )
-    assert f"a {VERSION} yes yes 0 audit strict /system.slice/kubelet.service" in lines[4]
+    assert f"a {VERSION} yes yes 0 audit strict /system.slice/kubelet.service" in lines[6]
     assert lines[-1] == "shop/web: Gated. Strict unavailable: no relay."
 
 
@@ -86,6 +88,65 @@ def test_json_and_yaml_have_the_same_content(
         *("a", "web", "strict"),
         "enforce",
     )
+
+
+@pytest.fixture
+def fleet(kubectl: KubectlStandin) -> KubectlStandin:
+    """Nine nodes in order, and n5, whose kubelet is not identified."""
+    names = [f"n{number}" for number in range(10)]
+    kubectl.serve_nodes(*names)
+    kubectl.respond("exec", output=report(pod("web", "enforce", "Enforced")))
+    unknown = report(kubelet=None, kubelet_problem="no process listens on port 10250.")
+    kubectl.respond("exec", "agent-n5", output=unknown)
+    return kubectl
+
+
+def _table(text: str) -> list[str]:
+    """The first words of the lines of nodes."""
+    lines = text.splitlines()
+    (head,) = (i for i, line in enumerate(lines) if line.startswith("NODE"))
+    return [line.split()[0] for line in lines[head + 1 :]]
+
+
+def test_node_with_a_finding_is_the_first_of_many(
+    fleet: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(fleet) == 0
+    text = capsys.readouterr().out
+    assert "10 nodes: 9 in order, 1 with findings. Pods: 9/9 enforce." in text.splitlines()
+    assert _table(text)[:2] == ["n5", "n0"]
+    assert len(_table(text)) == 10
+
+
+def test_nodes_in_order_can_be_left_out(
+    fleet: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(fleet, "--problems")
+    assert _table(capsys.readouterr().out) == ["n5"]
+    fleet.respond("exec", output=report(pod("web", "enforce", "Enforced")))
+    run(fleet, "--problems")
+    assert capsys.readouterr().out == "10 nodes: 10 in order. Pods: 10/10 enforce.\n"
+
+
+def test_nodes_are_selected_by_labels(
+    fleet: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = {"items": [{"metadata": {"name": name}} for name in ("n2", "n5", "windows")]}
+    fleet.respond("get", "nodes", "pool=a", output=chosen)
+    assert run(fleet, "-l", "pool=a") == 0
+    assert _table(capsys.readouterr().out) == ["n5", "n2"]
+    fleet.respond("get", "nodes", "pool=b", output={"items": []})
+    assert run(fleet, "-l", "pool=b") == 1
+    assert "no node with an agent has the labels pool=b" in capsys.readouterr().err
+
+
+def test_json_has_the_summary(fleet: KubectlStandin, capsys: pytest.CaptureFixture[str]) -> None:
+    run(fleet, "-o", "json")
+    assert json.loads(capsys.readouterr().out)["summary"] == {
+        **{"nodes": 10, "inOrder": 9, "withFindings": 1, "silent": 0},
+        "desired": {"enforce": 9},
+        "inForce": {"enforce": 9},
+    }
 
 
 def test_typo_of_a_namespace_is_one_line_with_counts_whatever_the_number_of_nodes(
