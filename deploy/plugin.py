@@ -1,6 +1,7 @@
 """`python deploy/plugin.py FILE`: packs `kubectl podgate` into one executable file.
 
-It needs Python 3.11 and kubectl, and nothing else; kubectl finds it as kubectl-podgate in PATH.
+It needs Python 3.11 and kubectl, and nothing else; kubectl finds it as kubectl-podgate in PATH. A
+link named kubectl_complete-podgate beside FILE is what kubectl's completion runs.
 """
 
 import pathlib
@@ -17,6 +18,7 @@ SOURCE = pathlib.Path(__file__).resolve().parents[1]
 
 # Any Python compiles it, also 2.7.
 _MAIN = """\
+import os
 import sys
 
 if sys.version_info < (3, 11):
@@ -26,9 +28,11 @@ if sys.version_info < (3, 11):
     )
     sys.exit(1)
 
-from agent.operate.kubectl.main import main
+from agent.operate.kubectl import completion, main
 
-sys.exit(main())
+if os.path.basename(sys.argv[0]) == completion.COMMAND:
+    sys.exit(main.complete(sys.argv[1:]))
+sys.exit(main.main())
 """
 
 
@@ -49,4 +53,8 @@ def pack(target: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    pack(pathlib.Path(sys.argv[1]))
+    made = pathlib.Path(sys.argv[1])
+    pack(made)
+    link = made.with_name("kubectl_complete-podgate")
+    link.unlink(missing_ok=True)
+    link.symlink_to(made.name)

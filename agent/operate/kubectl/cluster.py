@@ -191,6 +191,12 @@ class Cluster:
         found: list[Object] = self.get(resource, *arguments).get("items", [])
         return found
 
+    def names(self, resource: str) -> list[str]:
+        """Names of all objects of a kind, in the context's namespace if it has namespaces."""
+        request = f"--request-timeout={self.timeout_seconds:.0f}s"
+        printed = self.run("get", resource, "--output=name", request)
+        return [line.partition("/")[2] for line in printed.splitlines()]
+
     def agent_daemonset(self) -> Object:
         """The DaemonSet of the agents."""
         return self.get("daemonset", self.daemonset, f"--namespace={self.namespace}")

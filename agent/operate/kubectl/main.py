@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from agent import VERSION
 from agent.operate.kubectl import (
+    completion,
     doctor,
     drops,
     enforce,
@@ -28,6 +29,8 @@ from agent.operate.kubectl.cluster import Cluster, KubectlError
 from agent.operate.kubectl.debug_pods import DebugPods
 from agent.operate.kubectl.exit_status import INTERRUPTED, NO
 from agent.operate.kubectl.reading import Reader
+
+_COMPLETION_SECONDS = 2.0
 
 _COMMANDS = (
     status,
@@ -102,6 +105,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NO
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def complete(words: Sequence[str], kubectl: str = "kubectl") -> int:
+    """Print candidates for the last word, for kubectl's own completion."""
+
+    def cluster() -> Cluster:
+        return Cluster([kubectl], namespace="podgate", timeout_seconds=_COMPLETION_SECONDS)
+
+    sys.stdout.write(completion.answer(parser(), words, cluster))
+    return 0
 
 
 def _namespace(arguments: argparse.Namespace) -> str:
