@@ -78,7 +78,20 @@ VALUES: dict[str, dict[str, Any]] = {
             "reader": {"name": "prometheus", "namespace": "monitoring"},
         },
         "monitoring": {
-            "podMonitor": {"enabled": True, "labels": {"release": "a"}, "interval": "30s"},
+            "podMonitor": {
+                "enabled": True,
+                "labels": {"release": "a"},
+                "interval": "30s",
+                "scrapeTimeout": "20s",
+                "relabelings": [{"targetLabel": "cluster", "replacement": "lab"}],
+                "metricRelabelings": [
+                    {
+                        "sourceLabels": ["__name__"],
+                        "regex": "prober_probe_duration_seconds_bucket",
+                        "action": "drop",
+                    }
+                ],
+            },
             "prometheusRule": {"enabled": True, "labels": {"release": "a"}},
             "dashboards": {"enabled": True},
         },
