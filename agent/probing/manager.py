@@ -21,6 +21,7 @@ from agent.pods.store import PodStore
 from agent.probing.answer_problems import AnswerProblems
 from agent.probing.answered_probes import AnsweredProbes
 from agent.probing.answers import ProbeName
+from agent.probing.first_successes import FirstSuccesses
 from agent.probing.listeners import ListenerWatch
 from agent.probing.metrics import ProbeMetrics
 from agent.probing.recent import RecentProbes
@@ -104,6 +105,7 @@ class ProbeManager:
         self._results = ResultStore(state)
         self._passing_since = passing_since
         self._recent = RecentProbes()
+        self._firsts = FirstSuccesses(self._metrics.observe_first_success)
         self._sandboxes: dict[str, tuple[Netns, str]] = {}
         self._deferred: dict[str, str | None] = {}
         """By pod: the annotation's text if it changed after the sandbox's start."""
@@ -168,6 +170,7 @@ class ProbeManager:
         self._probed.discard(uid)
         self._results.forget(uid)
         self._recent.forget(uid)
+        self._firsts.forget(uid)
         self._sandboxes.pop(uid, None)
         self._deferred.pop(uid, None)
 
@@ -323,7 +326,10 @@ class ProbeManager:
         )
         self._recent.add(key, outcome)
         self._record(pod, key, outcome)
-        if not outcome.passed:
+        if outcome.passed:
+            run = self._containers.containers_of(key.uid)
+            self._firsts.passed(key, run.containers.get(key.container) if run else None)
+        else:
             # Update the message even if the status stays False: it has the newest error.
             self._update_condition(pod)
 

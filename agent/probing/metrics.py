@@ -25,6 +25,13 @@ PROBE_SECONDS = MetricFamily(
     "Duration of probes, with the kubelet's names and labels.",
     ("probe_type", "container", "pod", "namespace"),
 )
+FIRST_SUCCESS = MetricFamily(
+    "podgate_probe_first_success_seconds",
+    "histogram",
+    "Time from a container's start to the first success of its probe, by type, of containers that "
+    "started while this agent ran. Needs the container runtime.",
+    ("probe_type",),
+)
 PROBES_IN_FLIGHT = MetricFamily("podgate_probes_in_flight", "gauge", "Probes currently running.")
 PROBES_QUEUED = MetricFamily(
     "podgate_probes_queued", "gauge", "Probes due but delayed by the concurrency limit."
@@ -51,6 +58,8 @@ LISTENERS_UNWATCHED = MetricFamily(
     "Listeners opened before podgate watched the pod; their closing triggers no probe.",
     ("namespace", "pod"),
 )
+# A container takes from a tenth of a second to minutes.
+_FIRST_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class ProbeMetrics:
@@ -60,6 +69,7 @@ class ProbeMetrics:
         self._store = store
         self._probes = counter(PROBES)
         self._probe_seconds = histogram(PROBE_SECONDS, _PROBE_BUCKETS)
+        self._first_success = histogram(FIRST_SUCCESS, _FIRST_BUCKETS)
         self.start_delay = histogram(PROBE_START_DELAY, _DELAY_BUCKETS)
         self.listener_events = counter(LISTENER_EVENTS)
         self.listener_events_lost = 0
@@ -73,6 +83,9 @@ class ProbeMetrics:
         self._probes.labels(probe_type, result, container, pod.name, pod.namespace, pod.uid).inc()
         self._probe_seconds.labels(probe_type, container, pod.name, pod.namespace).observe(seconds)
 
+    def observe_first_success(self, probe_type: str, seconds: float) -> None:
+        self._first_success.labels(probe_type).observe(seconds)
+
     def forget(self, pod: Pod) -> None:
         """Remove the series of a deleted pod."""
         labels = {"pod": pod.name, "namespace": pod.namespace}
@@ -82,6 +95,7 @@ class ProbeMetrics:
     def collect(self, *, in_flight: int, queued: int) -> Iterator[core.Metric]:
         yield from self._probes.collect()
         yield from self._probe_seconds.collect()
+        yield from self._first_success.collect()
         yield from self.start_delay.collect()
         yield from self.listener_events.collect()
         yield single(PROBES_IN_FLIGHT, in_flight)
