@@ -43,9 +43,11 @@ test-unit: setup
 
 # Needs root and a kernel with BPF; a missing feature is an error, never a skip. Each test that changes
 # its node has one for itself (tests/nodes). Three workers for each processor, since tests wait for the
-# kernel. Beside other targets (`make test`) its progress is printed at once, as make does for a line with +.
+# kernel. Beside other targets (`make test`) its progress is printed at once, as make does for a line with +,
+# which runs in `make -n`, too.
+AT_ONCE = $(if $(findstring n,$(firstword -$(MAKEFLAGS))),,+)
 test-kernel: setup
-	+$(PYTEST) -m kernel -n $(shell expr $$(nproc) \* 3) $(APART)
+	$(AT_ONCE)$(PYTEST) -m kernel -n $(shell expr $$(nproc) \* 3) $(APART)
 
 # What the balance of workers knows: tests/nodes/durations.json, from a run of all tests.
 durations: setup
