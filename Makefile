@@ -5,6 +5,7 @@ PYTHON := .venv/bin/python
 unexport PYTHONDONTWRITEBYTECODE
 # A test that fails runs again, alone, at the end: CONTRIBUTING.md, Flaky tests.
 PYTEST := $(PYTHON) -m pytest --twice
+UNIT_WORKERS := $(shell expr $$(nproc) + 1)
 # Suites with a target of their own: the image, the proxies, which are off by default, the status page
 # in a browser, and a real cluster, which needs its programs.
 APART := --ignore tests/image --ignore tests/proxy --ignore tests/cluster --ignore tests/page \
@@ -21,9 +22,11 @@ PROTO_FILES := $(shell find agent tests -name '*.proto')
 demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
 
+# Kernel tests, which wait for the kernel an eighth of their time, beside all others one after the other.
+# These have no more workers than processors here: what is alone with the kernel tests is to run well.
 test: setup
-	@$(MAKE) --no-print-directory -j3 --output-sync lint types test-unit
-	@$(MAKE) --no-print-directory test-kernel
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync --keep-going UNIT_WORKERS=$(shell nproc) \
+		test-kernel lint types test-unit
 
 lint: setup
 	.venv/bin/ruff check .
@@ -36,17 +39,19 @@ types: setup
 	.venv/bin/mypy
 
 test-unit: setup
-	$(PYTEST) -m "not kernel" -n $(shell expr $$(nproc) + 1)
+	$(PYTEST) -m "not kernel" -n $(UNIT_WORKERS)
 
 # Needs root and a kernel with BPF; a missing feature is an error, never a skip. Each test that changes
 # its node has one for itself (tests/nodes). Three workers for each processor, since tests wait for the
-# kernel.
+# kernel. Beside other targets (`make test`) its progress is printed at once, as make does for a line with +,
+# which runs in `make -n`, too.
+AT_ONCE = $(if $(findstring n,$(firstword -$(MAKEFLAGS))),,+)
 test-kernel: setup
-	$(PYTEST) -m kernel -n $(shell expr $$(nproc) \* 3) $(APART)
+	$(AT_ONCE)$(PYTEST) -m kernel -n $(shell expr $$(nproc) \* 3) $(APART)
 
 # What the balance of workers knows: tests/nodes/durations.json, from a run of all tests.
 durations: setup
-	$(PYTEST) -m "not kernel" -n $(shell expr $$(nproc) + 1) --record-durations
+	$(PYTEST) -m "not kernel" -n $(UNIT_WORKERS) --record-durations
 	$(PYTEST) -m kernel -n $(shell expr $$(nproc) \* 3) --record-durations $(APART)
 
 # How often the tests fail that the last runs have listed as flaky, or TESTS="tests/FILE.py::TEST ...",

@@ -64,8 +64,13 @@ fi
 log "installing Python packages (the first time: some 15 s)"
 # Python compiles the modules that it imports. To compile all others takes as long as the rest of the
 # installation.
-.venv/bin/python -m pip install -q --disable-pip-version-check --root-user-action ignore --no-compile \
-	-c deploy/constraints.txt -e ".$extras"
+install_packages() {
+	.venv/bin/python -m pip install -q --disable-pip-version-check --root-user-action ignore --no-compile \
+		-c deploy/constraints.txt "$@"
+}
+# What builds podgate, once. Otherwise pip fetches and installs it apart, twice for each installation.
+.venv/bin/python -c 'import editables, hatchling' 2>/dev/null || install_packages editables hatchling
+install_packages --no-build-isolation -e ".$extras"
 
 # promtool tests metrics and alerts, Prometheus draws dashboards, and images are pushed to a registry.
 # Debian's packages start servers, so they are not installed.

@@ -13,6 +13,7 @@ Not for tests of the command line or the environment in /proc, of memory, of var
 itself reads, or of how an agent starts: `agent_process.execute` is.
 """
 
+import atexit
 import ctypes
 import gc
 import json
@@ -24,7 +25,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from tests.nodes import node
@@ -160,6 +161,28 @@ def _become(request: dict[str, Any], outputs: Sequence[int], server: int) -> Non
     sys.argv = ["podgate", *request["arguments"]]
 
 
+def _run(main: Callable[..., object]) -> None:
+    """Run `podgate`, and exit as the interpreter does: after threads, exit functions and output.
+
+    But what the server has imported is not taken apart: the kernel would copy each of its pages,
+    which takes four times as long as most commands.
+    """
+    try:
+        main(prog_name="podgate")
+    except SystemExit as error:
+        if error.code is not None and not isinstance(error.code, int):
+            raise
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+        except (OSError, ValueError):
+            # The interpreter has a status of its own for this.
+            raise error from None
+        os._exit(error.code or 0)
+
+
 if __name__ == "__main__":
     # Of a terminal, for the worker, which then ends what it started.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -182,4 +205,4 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     _serve(socket.socket(fileno=int(sys.argv[1])))
-    main(prog_name="podgate")
+    _run(main)

@@ -299,6 +299,37 @@ def test_interrupt_ends_the_second_run_with_its_fixtures(tmp_path: pathlib.Path)
     assert (tmp_path / "called-cleaned up twice").exists()
 
 
+def test_no_test_runs_again_beside_the_tests_of_another_run(tmp_path: pathlib.Path) -> None:
+    source = """
+    import pathlib
+    import time
+    from calls import is_first
+
+    ENDED = pathlib.Path(__file__).with_name("ended")
+
+    def test_long():
+        is_first("long")
+        while not ENDED.exists():
+            time.sleep(0.01)
+
+    def test_fails_once():
+        assert not is_first("failed")
+        assert ENDED.exists(), "the other run has not ended"
+    """
+    with _start(tmp_path, source, "--twice", "-k", "long") as other:
+        wait_until("the other run", (tmp_path / "called-long").exists)
+        with _start(tmp_path, source, "--twice", "-k", "fails_once") as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line == "waiting for the end of the tests of another run\n":
+                    break
+            (tmp_path / "ended").touch()
+            output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        other_output, _ = other.communicate(timeout=PATIENCE_SECONDS)
+    assert (other.returncode, process.returncode) == (0, 0), other_output + output
+    assert "1 deselected, 1 flaky in " in output
+
+
 def test_kernel_test_that_is_skipped_makes_a_run_in_ci_red(tmp_path: pathlib.Path) -> None:
     source = """
     @pytest.mark.kernel

@@ -7,14 +7,21 @@ counts until the second run has passed, so whatever goes wrong in between leaves
 Only tests run again: not after an error of collection or usage, nor in a run that ended before its
 last test (`-x`, an interrupt, too many crashed workers), nor where more than `_MOST` fail.
 
+Alone means also: while no other such run of this directory has tests to run. `make test` has two
+at once, of unit tests and of kernel tests; the one that ends first waits for the other before it
+runs a test again.
+
 pytest-rerunfailures repeats a test at once, in the same process and beside the other workers. That
 is the load under which it failed, so it cannot separate a flaky test from a broken one.
 """
 
+import contextlib
 import dataclasses
+import fcntl
+import os
 import time
 from collections import defaultdict
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Iterator
 from xml.etree import ElementTree
 
 import pytest
@@ -85,10 +92,15 @@ class _Twice:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        # A run that was interrupted, or has failures enough, ends here by an exception.
-        result = yield
-        if not self._failures:
+        with _turns(self._config, self._terminal) as turns:
+            turns.share()
+            # A run that was interrupted, or has failures enough, ends here by an exception.
+            result = yield
+            if self._failures:
+                self._run_failures_again(session, turns)
             return result
+
+    def _run_failures_again(self, session: pytest.Session, turns: "_Turns") -> None:
         self._terminal.write_line("")
         if len(self._failures) > _MOST:
             reason = f"{len(self._failures)} tests failed, more than {_MOST}"
@@ -98,9 +110,9 @@ class _Twice:
         else:
             if workers := self._config.pluginmanager.get_plugin("dsession"):
                 workers.nodemanager.teardown_nodes()
+            turns.have_alone()
             for test in self._failures:
                 self._run_again(session, test)
-        return result
 
     def _run_again(self, session: pytest.Session, test: str) -> None:
         self._terminal.write_line(f"running again, alone: {test}")
@@ -177,6 +189,41 @@ class _Twice:
         write(
             "Find the cause first (CONTRIBUTING.md, Flaky tests); `make flakes` measures the rate."
         )
+
+
+class _Turns:
+    """Who runs tests of a directory: several runs at once, or one of them alone.
+
+    A lock of the directory itself (flock(2)), which needs no file, and ends with its process. A run
+    that wants the directory alone gives up its share first, so two of them cannot wait for each
+    other.
+    """
+
+    def __init__(self, descriptor: int, terminal: pytest.TerminalReporter) -> None:
+        self._descriptor = descriptor
+        self._terminal = terminal
+
+    def share(self) -> None:
+        self._lock(fcntl.LOCK_SH, "the second runs of another run's tests")
+
+    def have_alone(self) -> None:
+        self._lock(fcntl.LOCK_EX, "the tests of another run")
+
+    def _lock(self, how: int, of: str) -> None:
+        try:
+            fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._terminal.write_line(f"waiting for the end of {of}")
+            fcntl.flock(self._descriptor, how)
+
+
+@contextlib.contextmanager
+def _turns(config: pytest.Config, terminal: pytest.TerminalReporter) -> Iterator[_Turns]:
+    descriptor = os.open(config.rootpath, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield _Turns(descriptor, terminal)
+    finally:
+        os.close(descriptor)
 
 
 def _arguments(config: pytest.Config) -> list[str]:

@@ -75,7 +75,10 @@ class LogWatch:
         self._poll = select.poll()
         self._poll.register(watch, select.POLLIN)
 
-    def wait(self, seconds: float) -> None:
-        """Return when something was written since the last call, or after `seconds`."""
-        if self._poll.poll(max(0, 1000 * seconds)):
-            self._watch.drain()
+    def wait(self, seconds: float) -> bool:
+        """Return when something was written since the last call, or after `seconds`: whether it
+        was."""
+        if not self._poll.poll(max(0, 1000 * seconds)):
+            return False
+        self._watch.drain()
+        return True

@@ -30,7 +30,9 @@ from agent.settings import admin_socket
 # How late the exit of an agent that is to log something is noticed.
 _EXIT_SECONDS = 1.0
 # A report costs agent and reader some ms, and most changes of it come with an event of the log.
+# Events come in bursts, of which each would lead to a report.
 _REPORT_SECONDS = 0.1
+_BURST_SECONDS = 0.02
 
 T = TypeVar("T")
 
@@ -211,13 +213,13 @@ class AgentProcess:
         return None
 
     def wait_for(self, what: str, holds: Callable[[AgentReport], bool]) -> AgentReport:
-        """Read the report after each event of the log until `holds`. Raises `TimedOutError`."""
+        """Read the report after events of the log until `holds`. Raises `TimedOutError`."""
 
         def check() -> AgentReport | None:
             report = self.report()
             return report if report and holds(report) else None
 
-        return self._await(what, check, _REPORT_SECONDS)
+        return self._await(what, check, _REPORT_SECONDS, _BURST_SECONDS)
 
     def event(self, event: Event, **fields: Any) -> Line:
         """Wait until the agent logs this event with these fields. Raises `TimedOutError`.
@@ -227,8 +229,17 @@ class AgentProcess:
         what = " ".join([event.key, *(f"{name}={value}" for name, value in fields.items())])
         return self._await(what, lambda: self.events.next(event, fields), patience_seconds())
 
-    def _await(self, what: str, check: Callable[[], T | None], pause_seconds: float) -> T:
-        """Call `check` after each event, and after each pause, until it returns something."""
+    def _await(
+        self,
+        what: str,
+        check: Callable[[], T | None],
+        pause_seconds: float,
+        burst_seconds: float = 0,
+    ) -> T:
+        """Call `check` after each event, and after each pause, until it returns something.
+
+        burst_seconds: events that follow another one so soon have one call together.
+        """
         deadline = time.monotonic() + patience_seconds()
         with self.events.watch() as watch:
             while (remaining := deadline - time.monotonic()) > 0:
@@ -237,7 +248,9 @@ class AgentProcess:
                     return found
                 if has_ended:
                     break
-                watch.wait(min(remaining, pause_seconds, _EXIT_SECONDS))
+                if watch.wait(min(remaining, pause_seconds, _EXIT_SECONDS)) and burst_seconds:
+                    time.sleep(burst_seconds)
+                    watch.wait(0)
         raise TimedOutError(f"no {what} in time; the agent's last lines: {self.events.tail()}")
 
     def log_lines(self, event: Event | None = None) -> list[Line]:

@@ -9,7 +9,6 @@ Addresses are of 198.18.0.0/15 (RFC 2544) and fd00:18::/32 only; the node has no
 
 import contextlib
 import dataclasses
-import errno
 import ipaddress
 import os
 import pathlib
@@ -17,16 +16,13 @@ import shutil
 import socket
 import subprocess
 import time
-from typing import Any
 
-import pyroute2
-
+from agent.lab.links import Links
 from agent.linux import namespaces, network_setup
-from agent.linux.network_setup import family_of
 from bpf.abi import IPAddress
 from probes.netns import Netns
 
-_MAX_ROUTE_POLLS = 5000
+_MAX_POLLS = 5000
 
 NODE_IPV4 = ipaddress.IPv4Address("198.18.0.1")
 NODE_IPV6 = ipaddress.IPv6Address("fd00:18::1")
@@ -103,29 +99,24 @@ class Lab:
 
     def __init__(self) -> None:
         self.pods: dict[str, LabPod] = {}
-        self._netlink = pyroute2.IPRoute()
+        self._links = Links()
         self._bridge_ifindex: int | None = None
         _enable_forwarding()
-        self._netlink.link("set", index=_LOOPBACK, state="up")
+        self._links.set_up(_LOOPBACK)
         for address in (NODE_IPV4, NODE_IPV6):
-            _add_address(self._netlink, _LOOPBACK, address)
+            self._links.add_address(_LOOPBACK, address)
 
     def __enter__(self) -> "Lab":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._delete_links(group=_LINK_GROUP)
+        self._links.delete(group=_LINK_GROUP)
         for pod in self.pods.values():
             _remove_netns(pod.netns)
         self.pods.clear()
         for address in (NODE_IPV4, NODE_IPV6):
-            self._netlink.addr(
-                "del",
-                index=_LOOPBACK,
-                address=str(address),
-                prefixlen=address.max_prefixlen,
-            )
-        self._netlink.close()
+            self._links.delete_address(_LOOPBACK, address)
+        self._links.close()
 
     def add_pod(self, name: str, number: int, *, bridged: bool = False) -> LabPod:
         """A pod with one IPv4 and one IPv6 address. `number` (1 to 250) makes them unique.
@@ -135,14 +126,7 @@ class Lab:
         """
         netns = _make_netns(name)
         interface = f"pg{name}"[:15]
-        self._netlink.link(
-            "add",
-            ifname=interface,
-            kind="veth",
-            group=_LINK_GROUP,
-            peer={"ifname": "eth0", "net_ns_fd": netns.path},
-        )
-        ifindex = socket.if_nametoindex(interface)
+        ifindex = self._links.add_pair(interface, _LINK_GROUP, "eth0", netns)
         if bridged:
             addresses = self._join_bridge(netns, ifindex, number)
         else:
@@ -154,37 +138,22 @@ class Lab:
     def remove_pod(self, name: str) -> None:
         """Delete the pod's namespace and its interface, at once."""
         pod = self.pods.pop(name)
-        self._delete_links(ifname=pod.interface)
+        self._links.delete(name=pod.interface)
         _remove_netns(pod.netns)
-
-    def _delete_links(self, **which: Any) -> None:
-        """A test may have deleted them."""
-        try:
-            self._netlink.link("del", **which)
-        except pyroute2.NetlinkError as error:
-            if error.code != errno.ENODEV:
-                raise
 
     def _route(self, netns: Netns, ifindex: int, number: int) -> tuple[IPAddress, ...]:
         ipv4 = ipaddress.IPv4Address(f"198.18.1.{number}")
         ipv6 = ipaddress.IPv6Address(f"fd00:18:0:1::{number:x}")
-        self._netlink.link("set", index=ifindex, state="up")
-        _add_address(self._netlink, ifindex, NODE_IPV4)
-        _add_address(self._netlink, ifindex, NODE_IPV6)
-        with _netlink_in(netns) as inside:
+        self._links.set_up(ifindex)
+        self._links.add_address(ifindex, NODE_IPV4)
+        self._links.add_address(ifindex, NODE_IPV6)
+        with contextlib.closing(Links(netns)) as inside:
             eth0 = _bring_up(inside, netns)
             for own, node in ((ipv4, NODE_IPV4), (ipv6, NODE_IPV6)):
-                _add_address(inside, eth0, own)
-                bits = own.max_prefixlen
-                inside.route("add", dst=f"{node}/{bits}", oif=eth0, scope="link")
-                inside.route(
-                    "add",
-                    dst="default",
-                    gateway=str(node),
-                    oif=eth0,
-                    family=family_of(own.version),
-                )
-                self._netlink.route("add", dst=f"{own}/{bits}", oif=ifindex, scope="link")
+                inside.add_address(eth0, own)
+                inside.add_host_route(node, eth0)
+                inside.add_default_route(node, eth0)
+                self._links.add_host_route(own, ifindex)
         return ipv4, ipv6
 
     def _join_bridge(self, netns: Netns, ifindex: int, number: int) -> tuple[IPAddress, ...]:
@@ -192,25 +161,19 @@ class Lab:
             self._bridge_ifindex = self._make_bridge()
         ipv4 = _BRIDGE_IPV4.network[number + 1]
         ipv6 = _BRIDGE_IPV6.network[number + 1]
-        self._netlink.link("set", index=ifindex, master=self._bridge_ifindex, state="up")
-        with _netlink_in(netns) as inside:
+        self._links.set_up(ifindex, bridge=self._bridge_ifindex)
+        with contextlib.closing(Links(netns)) as inside:
             eth0 = _bring_up(inside, netns)
             for own, node in ((ipv4, _BRIDGE_IPV4), (ipv6, _BRIDGE_IPV6)):
-                _add_address(inside, eth0, own, node.network.prefixlen)
-                inside.route(
-                    "add",
-                    dst="default",
-                    gateway=str(node.ip),
-                    family=family_of(own.version),
-                )
+                inside.add_address(eth0, own, node.network.prefixlen)
+                inside.add_default_route(node.ip, eth0)
         return ipv4, ipv6
 
     def _make_bridge(self) -> int:
-        self._netlink.link("add", ifname=BRIDGE, kind="bridge", group=_LINK_GROUP)
-        ifindex = socket.if_nametoindex(BRIDGE)
-        self._netlink.link("set", index=ifindex, state="up")
+        ifindex = self._links.add_bridge(BRIDGE, _LINK_GROUP)
+        self._links.set_up(ifindex)
         for interface in (_BRIDGE_IPV4, _BRIDGE_IPV6):
-            _add_address(self._netlink, ifindex, interface.ip, interface.network.prefixlen)
+            self._links.add_address(ifindex, interface.ip, interface.network.prefixlen)
         return ifindex
 
 
@@ -244,24 +207,18 @@ def _remove_netns(netns: Netns) -> None:
     os.unlink(netns.path)
 
 
-def _netlink_in(netns: Netns) -> pyroute2.IPRoute:
-    # pyroute2 is built on asyncio, which accepts datagram sockets only; netlink treats both alike.
-    sock = netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE)
-    return pyroute2.IPRoute(fileno=sock.detach())
-
-
-def _bring_up(netlink: pyroute2.IPRoute, netns: Netns) -> int:
+def _bring_up(inside: Links, netns: Netns) -> int:
     """Returns when the pod sends: before it has a link-local address, it finds no neighbours for
     what it forwards."""
-    eth0 = int(netlink.link_lookup(ifname="eth0")[0])
-    for index in (_LOOPBACK, eth0):
-        netlink.link("set", index=index, state="up")
+    eth0: int = netns.run_inside(lambda: socket.if_nametoindex("eth0"))
+    for ifindex in (_LOOPBACK, eth0):
+        inside.set_up(ifindex)
     if not network_setup.has_ip_version(6):
         return eth0
-    for _ in range(_MAX_ROUTE_POLLS):
+    for _ in range(_MAX_POLLS):
         # The kernel notices a carrier up to a second later, or as soon as a request reads the
         # interface (Linux 6.8, facd15dfd691).
-        netlink.link("get", index=eth0)
+        inside.read(eth0)
         if _has_link_local_address(netns):
             return eth0
         time.sleep(network_setup.LOCAL_POLL_SECONDS)
@@ -275,20 +232,6 @@ def _has_link_local_address(netns: Netns) -> bool:
         scope == _LINK_SCOPE and name == "eth0" and not int(flags, 16) & _TENTATIVE
         for _, _, _, scope, flags, name in lines
     )
-
-
-def _add_address(
-    netlink: pyroute2.IPRoute, ifindex: int, address: IPAddress, prefix_length: int | None = None
-) -> None:
-    netlink.addr("add", **network_setup.address_request(ifindex, address, prefix_length))
-    if address.version == 4:
-        return
-    for _ in range(_MAX_ROUTE_POLLS):
-        with contextlib.suppress(pyroute2.NetlinkError):
-            if network_setup.is_local(netlink.route("get", **network_setup.route_query(address))):
-                return
-        time.sleep(network_setup.LOCAL_POLL_SECONDS)
-    raise TimeoutError(f"{address} was added, but is not a local address yet")
 
 
 def _enable_forwarding() -> None:

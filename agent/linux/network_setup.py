@@ -1,8 +1,7 @@
 """Requests that set up addresses and neighbours by route netlink, and sysctls of networks.
 
-pyroute2 has a synchronous and an asynchronous client, and podgate needs both. The agent's loop must
-not block; the lab serves synchronous tests, and tests within a running loop, where only the
-synchronous client works. So requests are built here, and sent by either client.
+Requests are arguments for pyroute2. The lab, which makes thousands of them, has its own
+(agent/lab/links.py).
 """
 
 import pathlib

@@ -1,6 +1,5 @@
 """The evaluation of `podgate explain` has the verdicts of the gate's own program, on any facts."""
 
-import asyncio
 import dataclasses
 import ipaddress
 import itertools
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent.operate.explain import confirmation, evaluation, model
 from agent.operate.explain.facts import HOST, Facts, Flow, GateFacts, Source
-from bpf import abi, artefacts, compiling, features, loader, pins
+from bpf import abi, artefacts, features, loader, pins
 from bpf.artefacts import Artefact
 from bpf.counters import Counters
 from bpf.drop_sources import DropSources
@@ -40,8 +39,8 @@ OPENED = Flow(OWN[4], 6, 80)
 
 @pytest.fixture(scope="module")
 def artefact(isolated: None) -> Artefact:
-    offered = features.offered(loader.PROGRAM_SET.features)
-    return asyncio.run(compiling.compile_in_process(loader.PROGRAM_SET, offered))
+    """What the run has compiled for all of its tests."""
+    return artefacts.find(loader.PROGRAM_SET, features.offered(loader.PROGRAM_SET.features))
 
 
 @pytest.fixture(scope="module")

@@ -61,6 +61,17 @@ def test_output_and_exit_status_are_those_of_a_new_process(
     assert (forked.stdout, forked.stderr) == (executed.stdout, executed.stderr)
 
 
+@pytest.mark.parametrize("arguments", [("--version",), ("--no-such-option",)])
+def test_output_that_cannot_be_written_ends_it_as_a_new_process(
+    launch: Launch, arguments: tuple[str, ...]
+) -> None:
+    with open("/dev/full", "wb") as full:
+        forked, executed = (
+            start(arguments, full).wait(polling.PATIENCE_SECONDS) for start in (launch, execute)
+        )
+    assert forked == executed != 0
+
+
 def test_environment_is_the_workers_at_the_start(
     launch: Launch, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
