@@ -37,7 +37,7 @@ _REASONS = {"": "Enforced", "enforce": "Enforced", "strict": "Strict"}
 _PROBE_SECONDS = 1.0 * PATIENCE
 # A SYN from the millisecond in which a relay ends is sent again after a second.
 _STRICT_PROBE_SECONDS = 3.5 * PATIENCE
-_BEAT_SECONDS = 2.0 * PATIENCE
+BEAT_SECONDS = 2.0 * PATIENCE
 _SAMPLE_SECONDS = 0.02
 # Of components that have run again for less than a minute, and of a pod that has just come.
 _LASTING = frozenset({"component-failing", "existing-flows"})
@@ -186,7 +186,7 @@ class Node:
         found = [line for line in lost if line not in self.lost_in_strict]
         found += admitted
         age = self.heartbeat.take()
-        if age > _BEAT_SECONDS:
+        if age > BEAT_SECONDS:
             found.append(f"heartbeat {age:.2f} s old")
         found += self._unready
         self._unready = []
