@@ -21,6 +21,7 @@ from agent.lab.agent_process import AgentProcess, condition_of
 from agent.lab.lab import Lab, LabPod
 from agent.pods.conditions import TRUE
 from bpf import abi, maps, pins
+from tests import processes
 from tests.agent.kube.conftest import write_kubeconfig
 from tests.faults import clients, seccomp, standins
 from tests.faults.clients import Client
@@ -304,9 +305,7 @@ class _Heartbeat:
             self._oldest_seconds = max(self._oldest_seconds, age / 1e9)
 
     def _waited_ns(self) -> int:
-        """In all, by Documentation/scheduler/sched-stats.rst; of the agent's main thread."""
-        texts = [_read(f"/proc/{pid}/schedstat") for pid in (self.agent, self._injector)]
-        return sum(int(text.split()[1]) for text in texts if text)
+        return processes.waited_ns(str(self.agent), str(self._injector))
 
 
 def mount_error(directory: pathlib.Path, options: str, flags: int = 0) -> int:

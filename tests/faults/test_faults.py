@@ -24,7 +24,7 @@ __all__ = ["installed", "installed_pins", "operator"]
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(3600)]
 
-KEPT = (22, 27, 94, 150, 222, 251, 422, 424, 480, 488, 581, 899)
+KEPT = (22, 27, 94, 150, 222, 251, 422, 424, 480, 488, 581, 670, 674, 680, 691, 899)
 """Seeds that failed once; 488 with what 480 had left."""
 SAMPLE = (1, 29)
 # Of seeds that run on one agent.
