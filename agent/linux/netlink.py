@@ -2,7 +2,7 @@
 
 A request has a socket of its own: no response can be another's, and nothing is shared. send(2) and
 recv(2) wait in the kernel for RTNL, which another program may hold for seconds, such as one that
-changes interfaces on a busy machine. So they run in threads, and the heartbeat goes on.
+changes interfaces on a busy machine. So they run in threads, and the event loop continues.
 """
 
 import asyncio

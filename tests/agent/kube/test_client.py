@@ -417,7 +417,7 @@ async def test_configuration_that_vanishes_again_is_logged_again(
 async def test_request_to_retry_in_hours_is_one_for_a_minute(
     server: ApiServer, api: ApiClient, seconds: int, respected: float
 ) -> None:
-    """Whoever waits for that long after an error; a proxy may send any number."""
+    """A proxy may send any number, and all writers wait for that long."""
 
     async def busy(request: web.Request) -> web.StreamResponse | None:
         return apiserver.error_response(429, "TooManyRequests", retry_after=seconds)

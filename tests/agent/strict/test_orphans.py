@@ -24,6 +24,6 @@ def test_roots_processes_with_the_relays_module_are_candidates(tmp_path: pathlib
 
 
 def test_command_line_of_another_users_process_is_not_read(tmp_path: pathlib.Path) -> None:
-    """Its user may make a read of it wait for ever: the kernel takes the lock of its memory."""
+    """Its user may make a read of it wait: the kernel takes the lock of its memory."""
     os.mkfifo(add_process(tmp_path, 7, 65534) / "cmdline")
     assert orphans.candidates(Procfs(tmp_path)) == []
