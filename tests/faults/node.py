@@ -27,6 +27,7 @@ from tests.faults import clients, seccomp, standins
 from tests.faults.clients import Client
 from tests.faults.injector import Injector
 from tests.faults.standins import Standin
+from tests.faults.witness import Witness
 from tests.kernel import cgroups, fleet
 from tests.kernel.strictnode import RANGE4, RANGE6
 from tests.polling import PATIENCE, wait_until
@@ -63,6 +64,8 @@ class Node:
         callback(self.intruder.close)
         self.injector = Injector()
         callback(self.injector.close)
+        self.witness = Witness()
+        callback(self.witness.close)
         self.api = Standin("api", "0")
         callback(self.api.kill)
         self.runtime = Standin("runtime", str(operator.log.with_name("cri.sock")))
