@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import pathlib
 import resource
 import subprocess
 import sys
@@ -47,3 +48,16 @@ def no_descriptors() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def waited_ns(*processes: str) -> int:
+    """For how long the main threads of these processes were ready to run and had no processor, in
+    all; 0 for those that have ended. On a busy machine whatever they do is late by that.
+
+    processes: numbers, or "thread-self". Source: Documentation/scheduler/sched-stats.rst.
+    """
+    total = 0
+    for process in processes:
+        with contextlib.suppress(OSError):
+            total += int(pathlib.Path(f"/proc/{process}/schedstat").read_bytes().split()[1])
+    return total

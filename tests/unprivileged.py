@@ -60,3 +60,19 @@ ready(len(held))
 """
 """Waits for the lock of all that this user can open in a directory, and holds it. Arguments: the
 directory, and ex or sh."""
+
+SQUAT_PORT = """
+import socket
+address = sys.argv[1], int(sys.argv[2])
+while True:
+    taken = socket.socket()
+    try:
+        taken.bind(address)
+        break
+    except OSError:
+        taken.close()
+if sys.argv[3] == "listening":
+    taken.listen()
+ready(os.getpid())
+"""
+"""Waits for a port of TCP, and holds it. Arguments: address, port, and listening or bound."""

@@ -37,9 +37,10 @@ class AsyncStreamClient(Generic[StateT]):
         self._problem = ""
         self._call: Any = None
         self._session = session or self.API.session()
-        self._channel = grpc.aio.insecure_channel(
-            target or self.API.default_target, options=base.OPTIONS
-        )
+        self._ends_at = 0.0
+        """When a call that gRPC has not ended by then is given up, with its channel."""
+        self._target = target or self.API.default_target
+        self._channel = self._open()
 
     async def __aenter__(self) -> Self:
         return self
@@ -85,14 +86,20 @@ class AsyncStreamClient(Generic[StateT]):
         if (call := self._call) is None:
             request = self._session.request(self.instance_id, self.rev)
             self._call = call = self.API.start(self._channel, request, timeout_seconds)
+            now = asyncio.get_running_loop().time()
+            self._ends_at = now + timeout_seconds + base.STUCK_SECONDS
         is_kept = False
         try:
-            while (response := await call.read()) is not grpc.aio.EOF:
-                state = self._session.read(response)
-                if state is not None:
-                    self.instance_id, self.rev = state.instance_id, state.rev
-                    is_kept = self.API.is_followed
-                    return state
+            async with asyncio.timeout_at(self._ends_at):
+                while (response := await call.read()) is not grpc.aio.EOF:
+                    state = self._session.read(response)
+                    if state is not None:
+                        self.instance_id, self.rev = state.instance_id, state.rev
+                        is_kept = self.API.is_followed
+                        return state
+        except TimeoutError:
+            await self._replace_channel()
+            raise self.API.no_state(timeout_seconds) from None
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return None
@@ -102,6 +109,14 @@ class AsyncStreamClient(Generic[StateT]):
             if not is_kept:
                 self._end()
         raise self.API.ended()
+
+    async def _replace_channel(self) -> None:
+        self._end()
+        stuck, self._channel = self._channel, self._open()
+        await stuck.close()
+
+    def _open(self) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(self._target, options=base.OPTIONS)
 
     def _end(self) -> None:
         if (call := self._call) is not None:

@@ -15,6 +15,10 @@ import grpc
 # A stream is silent while nothing changes; a hung server must not be waited for without end.
 CALL_SECONDS = 600.0
 
+# After its deadline, for gRPC to end a call. After a write failed for want of memory, it may never
+# end this call nor any later one of the channel.
+STUCK_SECONDS = 2.0
+
 # A connection that exists is ready at once.
 _READY_SECONDS = 0.5
 

@@ -82,9 +82,16 @@ class RuntimeConnection:
         call = self._channel.unary_stream(
             path, request_serializer=_serialize, response_deserializer=_deserializer(response)
         )(request, timeout=_STREAM_SECONDS)
+        ends_at = asyncio.get_running_loop().time() + _STREAM_SECONDS + _STUCK_SECONDS
         try:
-            async for message in call:
+            while True:
+                async with asyncio.timeout_at(ends_at):
+                    message = await call.read()
+                if message is grpc.aio.EOF:
+                    return
                 yield message
+        except TimeoutError:
+            return
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise

@@ -127,8 +127,9 @@ class ConditionWriter:
 
     @property
     def problem(self) -> str:
-        """Why nothing can be written now; empty while writes succeed."""
-        return self._failures.problem
+        """Why conditions that are to be written cannot be; empty while writes succeed, and while
+        there is nothing to write, such as after the only pod that failed was deleted."""
+        return self._failures.problem if self.pending else ""
 
     @property
     def pending(self) -> int:
@@ -228,7 +229,7 @@ class ConditionWriter:
             # A timer's rounding must not make this a busy loop.
             ready = [uid for uid, at in times.items() if at <= now + TICK_SECONDS]
             # While writes fail, one pod tries for all.
-            may_write = not (self.problem and self._in_flight)
+            may_write = not (self._failures.problem and self._in_flight)
             if ready and may_write:
                 uid = min(ready, key=self._order)
                 del self._due[uid]
@@ -322,13 +323,13 @@ class ConditionWriter:
         pod.text_at = now + _TEXT_SECONDS
         pod.backoff.reset()
         pod.rejection = ""
-        if self.problem:
+        if self._failures.problem:
             log.info(Event.CONDITION_WRITES_RESUMED, pending=len(self._due))
         self._failures.succeed(uid, now)
 
     def _handle_error(self, error: ApiError, uid: str, pod: _PodWrites) -> None:
         now = asyncio.get_running_loop().time()
-        had_problem = bool(self.problem)
+        had_problem = bool(self._failures.problem)
         if patches.is_pod_replaced(error):
             pod.is_replaced = True
             log.info(Event.CONDITION_POD_DELETED, pod=pod.actual.metadata.full_name)

@@ -3,6 +3,9 @@
 Alpha and disabled in 1.36, beta and enabled in 1.37. If the socket is not served, connecting is
 retried, and only the API server's pods are used. One stream sends every pod, then an event that
 ends the list, then each change.
+
+gRPC may lose a request, and may not end a call at its deadline (agent/cri/connection.py). So
+deadlines are the event loop's as well, and a connection that misses one is replaced.
 """
 
 import asyncio
@@ -33,9 +36,12 @@ _HEALTHY_SECONDS = 30.0
 # A 1.36 kubelet that has just started ends the list first and sends its pods a second later; one of
 # 1.37 reports Ready as False until it has computed the pod's status.
 _SETTLE_SECONDS = 30.0
-# A kubelet that serves responds within milliseconds.
+# A kubelet that serves responds within milliseconds, with all of its pods.
 _FIRST_RESPONSE_SECONDS = 5.0
+_LIST_SECONDS = 30.0
 _GET_SECONDS = 5.0
+# After its deadline, for gRPC to end a call.
+_STUCK_SECONDS = 2.0
 # After a change of a pod. Changes that the kubelet sends in the wrong order lie microseconds apart.
 _AGAIN_SECONDS = 1.0
 # Twice this after the API server has deleted a pod, its end is confirmed with the kubelet.
@@ -50,6 +56,10 @@ _OPTIONS = (
     # Go's servers reject a path as a host name.
     ("grpc.default_authority", "localhost"),
 )
+
+
+class _StuckError(Exception):
+    """No response in time, which gRPC does not report; a part of a sentence."""
 
 
 class KubeletPods:
@@ -86,6 +96,8 @@ class KubeletPods:
         self._is_settled = False
         self._is_listed = False
         """Whether the open stream has ended its list."""
+        self._is_stuck = False
+        """Whether gRPC did not end a call of the open connection."""
         self._opened = datetime.datetime.now(datetime.UTC)
         """When the open stream was."""
         self._changed: set[str] = set()
@@ -93,6 +105,8 @@ class KubeletPods:
         self._has_changed = asyncio.Event()
         self._requested = ""
         """The pod that is requested, until it changes or is removed."""
+        self._limit = asyncio.timeout(None)
+        """Of the open stream."""
         self._backoff = backoff.Backoff(
             base_seconds=1.0, cap_seconds=_MAX_RETRY_SECONDS, jitter=jitter
         )
@@ -111,6 +125,8 @@ class KubeletPods:
                         await self._follow(channel)
                 except grpc.aio.AioRpcError as error:
                     self._handle_error(error)
+                except _StuckError as error:
+                    self._set_problem(str(error))
                 self.answered.set()
                 self.is_connected = False
                 self._source.disconnect_kubelet()
@@ -121,8 +137,8 @@ class KubeletPods:
             first_response.cancel()
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
-        """Raises the `AioRpcError` with which the stream ends, if it has one."""
-        error: grpc.aio.AioRpcError | None = None
+        """Raises the `AioRpcError` with which the stream ends, if it has one, and `_StuckError`."""
+        error: grpc.aio.AioRpcError | _StuckError | None = None
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._confirm(channel), name="end of the kubelet's pods"),
@@ -132,7 +148,7 @@ class KubeletPods:
             # before 3.13, gh-116720).
             try:
                 await self._read(channel)
-            except grpc.aio.AioRpcError as ended:
+            except (grpc.aio.AioRpcError, _StuckError) as ended:
                 error = ended
             for task in tasks:
                 task.cancel()
@@ -157,8 +173,7 @@ class KubeletPods:
                 self._changed.remove(uid)
                 self._requested = uid
                 with contextlib.suppress(grpc.aio.AioRpcError):
-                    request = kubelet_pb2.GetPodRequest(podUID=uid)
-                    response = await get(request, timeout=_GET_SECONDS)
+                    response = await self._get(get, uid)
                     if self._requested == uid and (pod := self._read_pod(response.pod)):
                         self._set(pod)
             self._requested = ""
@@ -177,7 +192,7 @@ class KubeletPods:
             before, missing = missing, set()
             for uid in sorted(self._source.only_of_kubelet):
                 try:
-                    await get(kubelet_pb2.GetPodRequest(podUID=uid), timeout=_GET_SECONDS)
+                    await self._get(get, uid)
                 except grpc.aio.AioRpcError as error:
                     if error.code() is grpc.StatusCode.NOT_FOUND:
                         missing.add(uid)
@@ -185,7 +200,30 @@ class KubeletPods:
             for uid in missing & before & self._source.only_of_kubelet:
                 self._remove(uid)
 
+    async def _get(self, get: Any, uid: str) -> Any:
+        """Raises `AioRpcError`. A call that gRPC does not end ends the stream, and with it this
+        task: its connection is replaced."""
+        try:
+            async with asyncio.timeout(_GET_SECONDS + _STUCK_SECONDS):
+                return await get(kubelet_pb2.GetPodRequest(podUID=uid), timeout=_GET_SECONDS)
+        except TimeoutError:
+            self._is_stuck = True
+            self._limit.reschedule(asyncio.get_running_loop().time())
+            return await asyncio.Event().wait()
+
     async def _read(self, channel: grpc.aio.Channel) -> None:
+        """Raises `AioRpcError` and `_StuckError`."""
+        self._is_stuck = self._is_listed = False
+        try:
+            async with asyncio.timeout(_LIST_SECONDS) as self._limit:
+                await self._read_stream(channel)
+        except TimeoutError:
+            if self._is_stuck:
+                raise _StuckError("gRPC ended no request for a pod in time") from None
+            if not self._is_listed:
+                raise _StuckError(f"no list of pods within {_LIST_SECONDS:.0f} s") from None
+
+    async def _read_stream(self, channel: grpc.aio.Channel) -> None:
         watch = channel.unary_stream(
             "/v1alpha1.Pods/WatchPods",
             request_serializer=kubelet_pb2.WatchPodsRequest.SerializeToString,
@@ -195,7 +233,7 @@ class KubeletPods:
         self._opened = datetime.datetime.now(datetime.UTC)
         self._unverified.clear()
         self._changed.clear()
-        self._is_settled = self._is_listed = False
+        self._is_settled = False
         settled: asyncio.TimerHandle | None = None
         try:
             async for event in watch(kubelet_pb2.WatchPodsRequest(), timeout=_STREAM_SECONDS):
@@ -207,6 +245,7 @@ class KubeletPods:
                     self._handle_event(event)
                 elif settled is None:
                     self._is_listed = True
+                    self._limit.reschedule(loop.time() + _STREAM_SECONDS + _STUCK_SECONDS)
                     self.answered.set()
                     settled = loop.call_later(self._settle_seconds, self._settle)
         finally:
@@ -265,14 +304,16 @@ class KubeletPods:
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
             # It serves, and waits for its own sources of pods.
             self._backoff.reset()
-        details = " ".join((error.details() or error.code().name).split())
+        self._set_problem(" ".join((error.details() or error.code().name).split()))
+
+    def _set_problem(self, problem: str) -> None:
         if not self.problem:
             log.info(
                 Event.KUBELET_PODS_API_UNAVAILABLE,
                 socket=str(self._socket),
-                error=details,
+                error=problem,
             )
-        self.problem = details
+        self.problem = problem
 
 
 def _get_pod(channel: grpc.aio.Channel) -> Any:

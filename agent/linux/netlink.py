@@ -1,9 +1,12 @@
-"""Requests to route netlink of a network namespace, on the event loop.
+"""Requests to route netlink of a network namespace, for the event loop.
 
-A request has a socket of its own: no response can be another's, and nothing is shared.
+A request has a socket of its own: no response can be another's, and nothing is shared. send(2) and
+recv(2) wait in the kernel for RTNL, which another program may hold for seconds, such as one that
+changes interfaces on a busy machine. So they run in threads, and the event loop continues.
 """
 
 import asyncio
+import concurrent.futures
 import socket
 
 from bpf import netlink
@@ -13,6 +16,11 @@ from probes.netns import Netns
 _SOL_NETLINK, _NETLINK_GET_STRICT_CHK = 270, 12
 # Interfaces come and go while a busy node's are read.
 _MOST_DUMPS = 5
+# The kernel answers before send(2) returns, however long it waits there.
+_TIMEOUT_SECONDS = 10.0
+
+# Of their own: while RTNL is held, nothing else waits for one. More would wait for the same lock.
+_threads = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="netlink")
 
 
 async def request(
@@ -46,20 +54,31 @@ async def _request(
     kind: int, body: bytes, netns: Netns | None, flags: int, *, is_strict: bool = False
 ) -> tuple[list[bytes], bool]:
     """The messages, and whether they are of one moment."""
-    loop = asyncio.get_running_loop()
+    sock = opened(netns, is_strict=is_strict)
+    message = netlink.encode(kind, flags, body)
+    future = _threads.submit(
+        _exchange, sock, message, has_end=bool(flags & (NLM_F_DUMP | NLM_F_ACK))
+    )
+    # Also of a request that is cancelled before a thread has it, and not while one uses it.
+    future.add_done_callback(lambda _: sock.close())
+    return await asyncio.wrap_future(future)
+
+
+def _exchange(sock: socket.socket, message: bytes, *, has_end: bool) -> tuple[list[bytes], bool]:
+    """has_end: whether a message of its own ends the response."""
     found: list[bytes] = []
     is_consistent = True
-    with opened(netns, is_strict=is_strict) as sock:
-        sock.send(netlink.encode(kind, flags, body))
-        while True:
-            for message in netlink.decode(await loop.sock_recv(sock, netlink.RECEIVE_BYTES)):
-                is_consistent = is_consistent and not message.is_interrupted
-                if message.is_last:
-                    netlink.check(message)
-                    return found, is_consistent
-                found.append(message.content)
-            if not flags & (NLM_F_DUMP | NLM_F_ACK):
-                return found, True
+    sock.settimeout(_TIMEOUT_SECONDS)
+    sock.send(message)
+    while True:
+        for part in netlink.decode(sock.recv(netlink.RECEIVE_BYTES)):
+            is_consistent = is_consistent and not part.is_interrupted
+            if part.is_last:
+                netlink.check(part)
+                return found, is_consistent
+            found.append(part.content)
+        if not has_end:
+            return found, True
 
 
 def opened(netns: Netns | None, *, is_strict: bool = False) -> socket.socket:

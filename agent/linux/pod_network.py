@@ -72,7 +72,7 @@ class PodNetwork:
 
 
 class PodNetworkReader:
-    """Reads pods' networks on the event loop, each within 5 s."""
+    """Reads pods' networks, each within 5 s. For the event loop."""
 
     async def read(self, netns: Netns) -> PodNetwork:
         """Raises `NetnsGoneError`, `OSError` or `TimeoutError`."""

@@ -32,7 +32,7 @@ async def find() -> list[RelayProcess]:
             return []
         found = []
         with contextlib.ExitStack() as undo:
-            for pid in await asyncio.to_thread(_candidates):
+            for pid in await asyncio.to_thread(candidates, Procfs()):
                 try:
                     # First of all: from here on the pid means this process, or none.
                     process = RelayProcess(pid)
@@ -56,6 +56,14 @@ def cgroup_ids(processes: list[RelayProcess]) -> set[int]:
     return {found[-1] for path in paths if path and (found := cgroups.ancestors(root, path))}
 
 
-def _candidates() -> list[int]:
-    procfs = Procfs()
-    return [pid for pid in procfs.pids() if _MODULE in procfs.arguments(pid)]
+def candidates(procfs: Procfs) -> list[int]:
+    """Processes of root alone with the relay's module as an argument. May block.
+
+    A read of a command line waits while the process changes its memory, for as long as its user
+    likes: so those of other users are not read.
+    """
+    return [
+        pid
+        for pid in procfs.pids()
+        if set(procfs.users(pid)) == {0} and _MODULE in procfs.arguments(pid)
+    ]

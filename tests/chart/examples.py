@@ -75,6 +75,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "monitoring": {
         "metrics": {
             "port": 19652,
+            "tlsSecret": "podgate-metrics-tls",
             "reader": {"name": "prometheus", "namespace": "monitoring"},
         },
         "monitoring": {

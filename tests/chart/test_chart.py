@@ -774,6 +774,29 @@ def test_operator_s_prometheus_scrapes_with_a_token_that_may_read_metrics() -> N
     assert [one["name"] for one in binding["subjects"]] == [account]
 
 
+def test_operator_s_prometheus_sends_its_token_to_the_holders_of_the_certificate_alone() -> None:
+    """Another process of the node may take the port."""
+    values = examples.VALUES["monitoring"]
+    secret = values["metrics"]["tlsSecret"]
+    (endpoint,) = _found(rendering.objects(values), "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert endpoint["tlsConfig"] == {
+        "ca": {"secret": {"name": secret, "key": "ca.crt"}},
+        "serverName": "podgate.podgate.svc",
+    }
+    spec = _agent(values)
+    (mount,) = (one for one in _mounts(spec) if one["name"] == "metrics-tls")
+    (volume,) = (one for one in spec["volumes"] if one["name"] == "metrics-tls")
+    assert volume["secret"] == {"secretName": secret, "optional": True}
+    options = _options("run", _container(values)["args"][1:])
+    assert {str(options[f"metrics_tls_{part}"].parent) for part in ("cert", "key")} == {
+        mount["mountPath"]
+    }
+    (endpoint,) = _found(rendering.objects({"monitoring": values["monitoring"]}), "PodMonitor")[
+        "spec"
+    ]["podMetricsEndpoints"]
+    assert endpoint["tlsConfig"] == {"insecureSkipVerify": True}
+
+
 def test_a_field_that_the_operator_does_not_know_is_found() -> None:
     # The operator's API for services has it.
     thing = _found(rendering.objects(examples.VALUES["monitoring"]), "PodMonitor")

@@ -283,6 +283,104 @@ def test_agent_s_token_writes_its_own_conditions_of_its_own_pods_only(
         _check("agent", name, found)
 
 
+def _is_rejected_by_a_guard(answer: Answer) -> bool:
+    """And not by a right that the account lacks."""
+    is_guarded = "denied request: the podgate agent" in answer.message
+    return answer.code == HTTPStatus.FORBIDDEN and is_guarded
+
+
+def test_agent_s_token_replaces_no_condition_by_another_one_twice(
+    server: ApiOnly, pods: dict[str, Json]
+) -> None:
+    """As many as before, and each was there: but the gate of another controller is gone."""
+    path = f"{_path(pods['own'])}/status"
+    foreign = [{"type": one, "status": "True"} for one in ("Ready", "example.com/gate", "Other")]
+    server.send("PATCH", path, {"status": {"conditions": foreign}}, content_type=_STRATEGIC)
+    before = server.api.get(_path(pods["own"]))["status"]["conditions"]
+    others = [one for one in before if one["type"] != "example.com/gate"]
+    assert len(others) == len(before) - 1
+    changed = {"status": {"conditions": [*others, others[0]]}}
+    token = server.token("podgate", pod=pods["agent"])
+    answer = server.send("PATCH", path, changed, content_type=MERGE, token=token)
+    assert _is_rejected_by_a_guard(answer), answer
+    assert server.api.get(_path(pods["own"]))["status"]["conditions"] == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"status": {"observedGeneration": 3}},
+        {"status": {"resources": {"limits": {"cpu": "1"}}}},
+        {"status": {"allocatedResources": {"cpu": "1"}}},
+        {"metadata": {"generateName": "own-"}},
+    ],
+    ids=lambda change: next(iter(next(iter(change.values())))),
+)
+def test_agent_s_token_writes_no_newer_field_of_a_pod(
+    server: ApiOnly, pods: dict[str, Json], change: Json
+) -> None:
+    path = f"{_path(pods['own'])}/status"
+    token = server.token("podgate", pod=pods["agent"])
+    answer = server.send("PATCH", path, change, content_type=MERGE, token=token)
+    assert _is_rejected_by_a_guard(answer), answer
+
+
+def test_agent_s_token_writes_events_of_its_node_only(
+    server: ApiOnly, pods: dict[str, Json]
+) -> None:
+    path = f"/apis/events.k8s.io/v1/namespaces/{pods['own']['metadata']['namespace']}/events"
+    token = server.token("podgate", pod=pods["agent"])
+    own = _event("own", "podgate.io/agent", pods["own"])
+    kubelet = _event("of-the-kubelet", "kubelet", pods["foreign"])
+    try:
+        assert server.send("POST", path, own, token=token).code == HTTPStatus.CREATED
+        rejected = server.send("POST", path, kubelet, token=token)
+        assert _is_rejected_by_a_guard(rejected), rejected
+        server.api.create(path, kubelet)
+        changed = {"series": {"count": 2, "lastObservedTime": "2026-11-21T08:00:01.000000Z"}}
+        file = f"{path}/of-the-kubelet"
+        rejected = server.send("PATCH", file, changed, content_type=MERGE, token=token)
+        assert _is_rejected_by_a_guard(rejected), rejected
+    finally:
+        for event in (own, kubelet):
+            server.send("DELETE", f"{path}/{event['metadata']['name']}", {})
+
+
+def _event(name: str, controller: str, pod: Json) -> Json:
+    metadata = pod["metadata"]
+    return {
+        "metadata": {"name": name, "namespace": metadata["namespace"]},
+        "eventTime": "2026-11-21T08:00:00.000000Z",
+        "reportingController": controller,
+        "reportingInstance": cases.NODE,
+        "action": "Probing",
+        "reason": "ProbeFailing",
+        "type": "Warning",
+        "note": "It fails.",
+        "regarding": {
+            "kind": "Pod",
+            "apiVersion": "v1",
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+        },
+    }
+
+
+def test_agent_s_token_writes_no_finalizer_of_its_report(
+    server: ApiOnly, pods: dict[str, Json]
+) -> None:
+    """It would block the removal of the definition of reports."""
+    metadata = {"name": cases.NODE, "finalizers": ["example.com/forever"]}
+    answer = server.send(
+        "PATCH",
+        f"/apis/podgate.io/v1alpha1/nodereports/{cases.NODE}?fieldManager=podgate-agent&force=true",
+        {"apiVersion": "podgate.io/v1alpha1", "kind": "NodeReport", "metadata": metadata},
+        content_type="application/apply-patch+yaml",
+        token=server.token("podgate", pod=pods["agent"]),
+    )
+    assert _is_rejected_by_a_guard(answer), answer
+
+
 @pytest.mark.parametrize("name", [cases.NODE, cases.OTHER_NODE])
 def test_agent_s_token_writes_the_report_of_its_node_only(
     server: ApiOnly, pods: dict[str, Json], name: str

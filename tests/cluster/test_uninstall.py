@@ -148,10 +148,7 @@ def test_uninstall_with_proxy_and_hub_leaves_only_what_it_names(
     kubectl(node, "status")
     confirmation = f"kubectl label namespace {users.namespace} podgate.io/left-behind-"
     assert confirmation in capsys.readouterr().out
-    node.api.patch(
-        f"/api/v1/namespaces/{users.namespace}",
-        {"metadata": {"labels": {"podgate.io/left-behind": None}}},
-    )
+    users.confirm_labels()
     users.until_isolated("web")
     assert not is_reachable(users.pod("web"))
     assert users.restarts() == {}

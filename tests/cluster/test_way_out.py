@@ -290,4 +290,5 @@ def test_uninstall_leaves_nothing_and_pods_with_gates_ready(
 
     podgate.apply()
     podgate.wait_until_ready()
+    users.confirm_labels()
     users.until_isolated("stays-1", "stays-2")

@@ -105,6 +105,11 @@ class Workloads:
         reason = REASONS[self.mode]
         return [self.until(name, ISOLATION_READY, "True", reason) for name in names]
 
+    def confirm_labels(self) -> None:
+        """Its labels outlived a removal of podgate, and are to be in force again."""
+        labels = {"podgate.io/left-behind": None}
+        self.api.patch(f"/api/v1/namespaces/{self.namespace}", {"metadata": {"labels": labels}})
+
     def until_gone(self, *names: str) -> None:
         def left() -> set[str]:
             return {pod["metadata"]["name"] for pod in self.pods()} & set(names)

@@ -1,4 +1,5 @@
-"""The threat model's table: each cell names tests that exist, and each of them is run."""
+"""The threat model's table, and that of attacks on podgate's own programs: each cell names tests
+that exist, and each of them is run."""
 
 import ast
 import functools
@@ -7,24 +8,30 @@ import re
 
 import pytest
 
+from tests import unprivileged
+from tests.docs.blocks import PAGES
+
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "threat-model.md"
+FOUND = ROOT / "docs" / "internals" / "control-plane.md"
 _TABLE = re.compile(r"reads this table\. -->\n(.*?)<!-- end of the table -->", re.DOTALL)
 _TEST = re.compile(r"`(test_\w+)`")
 # What shows that a cell is empty of danger is in the same row, or no test can show it.
 _COLUMNS = 5
+_NUMBERS = [f"C{number}" for number in range(1, 26)]
+_MOUNT = re.compile(r"mountPath: /run/podgate/(?:podinfo|localnet)\b.*")
 
 
-def rows() -> list[list[str]]:
-    """Cells of each attacker, without the head."""
-    (table,) = _TABLE.findall(PAGE.read_text(encoding="utf-8"))
+def rows(page: pathlib.Path = PAGE) -> list[list[str]]:
+    """Cells of each line, without the head."""
+    (table,) = _TABLE.findall(page.read_text(encoding="utf-8"))
     lines = table.strip().splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 @functools.cache
 def defined() -> dict[str, list[str]]:
-    """Files of each test's name, without those that are marked to be skipped."""
+    """The source of each test by its name, without those that are marked to be skipped."""
     found: dict[str, list[str]] = {}
     for path in (ROOT / "tests").rglob("test_*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -32,7 +39,7 @@ def defined() -> dict[str, list[str]]:
                 continue
             marks = {ast.unparse(one) for one in node.decorator_list}
             if not any("skip" in mark or "xfail" in mark for mark in marks):
-                found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+                found.setdefault(node.name, []).append(ast.unparse(node))
     return found
 
 
@@ -46,7 +53,9 @@ def problems(table: list[list[str]]) -> list[str]:
             if not names:
                 found.append(f"{attacker}, column {number}: names no test")
             found += [
-                f"{name}: in {defined().get(name, [])}" for name in names if not _is_one(name)
+                f"{name}: {len(defined().get(name, ()))} of them"
+                for name in names
+                if not _is_one(name)
             ]
     return found
 
@@ -65,6 +74,35 @@ def test_table_has_all_attackers() -> None:
     assert len(attackers) == len(wanted)
     for word, attacker in zip(wanted, attackers, strict=True):
         assert word in attacker
+
+
+def test_all_that_a_review_found_has_tests() -> None:
+    table = rows(FOUND)
+    assert [row[0] for row in table] == ["C1", "C1b", *_NUMBERS[1:]]
+    for number, _, _, cell in table:
+        names = _TEST.findall(cell)
+        assert names, number
+        assert [name for name in names if not _is_one(name)] == [], number
+
+
+def test_what_a_user_without_rights_did_is_tried_as_that_user() -> None:
+    """One of the tests of each line becomes the user, by `tests.unprivileged`."""
+    tried = [row for row in rows(FOUND) if f"user {unprivileged.USER}" in row[1]]
+    assert len(tried) > 10
+    for number, _, _, cell in tried:
+        sources = [source for name in _TEST.findall(cell) for source in defined()[name]]
+        assert any("unprivileged.running" in source for source in sources), number
+
+
+def test_pages_mount_directories_of_sockets_read_only() -> None:
+    """Root of a container could replace a socket otherwise."""
+    mounts = [
+        (page.name, line)
+        for page in PAGES
+        for line in _MOUNT.findall(page.read_text(encoding="utf-8"))
+    ]
+    assert mounts
+    assert [mount for mount in mounts if "readOnly: true" not in mount[1]] == []
 
 
 @pytest.mark.parametrize(

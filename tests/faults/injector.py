@@ -8,6 +8,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import select
@@ -15,6 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,11 +35,12 @@ _NEVER_FAILING = ("anon_inode:", "pipe:", "socket:", "/dev/", "/etc/localtime")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rule:
-    """Which calls fail.
+    """Which calls fail, or wait.
 
-    error: its number; every: one of N matching calls fails; below: the path of what fails
-    begins with it; family: of the socket, a name of `socket.AddressFamily` without AF_; process:
-    "agent", "others" (relay, nft), or "all".
+    error: its number; 0: the call succeeds, after it has waited for `seconds`; every: one of N
+    matching calls; below: the path of what fails begins with it; family: of the socket, a name of
+    `socket.AddressFamily` without AF_; process: "agent", "others" (relay, nft), or "all"; commands:
+    of bpf(2), all if there are none.
     """
 
     calls: tuple[str, ...]
@@ -46,6 +49,8 @@ class Rule:
     below: str = ""
     family: str = ""
     process: str = "all"
+    seconds: float = 0.0
+    commands: tuple[int, ...] = ()
 
     def in_directory(self, run_directory: pathlib.Path) -> "Rule":
         """The same with the agent's run directory in place of "{run}"."""
@@ -84,7 +89,7 @@ class Injector:
             self._request({"do": "end"})
 
     def failed(self) -> dict[str, int]:
-        """How many calls failed since the previous such call, by name."""
+        """How many calls failed or waited since the previous such call, by name."""
         found: dict[str, int] = self._request({"do": "count"})
         return found
 
@@ -114,6 +119,8 @@ class _Answering:
         self._rule: Rule | None = None
         self._numbers: frozenset[int] = frozenset()
         self._matching = 0
+        self._waiting: list[tuple[float, int, seccomp.Call]] = []
+        """Calls that are to wait: until when, and of which listener."""
 
     def add(self, listener: int, agent: int) -> None:
         self._agents[listener] = agent
@@ -121,6 +128,7 @@ class _Answering:
 
     def remove(self, listener: int) -> None:
         del self._agents[listener]
+        self._waiting = [one for one in self._waiting if one[1] != listener]
         os.close(listener)
 
     def set_rule(self, rule: Rule | None) -> None:
@@ -138,22 +146,39 @@ class _Answering:
             return
         self.total[system_calls.NAMES[call.number]] += 1
         error = None
-        if call.number in self._numbers and self._rule is not None:
-            error = self._error(call, self._rule, self._agents[listener])
+        rule = self._rule
+        if call.number in self._numbers and rule and self._is_hit(call, rule, listener):
+            if rule.seconds:
+                self._waiting.append((time.monotonic() + rule.seconds, listener, call))
+                return
+            error = rule.error
         seccomp.answer(listener, call, error)
 
-    def _error(self, call: seccomp.Call, rule: Rule, agent: int) -> int | None:
+    def seconds_until_next(self) -> float | None:
+        """Until a call has waited long enough; None without one."""
+        first = min((until for until, _, _ in self._waiting), default=None)
+        return None if first is None else max(0.0, first - time.monotonic())
+
+    def end_waits(self) -> None:
+        """Answer the calls that have waited long enough."""
+        now = time.monotonic()
+        ended = [one for one in self._waiting if one[0] <= now]
+        self._waiting = [one for one in self._waiting if one[0] > now]
+        for _, listener, call in ended:
+            seccomp.answer(listener, call, None)
+
+    def _is_hit(self, call: seccomp.Call, rule: Rule, listener: int) -> bool:
         name = system_calls.NAMES[call.number]
         try:
-            if not _matches(call, name, rule, agent):
-                return None
+            if not _matches(call, name, rule, self._agents[listener]):
+                return False
         except OSError:  # it has ended, or its memory is not readable
-            return None
+            return False
         self._matching += 1
         if self._matching % rule.every:
-            return None
+            return False
         self.failed[name] += 1
-        return rule.error
+        return True
 
 
 def _matches(call: seccomp.Call, name: str, rule: Rule, agent: int) -> bool:
@@ -162,6 +187,8 @@ def _matches(call: seccomp.Call, name: str, rule: Rule, agent: int) -> bool:
         return False
     if name in _SOCKET_CALLS:
         return not rule.family or _family(call) == rule.family
+    if name == "bpf" and rule.commands:
+        return call.arguments[0] in rule.commands
     if name in ("clone", "clone3") and _makes_thread(call, name):
         # gRPC's C core never works again in a process that once could not start one.
         return False
@@ -229,6 +256,11 @@ def _family(call: seccomp.Call) -> str:
         return socket.AddressFamily(found.family).name.removeprefix("AF_")
 
 
+def _as_tuple(value: Any) -> Any:
+    """JSON has lists only."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _obey(answering: _Answering, command: dict[str, Any], descriptors: list[int]) -> Any:
     match command["do"]:
         case "answer":
@@ -236,7 +268,7 @@ def _obey(answering: _Answering, command: dict[str, Any], descriptors: list[int]
             return descriptors[0]
         case "begin":
             rule = command["rule"]
-            answering.set_rule(Rule(**{**rule, "calls": tuple(rule["calls"])}))
+            answering.set_rule(Rule(**{name: _as_tuple(value) for name, value in rule.items()}))
         case "end":
             answering.set_rule(None)
         case "count":
@@ -253,7 +285,10 @@ def _serve(control: socket.socket) -> None:
     poll = select.poll()
     poll.register(control, select.POLLIN)
     while True:
-        for descriptor, events in poll.poll():
+        seconds = answering.seconds_until_next()
+        ready = poll.poll(None if seconds is None else math.ceil(1000 * seconds))
+        answering.end_waits()
+        for descriptor, events in ready:
             if descriptor != control.fileno():
                 if events & select.POLLIN:
                     answering.handle(descriptor)

@@ -21,11 +21,13 @@ from agent.lab.agent_process import AgentProcess, condition_of
 from agent.lab.lab import Lab, LabPod
 from agent.pods.conditions import TRUE
 from bpf import abi, maps, pins
+from tests import processes
 from tests.agent.kube.conftest import write_kubeconfig
 from tests.faults import clients, seccomp, standins
 from tests.faults.clients import Client
 from tests.faults.injector import Injector
 from tests.faults.standins import Standin
+from tests.faults.witness import Witness
 from tests.kernel import cgroups, fleet
 from tests.kernel.strictnode import RANGE4, RANGE6
 from tests.polling import PATIENCE, wait_until
@@ -37,7 +39,7 @@ _REASONS = {"": "Enforced", "enforce": "Enforced", "strict": "Strict"}
 _PROBE_SECONDS = 1.0 * PATIENCE
 # A SYN from the millisecond in which a relay ends is sent again after a second.
 _STRICT_PROBE_SECONDS = 3.5 * PATIENCE
-_BEAT_SECONDS = 2.0 * PATIENCE
+BEAT_SECONDS = 2.0 * PATIENCE
 _SAMPLE_SECONDS = 0.02
 # Of components that have run again for less than a minute, and of a pod that has just come.
 _LASTING = frozenset({"component-failing", "existing-flows"})
@@ -62,6 +64,8 @@ class Node:
         callback(self.intruder.close)
         self.injector = Injector()
         callback(self.injector.close)
+        self.witness = Witness()
+        callback(self.witness.close)
         self.api = Standin("api", "0")
         callback(self.api.kill)
         self.runtime = Standin("runtime", str(operator.log.with_name("cri.sock")))
@@ -186,7 +190,7 @@ class Node:
         found = [line for line in lost if line not in self.lost_in_strict]
         found += admitted
         age = self.heartbeat.take()
-        if age > _BEAT_SECONDS:
+        if age > BEAT_SECONDS:
             found.append(f"heartbeat {age:.2f} s old")
         found += self._unready
         self._unready = []
@@ -304,9 +308,7 @@ class _Heartbeat:
             self._oldest_seconds = max(self._oldest_seconds, age / 1e9)
 
     def _waited_ns(self) -> int:
-        """In all, by Documentation/scheduler/sched-stats.rst; of the agent's main thread."""
-        texts = [_read(f"/proc/{pid}/schedstat") for pid in (self.agent, self._injector)]
-        return sum(int(text.split()[1]) for text in texts if text)
+        return processes.waited_ns(str(self.agent), str(self._injector))
 
 
 def mount_error(directory: pathlib.Path, options: str, flags: int = 0) -> int:

@@ -3,6 +3,7 @@
 import collections
 import concurrent.futures
 import dataclasses
+import re
 import time
 
 from agent.admin.report import AgentReport
@@ -17,6 +18,10 @@ _AFTER_SECONDS = 10.0 * PATIENCE
 _NAMED_SECONDS = 10.0 * PATIENCE
 _POLL_SECONDS = 0.1
 _TAIL_LINES = 60
+# The shortest time that a problem is about.
+_HELD_SECONDS = 1.0
+# What is not kept within its time; all else is kept by a machine that gives no time, too.
+_OF_TIME = re.compile("heartbeat |no finding [^ ]+ within |not as before |.* lost: TimeoutError ")
 
 _naming = concurrent.futures.ThreadPoolExecutor(1)
 
@@ -24,13 +29,22 @@ _naming = concurrent.futures.ThreadPoolExecutor(1)
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
     """problems: what did not hold, one sentence each; failed: calls that the fault let fail, by
-    name; seconds: from the fault's end until all was as before."""
+    name; seconds: from the fault's end until all was as before; held_seconds: for how long the
+    machine held a witness up meanwhile."""
 
     plan: Plan
     problems: list[str]
     failed: collections.Counter[str]
     seconds: float
     log: list[str]
+    held_seconds: float = 0.0
+
+    @property
+    def is_conclusive(self) -> bool:
+        """Whether what was not kept is the agent's: not if it is only that something took too
+        long while a witness was held up as well."""
+        is_held = self.held_seconds > _HELD_SECONDS
+        return not (self.problems and is_held and all(map(_OF_TIME.match, self.problems)))
 
     def text(self) -> str:
         calls = ", ".join(f"{count} {name}" for name, count in sorted(self.failed.items()))
@@ -38,6 +52,7 @@ class Result:
             (
                 str(self.plan),
                 f"failed calls: {calls or 'none'}",
+                f"the machine held a witness up for {self.held_seconds:.1f} s",
                 *(f"  not kept: {problem}" for problem in self.problems),
                 f"  again: make test-faults SEED={self.plan.seed}",
                 *(f"    {line}" for line in self.log),
@@ -54,6 +69,7 @@ def run(node: Node, seed: int) -> Result:
     pid = node.operator.pid
     node.probe_all()
     node.injector.failed()
+    node.witness.take()
     problems = []
     with injecting.inject(node, fault):
         kind = injecting.NAMED.get((fault.kind, fault.detail))
@@ -71,12 +87,13 @@ def run(node: Node, seed: int) -> Result:
     failing = {str(line["component"]) for line in _since(node, lines, Event.COMPONENT_FAILED)}
     problems += _unnamed_components(node, failing)
     failed = collections.Counter(node.injector.failed())
+    held_seconds = node.witness.take()
     log = []
     if problems:
         with node.operator.log.open("rb") as file:
             file.seek(text_bytes)
             log = file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
-    return Result(plan, problems, failed, seconds, log)
+    return Result(plan, problems, failed, seconds, log, held_seconds)
 
 
 def _come_and_go(node: Node, plan: Plan) -> None:

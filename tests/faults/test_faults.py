@@ -17,6 +17,7 @@ from agent.lab.lab import Lab
 from bpf import pins
 from tests.faults import node as nodes
 from tests.faults import running
+from tests.faults.node import Node
 from tests.faults.running import Result
 from tests.kernel.conftest import installed, installed_pins, operator
 
@@ -24,12 +25,14 @@ __all__ = ["installed", "installed_pins", "operator"]
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(3600)]
 
-KEPT = (22, 27, 94, 150, 222, 251, 422, 424, 480, 488, 581, 899)
+KEPT = (22, 27, 94, 150, 222, 251, 422, 424, 480, 488, 581, 670, 674, 680, 691, 899)
 """Seeds that failed once; 488 with what 480 had left."""
 SAMPLE = (1, 29)
 # Of seeds that run on one agent.
 _SHARE = 50
 _MOST_FAILURES = 5
+# Of a seed, while the machine gives the agent no time.
+_MOST_RUNS = 4
 
 
 def _shares() -> Iterator[tuple[int, ...]]:
@@ -55,9 +58,8 @@ def test_faults_open_nothing_and_leave_nothing(
     results: list[Result] = []
     with nodes.running(lab, operator, installed_pins) as node:
         for seed in seeds:
-            results.append(running.run(node, seed))
+            results.append(_conclusive(node, seed))
             if results[-1].problems:
-                sys.stdout.write(f"{results[-1].text()}\n")
                 if sum(bool(one.problems) for one in results) >= _MOST_FAILURES:
                     break
                 node.start_again()
@@ -71,3 +73,16 @@ def test_faults_open_nothing_and_leave_nothing(
         f"(seed {slowest.plan.seed})\n"
     )
     assert not [one.plan.seed for one in results if one.problems]
+
+
+def _conclusive(node: Node, seed: int) -> Result:
+    """The result of a seed, which is run again where the machine held up the agent."""
+    for turn in range(_MOST_RUNS):
+        result = running.run(node, seed)
+        if result.problems:
+            sys.stdout.write(f"{result.text()}\n")
+        if result.is_conclusive or turn == _MOST_RUNS - 1:
+            break
+        sys.stdout.write("  not conclusive, and run again\n")
+        node.start_again()
+    return result

@@ -134,28 +134,14 @@ def hold(directory: pathlib.Path) -> None:
         os.close(descriptor)
 
 
-SQUAT_PORT = """
-import socket
-address = sys.argv[1], int(sys.argv[2])
-while True:
-    taken = socket.socket()
-    try:
-        taken.bind(address)
-        break
-    except OSError:
-        taken.close()
-if sys.argv[3] == "listening":
-    taken.listen()
-ready(os.getpid())
-"""
-
-
 @pytest.mark.parametrize("how", ["listening", "bound"])
 def test_port_that_a_user_holds_keeps_no_agent_out_and_is_reported(
     operator: AgentProcess, web: LabPod, how: str
 ) -> None:
     address = f"127.0.0.1:{PORT_OF_HEALTH}"
-    with unprivileged.running(SQUAT_PORT, "127.0.0.1", str(PORT_OF_HEALTH), how) as process:
+    with unprivileged.running(
+        unprivileged.SQUAT_PORT, "127.0.0.1", str(PORT_OF_HEALTH), how
+    ) as process:
         operator.write_manifest(web, mode="enforce", container={})
         operator.start("--http-address", address)
         operator.wait_for("the gate", isolated_as("web", "Enforced"))
@@ -227,6 +213,32 @@ def test_agent_without_a_free_descriptor_stays_and_gates_the_next_pod(
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     operator.wait_for("a new pod's gate", isolated_as("late", "Enforced"))
     assert operator.pid == pid
+
+
+READ = """
+found = []
+for directory, _, files in os.walk(sys.argv[1]):
+    for name in files:
+        path = os.path.join(directory, name)
+        try:
+            os.close(os.open(path, os.O_RDONLY))
+            found.append(path)
+        except OSError:
+            pass
+ready(*found)
+"""
+
+
+def test_user_reads_no_file_of_the_run_directory(operator: AgentProcess, web: LabPod) -> None:
+    """cni.json names every namespace of the cluster with its mode."""
+    start_enforcing(operator, web)
+    state = operator.run_directory / "cni.json"
+    assert state.stat().st_mode & 0o777 == 0o600
+    with unprivileged.running(READ, str(operator.run_directory)) as found:
+        assert found == ""
+    state.chmod(0o644)
+    with unprivileged.running(READ, str(operator.run_directory)) as found:
+        assert found == str(state)
 
 
 def test_run_directory_of_another_user_is_one_sentence(operator: AgentProcess, web: LabPod) -> None:

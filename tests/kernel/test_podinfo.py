@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 import urllib.request
 from typing import Any
 
@@ -85,3 +87,38 @@ def test_disabled_feature_is_an_error_with_what_to_do(operator: AgentProcess, la
     wrong = operator.run("run", "--manifests", "/", "--feature-gates", "PodInfo=true")
     assert wrong.returncode == 2
     assert "known: PodInfoAPI" in wrong.stderr
+
+
+_READ_ONLY = """
+import ctypes, os, socket, sys
+libc = ctypes.CDLL(None, use_errno=True)
+directory = os.fsencode(sys.argv[1])
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
+assert libc.unshare(0x20000) == 0
+assert libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None) == 0
+assert libc.mount(directory, directory, None, MS_BIND, None) == 0
+assert libc.mount(None, directory, None, MS_REMOUNT | MS_BIND | MS_RDONLY, None) == 0
+path = sys.argv[1] + "/podinfo.sock"
+socket.socket(socket.AF_UNIX).connect(path)
+for change in (lambda: os.unlink(path), lambda: socket.socket(socket.AF_UNIX).bind(path + "2")):
+    try:
+        change()
+    except OSError as error:
+        print(error.strerror)
+"""
+
+
+def test_root_of_a_container_with_the_directory_mounted_read_only_replaces_no_socket(
+    operator: AgentProcess, lab: Lab
+) -> None:
+    """As docs/podinfo.md has it; a connection needs no more."""
+    operator.write_manifest(lab.add_pod("web", 1), mode="enforce", container=LISTENING)
+    operator.start()
+    operator.wait_for("the gate", isolated_as("web", "Enforced"))
+    directory = operator.run_directory / "podinfo"
+    done = subprocess.run(
+        [sys.executable, "-c", _READ_ONLY, str(directory)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["Read-only file system"] * 2
+    assert (directory / "podinfo.sock").is_socket()

@@ -1,12 +1,14 @@
 """Metrics of a cluster's node, for this machine and for Prometheus on others."""
 
 import asyncio
+import contextlib
 import http.client
 import ssl
 
 import pytest
 
-from tests import polling
+from agent.logs import Event
+from tests import polling, unprivileged
 from tests.agent.kube.test_token_reviews import Cluster
 from tests.kernel import offers
 from tests.node.node import Node
@@ -58,4 +60,26 @@ async def test_prometheus_gets_all_metrics_and_strangers_health(node: Node) -> N
 
     cluster.is_away = True
     assert (await asyncio.to_thread(get, "/metrics", "new"))[0] == 503
+    assert (await asyncio.to_thread(get, "/metrics", "good"))[0] == 200
+
+
+async def test_port_of_metrics_that_a_user_holds_keeps_no_agent_out_and_is_served_later(
+    node: Node,
+) -> None:
+    Cluster(node.server)
+    squatted = unprivileged.running(
+        unprivileged.SQUAT_PORT, ADDRESS, str(METRICS_PORT), "listening"
+    )
+    with contextlib.ExitStack() as stack:
+        process = await asyncio.to_thread(stack.enter_context, squatted)
+        await node.start_agent("--metrics-address", f"{ADDRESS}:{METRICS_PORT}")
+        node.create("web")
+        await node.run_pod("web")
+        await node.ready("web")
+        await asyncio.to_thread(node.operator.event, Event.METRICS_NOT_SERVED)
+        report = await node.report("the problem", lambda report: report.server_problems)
+        (problem,) = report.server_problems
+        assert f"process {process}" in problem
+        assert "of user 65534" in problem
+    await node.report("no problem", lambda report: not report.server_problems)
     assert (await asyncio.to_thread(get, "/metrics", "good"))[0] == 200

@@ -46,6 +46,8 @@ _CONNECT_SECONDS = 5.0
 _CALL_SECONDS = 300.0
 # While this node has only a saved state, others may have the current one.
 _SAVED_CALL_SECONDS = 15.0
+# After its deadline, for gRPC to end a call, which it may never do (agent/cri/connection.py).
+_STUCK_SECONDS = 2.0
 _OPTIONS = (
     *base.OPTIONS,
     # A server whose machine failed closes no connection.
@@ -78,6 +80,16 @@ class _Response:
             return None
         found: datetime.datetime = self.header.saved_at.ToDatetime(datetime.UTC)
         return found
+
+    def add(self, item: pb.NextItem) -> bool:
+        """Whether the response is complete with this item."""
+        kind = item.WhichOneof("item")
+        if kind == "services":
+            self.services += item.services.items
+            self.removed += [(one.namespace, one.name) for one in item.services.removed]
+        elif kind == "end":
+            self.service_count = item.end.service_count
+        return bool(kind == "end")
 
 
 class RemoteObjects:
@@ -191,21 +203,19 @@ class RemoteObjects:
         )(request, timeout=seconds)
         response: _Response | None = None
         try:
-            async for item in call:
-                kind = item.WhichOneof("item")
-                if kind == "next":
-                    response = _Response(item)
-                elif response is not None and kind == "services":
-                    response.services += item.services.items
-                    response.removed += [(one.namespace, one.name) for one in item.services.removed]
-                elif response is not None and kind == "end":
-                    response.service_count = item.end.service_count
-                    return response
+            async with asyncio.timeout(seconds + _STUCK_SECONDS):
+                async for item in call:
+                    if item.WhichOneof("item") == "next":
+                        response = _Response(item)
+                    elif response is not None and response.add(item):
+                        return response
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and response is None:
                 return None
             details = " ".join((error.details() or error.code().name).split())
             raise _SourceError(f"it does not send services: {details}") from None
+        except TimeoutError:
+            raise _SourceError("it ends no call in time") from None
         finally:
             call.cancel()
         raise _SourceError("its response is incomplete; it is requested again")

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import pathlib
+from collections.abc import Callable
 
 import grpc
 import pytest
 
+from agent.client import base
 from agent.client.base import StreamError
 from agent.client.podinfo import AsyncPodInfoClient
 from agent.services.client.services import AsyncServicesClient
@@ -101,3 +103,38 @@ async def test_watch_list_and_get_of_pods(node: Node) -> None:
 async def test_impossible_position_is_rejected_at_once() -> None:
     with pytest.raises(ValueError, match="-1"):
         AsyncServicesClient("unix:/nowhere", rev=-1)
+
+
+class StuckChannel:
+    """In place of gRPC's, which ends no call."""
+
+    def unary_stream(self, path: str, **_: object) -> Callable[..., "StuckCall"]:
+        return lambda *_, **options: StuckCall()
+
+    async def close(self) -> None:
+        pass
+
+
+class StuckCall:
+    async def read(self) -> None:
+        await asyncio.Event().wait()
+
+    def cancel(self) -> None:
+        pass
+
+
+async def test_call_that_grpc_does_not_end_is_made_over_another_connection(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await served.start()
+    for name in ("CALL_SECONDS", "STUCK_SECONDS"):
+        monkeypatch.setattr(base, name, 0.1)
+    problems: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(grpc.aio, "insecure_channel", lambda *_, **options: StuckChannel())
+        client = AsyncServicesClient(
+            served.target, error_delay_seconds=0.02, on_problem=problems.append
+        )
+    async with client, asyncio.timeout(_SECONDS):
+        assert list((await client.next()).by_name()) == [("default", "web")]
+    assert problems == ["no state of the service endpoints of this node within 0.1 s"]

@@ -22,8 +22,19 @@ class Channel:
 
         return call
 
+    def unary_stream(self, path: str, **_: object) -> Callable[..., Any]:
+        return lambda *_, **options: Stream()
+
     async def close(self) -> None:
         pass
+
+
+class Stream:
+    async def read(self) -> None:
+        await asyncio.Event().wait()
+
+    def cancel(self) -> bool:
+        return True
 
 
 @pytest.mark.looptime
@@ -57,3 +68,15 @@ async def test_call_that_a_connection_never_ends_is_made_over_another_after_a_th
         finally:
             await channel.close()
             await client.aclose()
+
+
+@pytest.mark.looptime
+async def test_stream_that_outlasts_its_deadline_ends(tmp_path: pathlib.Path) -> None:
+    client = RuntimeClient(tmp_path / "cri.sock", call_seconds=1)
+    connection = client._connection
+    channel, connection._channel = connection._channel, Channel()
+    try:
+        async with asyncio.timeout(610):
+            assert [event async for event in client.events()] == []
+    finally:
+        await channel.close()

@@ -411,3 +411,18 @@ async def test_configuration_that_vanishes_again_is_logged_again(
                 unreadable = [one for one in logs if one["event"] is Event.CREDENTIALS_UNREADABLE]
                 counts.append(len(unreadable))
     assert counts == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(("seconds", "respected"), [(7, 7.0), (86_400, 60.0)])
+async def test_request_to_retry_in_hours_is_one_for_a_minute(
+    server: ApiServer, api: ApiClient, seconds: int, respected: float
+) -> None:
+    """A proxy may send any number, and all writers wait for that long."""
+
+    async def busy(request: web.Request) -> web.StreamResponse | None:
+        return apiserver.error_response(429, "TooManyRequests", retry_after=seconds)
+
+    server.faults.append(busy)
+    with pytest.raises(ApiError) as raised:
+        await request_pods(api)
+    assert raised.value.retry_after_seconds == respected

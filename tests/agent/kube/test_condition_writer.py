@@ -546,6 +546,27 @@ async def test_server_that_fails_every_pod_is_one_problem(
         assert agent.writer.problem
 
 
+async def test_failure_of_a_pod_that_is_deleted_is_no_problem_of_later(
+    server: ApiServer, api: ApiClient
+) -> None:
+    """Nothing is to be written, so no success would end it."""
+    server.put(gated("a"))
+    agent = Agent(api)
+    async with agent.running():
+        server.faults.append(failing)
+        agent.know("a")
+        await asyncio.sleep(0.5)
+        assert agent.writer.problem
+        server.delete("a")
+        await asyncio.sleep(0.5)
+        assert agent.writer.problem == ""
+        server.faults.clear()
+        server.put(gated("b"))
+        agent.know("b")
+        await asyncio.sleep(5)
+    assert conditions(server, "b")[labels.ISOLATION_READY]["status"] == TRUE
+
+
 async def test_failures_of_the_same_moment_are_one(server: ApiServer, api: ApiClient) -> None:
     async def hiccup(request: web.Request) -> web.StreamResponse | None:
         return await failing(request) if len(server.patches()) <= 8 else None

@@ -5,6 +5,7 @@ import errno
 import os
 import socket
 import struct
+import threading
 
 import pytest
 
@@ -98,6 +99,33 @@ async def test_late_response_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
         ours.send(link(7))
         ours.send(done())
         assert [found.index for found in await reading] == [7]
+
+
+class Held(socket.socket):
+    """Its send(2) waits for a lock of the kernel, which the event loop releases here."""
+
+    released = threading.Event()
+    was_released = False
+
+    def send(self, *_: object) -> int:
+        Held.was_released = self.released.wait(10)
+        return 0
+
+
+async def test_event_loop_runs_while_a_request_waits_for_a_lock_of_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    held = Held(fileno=end.detach())
+    monkeypatch.setattr(netlink, "opened", lambda netns, is_strict: held)
+    with ours:
+        ours.send(link(7))
+        ours.send(done())
+        reading = asyncio.create_task(rtnetlink.read())
+        await asyncio.sleep(0)
+        Held.released.set()
+        assert [found.index for found in await reading] == [7]
+    assert Held.was_released
 
 
 async def test_the_kernels_error_is_raised() -> None:

@@ -5,12 +5,14 @@ import contextlib
 import datetime
 import itertools
 import pathlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc
 import pytest
 
 from agent.api.tls import CurrentTls, TlsFiles
+from agent.services.api import remote_objects
 from agent.services.api.nodes_server import NodesServer
 from agent.services.api.object_source import SourcePosition
 from agent.services.api.objects import ApiService, EndpointSlice
@@ -290,6 +292,56 @@ async def test_saved_objects_are_replaced_by_the_server(
     async with client.running():
         await client.until_names("web")
         assert client.reported == ["-old", "+web"]
+
+
+async def test_server_whose_call_grpc_does_not_end_is_replaced_by_the_next(
+    server: Server, client_files: TlsFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.put("web")
+    server.publisher.complete()
+    secure_channel = grpc.aio.secure_channel
+
+    def open_channel(target: str, *arguments: object, **options: Any) -> Any:
+        return StuckChannel() if target == "stuck:1" else secure_channel(target, *arguments)
+
+    monkeypatch.setattr(grpc.aio, "secure_channel", open_channel)
+    for name in ("_CALL_SECONDS", "_STUCK_SECONDS"):
+        monkeypatch.setattr(remote_objects, name, 0.1)
+    client = Client(client_files, "stuck:1", server.target)
+    problems = []
+    async with client.running():
+        await polling.until("its problem", lambda: client.problem)
+        problems.append(client.problem)
+        await client.until_names("web")
+    assert problems == ["it ends no call in time"]
+
+
+class StuckChannel:
+    """In place of gRPC's, which ends no call."""
+
+    async def __aenter__(self) -> "StuckChannel":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def channel_ready(self) -> None:
+        pass
+
+    def unary_stream(self, path: str, **_: object) -> Callable[..., "StuckCall"]:
+        return lambda *_, **__: StuckCall()
+
+
+class StuckCall:
+    def __aiter__(self) -> "StuckCall":
+        return self
+
+    async def __anext__(self) -> pb.NextItem:
+        await asyncio.Event().wait()
+        raise StopAsyncIteration
+
+    def cancel(self) -> None:
+        pass
 
 
 async def test_any_node_has_its_own_view(server: Server, client_files: TlsFiles) -> None:
