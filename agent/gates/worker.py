@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 import structlog
 
-from agent.gates.gate_thread import GateThread
+from agent.gates.gate_thread import GateThread, Repairs
 from agent.linux.cgroups import cgroup2_mount, own_cgroup
 from agent.logs import Event
 from agent.settings import Settings
@@ -161,6 +161,15 @@ class GateWorker:
     async def run_first(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """The same before calls that wait, of which a crowd's pods make hundreds."""
         return await self._call(functools.partial(function, *args, **kwargs), is_urgent=True)
+
+    async def repair(self, make: Callable[[Gates, asyncio.AbstractEventLoop], Repairs]) -> None:
+        """Have the thread make these repairs from now on, before any call."""
+        loop = asyncio.get_running_loop()
+
+        def begin() -> None:
+            self._thread.repair(make(self.gates, loop))
+
+        await self.run_first(begin)
 
     async def _call(self, call: Callable[[], T], *, is_urgent: bool) -> T:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
