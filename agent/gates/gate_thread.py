@@ -67,7 +67,7 @@ class GateThread:
         return await asyncio.wrap_future(future)
 
     def repair(self, repairs: Repairs) -> None:
-        """Make these repairs from now on, instead of earlier ones. Call it in the thread, which
+        """Make these repairs from now on, instead of previous ones. Call it in the thread, which
         closes them at its end."""
         if self._repairs:
             self._repairs.close()

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.kernel
 
 
 def interfaces(podgate: Deployment, users: Workloads) -> list[str]:
-    """Of these pods. Those of earlier tests may go at any time."""
+    """Of these pods. Those of previous tests may go at any time."""
     report = podgate.report()
     assert report is not None
     found = {

@@ -151,7 +151,7 @@ async def test_repairs_that_fail_end_and_calls_go_on(gate_thread: GateThread) ->
     gate_thread.close()
 
 
-async def test_later_repairs_replace_earlier_ones(gate_thread: GateThread) -> None:
+async def test_later_repairs_replace_previous_ones(gate_thread: GateThread) -> None:
     """The component that follows gates has started again."""
     first, second = Repairs([]), Repairs([])
     for repairs in (first, second):
