@@ -37,6 +37,9 @@ class Gates:
     ) -> None:
         """attachment: None chooses tcx where the kernel has it, otherwise clsact."""
         self.attachment = attachment or Attachment.best()
+        self.breathe: Callable[[], None] = lambda: None
+        """Called between the steps of long calls, in each of which the kernel may be waited for:
+        for repairs that cannot wait as long as all of them."""
         self._installation = installation
         self._table = GateTable(loaded, installation.maps)
         self._counters = Counters(loaded)
@@ -126,6 +129,7 @@ class Gates:
         missing = {i for i in ifindexes if self._replies.get(_KEY.pack(i)) is None}
         problems = self._make_tables(missing)
         for ifindex in ifindexes:
+            self.breathe()
             was_attached = ifindex in self._ingress.attached
             try:
                 if ifindex in problems:
@@ -298,6 +302,7 @@ class Gates:
         results: dict[int, bool | errors.AttachError] = dict.fromkeys(ifindexes, True)
         for side in (self._egress, self._ingress):
             for ifindex, result in results.items():
+                self.breathe()
                 if result is True:
                     results[ifindex] = self._put_back(ifindex, side, _put_back_if_lost)
         return results

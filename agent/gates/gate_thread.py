@@ -73,6 +73,11 @@ class GateThread:
             self._repairs.close()
         self._repairs = repairs
 
+    def breathe(self) -> None:
+        """Make all repairs. For calls of several steps, between these."""
+        while self._repair():
+            pass
+
     def close(self) -> None:
         """Calls that wait run; does not wait for them."""
         self._is_closed = True

@@ -163,11 +163,13 @@ class GateWorker:
         return await self._call(functools.partial(function, *args, **kwargs), is_urgent=True)
 
     async def repair(self, make: Callable[[Gates, asyncio.AbstractEventLoop], Repairs]) -> None:
-        """Have the thread make these repairs from now on, before any call."""
+        """Have the thread make these repairs from now on, before any call and between the steps
+        of long ones."""
         loop = asyncio.get_running_loop()
 
         def begin() -> None:
             self._thread.repair(make(self.gates, loop))
+            self.gates.breathe = self._thread.breathe
 
         await self.run_first(begin)
 

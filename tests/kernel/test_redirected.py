@@ -93,7 +93,7 @@ def test_pod_whose_rules_redirect_a_probed_port_alone_stays_at_enforce(
     redirected.nft(pod.netns, redirected.one_port(PORT))
     start(operator, pod, kubelet)
     operator.wait_for("enforce", is_left_at_enforce)
-    # The relay served the pod until the first probe; the condition shows that before the relay stops.
+    # The relay served the pod until the first probe; the condition changes before the relay stops.
     wait_until("the pod without the relay", lambda: dials(kubelet, pod) == [REFUSED, REFUSED])
     redirected.nft(pod.netns, "delete table inet mesh")
     exemption = f"meta skuid {redirected.USER} return"

@@ -141,6 +141,23 @@ async def test_repairs_overtake_all_calls(gate_thread: GateThread) -> None:
     gate_thread.close()
 
 
+async def test_repairs_are_made_between_the_steps_of_a_call(gate_thread: GateThread) -> None:
+    order: list[str] = []
+    repairs = Repairs(order)
+    await gate_thread.run(functools.partial(gate_thread.repair, repairs))
+
+    def call() -> None:
+        order.append("first step")
+        for name in (b"lost", b"lost, too"):
+            repairs.kernel.send(name)
+        gate_thread.breathe()
+        order.append("second step")
+
+    await gate_thread.run(call)
+    assert order == ["first step", "lost", "lost, too", "second step"]
+    gate_thread.close()
+
+
 async def test_repairs_that_fail_end_and_calls_go_on(gate_thread: GateThread) -> None:
     repairs = Repairs([])
     repairs.is_broken = True
