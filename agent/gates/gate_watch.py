@@ -102,8 +102,8 @@ class GateWatch:
         self._woken.set()
 
     async def run(self) -> None:
-        """GateCheck after each change of filters, and for links every 80 ms, until cancelled."""
-        await self._repair(
+        """Put back and check gates until cancelled. Raises `OSError`."""
+        repairs = await self._repair(
             functools.partial(
                 LostFilters,
                 is_off=self._is_off,
@@ -111,6 +111,13 @@ class GateWatch:
                 on_failed=self.hint,
             )
         )
+        try:
+            await self._check_again_and_again()
+        finally:
+            repairs.stop()
+
+    async def _check_again_and_again(self) -> None:
+        """GateCheck after each change of filters, and for links every 80 ms."""
         async with asyncio.TaskGroup() as reports:
             while True:
                 self._woken.clear()

@@ -40,6 +40,11 @@ class LostFilters:
         # In the order in which they were lost.
         self._without_gate: dict[int, None] = {}
         self._without_recording: dict[int, None] = {}
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """Repair nothing more: another agent may be about to have the node. For any thread."""
+        self._is_stopped = True
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -55,6 +60,8 @@ class LostFilters:
 
     def next(self) -> bool:
         """All gates enforce before one records its pod's flows."""
+        if self._is_stopped:
+            return False
         if self._without_gate:
             ifindex = _take_first(self._without_gate)
             result = self._gates.put_back_after_qdisc(ifindex, is_enforcing=True)

@@ -33,6 +33,7 @@ from probes.netns import netns_cookie
 
 P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R", bound=Repairs)
 
 log = structlog.get_logger(__name__)
 
@@ -162,16 +163,18 @@ class GateWorker:
         """The same before calls that wait, of which a crowd's pods make hundreds."""
         return await self._call(functools.partial(function, *args, **kwargs), is_urgent=True)
 
-    async def repair(self, make: Callable[[Gates, asyncio.AbstractEventLoop], Repairs]) -> None:
+    async def repair(self, make: Callable[[Gates, asyncio.AbstractEventLoop], R]) -> R:
         """Have the thread make these repairs from now on, before any call and between the steps
         of long ones."""
         loop = asyncio.get_running_loop()
 
-        def begin() -> None:
-            self._thread.repair(make(self.gates, loop))
+        def begin() -> R:
+            made = make(self.gates, loop)
+            self._thread.repair(made)
             self.gates.breathe = self._thread.breathe
+            return made
 
-        await self.run_first(begin)
+        return await self.run_first(begin)
 
     async def _call(self, call: Callable[[], T], *, is_urgent: bool) -> T:
         async with asyncio.timeout(_TIMEOUT_SECONDS):

@@ -66,6 +66,8 @@ class Node:
     interfaces: set[int] = dataclasses.field(default_factory=lambda: {IFINDEX, DEVICE})
     host_devices: "HostDevices" = dataclasses.field(default_factory=lambda: HostDevices())
 
+    has_stopped_repairs: bool = False
+
     def __post_init__(self) -> None:
         self.store = PodStore(Conditions())
         self.store.set_pod(Pod(uid="web", namespace="demo", name="web"))
@@ -85,8 +87,12 @@ class Node:
     def gates(self) -> "Node":
         return self
 
-    async def repair(self, make: functools.partial[LostFilters]) -> None:
+    async def repair(self, make: functools.partial[LostFilters]) -> "Node":
         self.repaired: Callable[[int], None] = make.keywords["on_put_back"]
+        return self
+
+    def stop(self) -> None:
+        self.has_stopped_repairs = True
 
     async def run_first(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
@@ -154,6 +160,8 @@ async def test_gate_that_is_put_back_without_a_check_is_reported_like_others(nod
             assert node.put_back_at == [asyncio.get_running_loop().time()]
             assert node.is_marked()
             await asyncio.sleep(3)
+            assert not node.has_stopped_repairs
+    assert node.has_stopped_repairs
     assert [line["event"] for line in lines] == [Event.GATE_PUT_BACK]
     assert next(iter(node.metrics.gates_put_back.collect())).samples[0].value == 1
 

@@ -95,6 +95,15 @@ async def test_gates_that_podgate_off_removes_are_not_put_back(node: Node) -> No
     assert node.calls == []
 
 
+async def test_nothing_is_put_back_once_it_is_stopped(node: Node) -> None:
+    """Another agent has the node."""
+    node.delete_qdisc(7)
+    node.filters.read()
+    node.filters.stop()
+    await node.repair()
+    assert node.calls == []
+
+
 async def test_gate_that_podgate_cni_has_removed_is_no_repair(node: Node) -> None:
     node.results[7, ENFORCING] = False
     node.delete_qdisc(7)
