@@ -66,7 +66,7 @@ class Node:
     interfaces: set[int] = dataclasses.field(default_factory=lambda: {IFINDEX, DEVICE})
     host_devices: "HostDevices" = dataclasses.field(default_factory=lambda: HostDevices())
 
-    has_stopped_repairs: bool = False
+    stops: int = 0
 
     def __post_init__(self) -> None:
         self.store = PodStore(Conditions())
@@ -92,7 +92,7 @@ class Node:
         return self
 
     def stop(self) -> None:
-        self.has_stopped_repairs = True
+        self.stops += 1
 
     async def run_first(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
@@ -160,8 +160,8 @@ async def test_gate_that_is_put_back_without_a_check_is_reported_like_others(nod
             assert node.put_back_at == [asyncio.get_running_loop().time()]
             assert node.is_marked()
             await asyncio.sleep(3)
-            assert not node.has_stopped_repairs
-    assert node.has_stopped_repairs
+            assert node.stops == 0
+    assert node.stops == 1
     assert [line["event"] for line in lines] == [Event.GATE_PUT_BACK]
     assert next(iter(node.metrics.gates_put_back.collect())).samples[0].value == 1
 
