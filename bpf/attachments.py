@@ -135,6 +135,26 @@ class Attachments:
         self._filtered.discard(ifindex)
         self.attach(ifindex)
 
+    def put_back_after_qdisc(self, ifindex: int) -> None:
+        """As `put_back` after another program deleted the qdisc, unless a link is attached.
+
+        Waits for RTNL once: what is attached now is not read before. A filter that was added
+        meanwhile stays until `drop_spare_filter`.
+        """
+        if ifindex not in self.expected or ifindex in self._linked:
+            return
+        if self._attachment is Attachment.CLSACT:
+            self._filters.attach(ifindex)
+        else:
+            self._links.attach_again(ifindex)
+            self._linked.add(ifindex)
+        self.attached.add(ifindex)
+
+    def drop_spare_filter(self, ifindex: int) -> None:
+        """Remove the filter of an interface that has a link. Raises `AttachError`."""
+        if ifindex in self._linked:
+            self._drop_filter(ifindex)
+
     def attach(self, ifindex: int, *, quickly: bool = False) -> None:
         """Attach, or replace any version's program with this one.
 
@@ -167,6 +187,11 @@ class Attachments:
             return False
         self._filtered.add(ifindex)
         return True
+
+    @property
+    def filtered(self) -> set[int]:
+        """Interfaces on which the program should be attached, and is not by a link."""
+        return self.expected - self._linked
 
     @property
     def unlinked(self) -> set[int]:

@@ -87,8 +87,11 @@ class ClsactFilters:
         try:
             if self._is_current(ifindex):
                 return
-            ours = [] if self._add_qdisc(ifindex) else self._ours(ifindex)
-            handle = ours[0].handle if ours else self._free_handle(ifindex)
+            if self._add_qdisc(ifindex):  # which has no filter yet
+                ours, handle = [], _HANDLES[0]
+            else:
+                ours = self._ours(ifindex)
+                handle = ours[0].handle if ours else self._free_handle(ifindex)
             desired = Filter(handle, self._name, syscalls.program_id(self._program_fd))
             if desired not in ours[:1]:
                 self._put(NLM_F_REPLACE, ifindex, desired)

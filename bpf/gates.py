@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from bpf import abi, errors, loader, maps, pins, sources
 from bpf.addresses import Addresses
@@ -37,6 +37,9 @@ class Gates:
     ) -> None:
         """attachment: None chooses tcx where the kernel has it, otherwise clsact."""
         self.attachment = attachment or Attachment.best()
+        self.breathe: Callable[[], None] = lambda: None
+        """Called between the steps of long calls, in each of which the kernel may be waited for:
+        for repairs that cannot wait as long as all of them."""
         self._installation = installation
         self._table = GateTable(loaded, installation.maps)
         self._counters = Counters(loaded)
@@ -126,6 +129,7 @@ class Gates:
         missing = {i for i in ifindexes if self._replies.get(_KEY.pack(i)) is None}
         problems = self._make_tables(missing)
         for ifindex in ifindexes:
+            self.breathe()
             was_attached = ifindex in self._ingress.attached
             try:
                 if ifindex in problems:
@@ -248,6 +252,9 @@ class Gates:
         Returns whether none was. Call it when all gates are as desired. Raises `OSError`.
         """
         self._installation.discard_other_programs(sources.fingerprint())
+        if self._installation.other_schemas():  # by which podgate-cni may have attached gates since
+            self._egress.refresh()
+            self._ingress.refresh()
         if self._egress.other_interfaces | self._ingress.other_interfaces:
             return False
         for schema in self._installation.other_schemas():
@@ -275,6 +282,11 @@ class Gates:
         """As `Attachments.check`, for both programs of each gate. Raises `BpfError`."""
         return self._egress.check(changed) | self._ingress.check(changed)
 
+    @property
+    def filtered(self) -> set[int]:
+        """Interfaces whose gates should be attached, and are not by links alone."""
+        return self._egress.filtered | self._ingress.filtered
+
     def lost(self, ifindexes: Iterable[int]) -> set[int]:
         """Those of these interfaces whose gates should be attached, and are not, as the kernel has
         it now. Raises `BpfError`."""
@@ -290,22 +302,41 @@ class Gates:
         results: dict[int, bool | errors.AttachError] = dict.fromkeys(ifindexes, True)
         for side in (self._egress, self._ingress):
             for ifindex, result in results.items():
-                if result is not True:
-                    continue
-                try:
-                    if self._table.grace_until_ns(ifindex) is None:
-                        results[ifindex] = False
-                    elif side.is_lost(ifindex):
-                        side.put_back(ifindex)
-                except (errors.BpfError, errors.AttachError) as error:
-                    problem = _attach_error("cannot put back the gate of", ifindex, error)
-                    problem.__cause__ = error
-                    results[ifindex] = problem
-        for ifindex, result in results.items():
-            if result is True and self._table.grace_until_ns(ifindex) is None:
-                self.remove(ifindex)
-                results[ifindex] = False
+                self.breathe()
+                if result is True:
+                    results[ifindex] = self._put_back(ifindex, side, _put_back_if_lost)
         return results
+
+    def put_back_after_qdisc(
+        self, ifindex: int, *, is_enforcing: bool
+    ) -> bool | errors.AttachError:
+        """As `put_back` for the side of one gate that enforces, or then the one that records: its
+        qdisc was deleted, and the filters with it."""
+        if is_enforcing:
+            return self._put_back(ifindex, self._egress, Attachments.put_back_after_qdisc)
+        result = self._put_back(ifindex, self._ingress, Attachments.put_back_after_qdisc)
+        for side in (self._egress, self._ingress):
+            if result is True:
+                result = self._put_back(ifindex, side, Attachments.drop_spare_filter)
+        return result
+
+    def _put_back(
+        self, ifindex: int, side: Attachments, call: Callable[[Attachments, int], None]
+    ) -> bool | errors.AttachError:
+        """Call this, unless podgate-cni has removed the gate; what it removes meanwhile is not left
+        behind."""
+        try:
+            if self._table.grace_until_ns(ifindex) is None:
+                return False
+            call(side, ifindex)
+            if self._table.grace_until_ns(ifindex) is None:
+                self.remove(ifindex)
+                return False
+        except (errors.BpfError, errors.AttachError) as error:
+            problem = _attach_error("cannot put back the gate of", ifindex, error)
+            problem.__cause__ = error
+            return problem
+        return True
 
     def is_first(self, ifindex: int) -> bool:
         """Whether our programs run before all others, in both directions."""
@@ -375,6 +406,11 @@ class Gates:
         self._addresses.forget(ifindex)
         self._table.delete(ifindex)
         self._replies.delete(_KEY.pack(ifindex))
+
+
+def _put_back_if_lost(side: Attachments, ifindex: int) -> None:
+    if side.is_lost(ifindex):
+        side.put_back(ifindex)
 
 
 def _exists(ifindex: int) -> bool:

@@ -74,6 +74,17 @@ class TcxLinks:
             else:
                 return
 
+    def attach_again(self, ifindex: int) -> None:
+        """As `attach` where there is no link, or only the pin of one that is detached: without a
+        look for links that could be taken over."""
+        try:
+            path = self._pins.link(self._program, ifindex)
+            os.close(self._attach_first(self._copies()[0], ifindex, path))
+        except errors.BpfError as error:
+            if error.errno != errno.EEXIST:
+                raise
+            self.attach(ifindex)
+
     def is_attached(self, ifindex: int) -> bool:
         """Whether a link of this schema is attached, whichever process created it."""
         path = self._pins.link(self._program, ifindex)

@@ -46,8 +46,10 @@ def run(
         result, output = pathlib.Path(made, "result.xml"), pathlib.Path(made, "output")
         command = [*INTERRUPTIBLE, sys.executable, "-m", "pytest", *arguments, test, "-n0"]
         command += ["-q", "--no-header", "--color=no", "-rsxP"]
+        # The default family of results rejects `record_property` with a warning.
+        command += [f"--junitxml={result}", "-o", "junit_family=xunit1"]
         # A cache of its own, since it is no run whose failures `--lf` repeats.
-        command += [f"--junitxml={result}", "-o", f"cache_dir={made}/cache"]
+        command += ["-o", f"cache_dir={made}/cache"]
         # These options are meant for whole runs: workers, a file of results.
         environment = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"}
         started = time.monotonic()

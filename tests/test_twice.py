@@ -191,6 +191,20 @@ _RED = """
 """
 
 
+def test_test_that_records_figures_runs_again(tmp_path: pathlib.Path) -> None:
+    source = """
+        import calls, pytest
+
+        @pytest.mark.filterwarnings("error")
+        def test_slow(record_property):
+            record_property("figures", "3 of 4")
+            assert not calls.is_first("slow")
+    """
+    run = _run(tmp_path, source, "--twice")
+    assert run.status == 0
+    assert run.closing_line.startswith("1 flaky")
+
+
 def test_run_is_red_where_a_test_does_not_pass_alone(tmp_path: pathlib.Path) -> None:
     run = _run(tmp_path, _RED, "--twice")
     assert run.status == 1, run.output

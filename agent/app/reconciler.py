@@ -217,10 +217,12 @@ class Reconciler:
         """
         if any(state.is_pending for state in self._store.states()):
             return
-        claimed = self._store.gated_interfaces()
+        unclaimed = (self._previous_gates or set()) - self._store.gated_interfaces()
         try:
-            installed = (await self._gate_worker.run(self._gates.installed)).keys()
-            for ifindex in (installed & (self._previous_gates or set())) - claimed:
+            # That takes a second for a crowd of pods, in which no gate can be attached.
+            if unclaimed:
+                unclaimed &= (await self._gate_worker.run(self._gates.installed)).keys()
+            for ifindex in unclaimed:
                 await self._gate_worker.remove(ifindex)
                 log.info(Event.STALE_GATE_REMOVED, ifindex=ifindex)
             is_clean = await self._gate_worker.remove_stale()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Set
 
 import structlog
 
+from agent.gates.lost_filters import LostFilters
 from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
 from agent.logs import Event
@@ -72,6 +73,7 @@ class GateWatch:
         switched off, so that gates are missing on purpose; it may block. on_put_back gets the
         interfaces whose gates were put back just now; on_lost all those whose gates cannot be put
         back, whenever that changes."""
+        self._repair = gate_worker.repair
         self._run_first = gate_worker.run_first
         self._gates = gate_worker.gates
         self._host_devices = gate_worker.host_devices
@@ -83,6 +85,8 @@ class GateWatch:
         self._woken = asyncio.Event()
         self._changed: set[int] | None = None
         """Interfaces whose filters may have changed; None: any."""
+        self._put_back: frozenset[int] = frozenset()
+        """Interfaces whose gates `LostFilters` has put back; not reported yet."""
         self._displaced: frozenset[int] = frozenset()
         self._repeat_at = 0.0
         self._logged: dict[int, float] = {}
@@ -98,7 +102,22 @@ class GateWatch:
         self._woken.set()
 
     async def run(self) -> None:
-        """GateCheck after each change of filters, and for links every 80 ms, until cancelled."""
+        """Put back and check gates until cancelled. Raises `OSError`."""
+        repairs = await self._repair(
+            functools.partial(
+                LostFilters,
+                is_off=self._is_off,
+                on_put_back=self._handle_put_back,
+                on_failed=self.hint,
+            )
+        )
+        try:
+            await self._check_again_and_again()
+        finally:
+            repairs.stop()
+
+    async def _check_again_and_again(self) -> None:
+        """GateCheck after each change of filters, and for links every 80 ms."""
         async with asyncio.TaskGroup() as reports:
             while True:
                 self._woken.clear()
@@ -124,8 +143,9 @@ class GateWatch:
                             _LONGEST_PAUSE_SECONDS,
                         )
                     self._handle(found)
-                    if found.put_back:
-                        reports.create_task(self._report(found.put_back))
+                    if put_back := found.put_back | self._put_back:
+                        self._put_back = frozenset()
+                        reports.create_task(self._report(put_back))
                 await self._wait(pause_seconds)
 
     async def _wait(self, seconds: float) -> None:
@@ -135,6 +155,11 @@ class GateWatch:
                 await self._woken.wait()
         except TimeoutError:
             return
+
+    def _handle_put_back(self, ifindex: int) -> None:
+        self._put_back |= {ifindex}
+        self._on_put_back({ifindex})
+        self._store.mark_interfaces({ifindex})
 
     def _handle(self, found: _Found) -> None:
         now = asyncio.get_running_loop().time()

@@ -360,9 +360,11 @@ class _Installed:
 def _install(gates: Gates, ifindex: int, config: GateConfig, *, quickly: bool) -> _Installed:
     """In one call, since the event loop may be busy between two."""
     was_attached = gates.is_attached(ifindex)
+    gates.breathe()
     started = time.perf_counter()
     problem = gates.install(ifindex, config, grace_seconds=GRACE_SECONDS, quickly=quickly)
     seconds = time.perf_counter() - started
+    gates.breathe()
     try:
         is_first = gates.is_first(ifindex)
     except BpfError:

@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 import structlog
 
-from agent.gates.gate_thread import GateThread
+from agent.gates.gate_thread import GateThread, Repairs
 from agent.linux.cgroups import cgroup2_mount, own_cgroup
 from agent.logs import Event
 from agent.settings import Settings
@@ -33,6 +33,7 @@ from probes.netns import netns_cookie
 
 P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R", bound=Repairs)
 
 log = structlog.get_logger(__name__)
 
@@ -161,6 +162,19 @@ class GateWorker:
     async def run_first(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """The same before calls that wait, of which a crowd's pods make hundreds."""
         return await self._call(functools.partial(function, *args, **kwargs), is_urgent=True)
+
+    async def repair(self, make: Callable[[Gates, asyncio.AbstractEventLoop], R]) -> R:
+        """Have the thread make these repairs from now on, before any call and between the steps
+        of long ones."""
+        loop = asyncio.get_running_loop()
+
+        def begin() -> R:
+            made = make(self.gates, loop)
+            self._thread.repair(made)
+            self.gates.breathe = self._thread.breathe
+            return made
+
+        return await self.run_first(begin)
 
     async def _call(self, call: Callable[[], T], *, is_urgent: bool) -> T:
         async with asyncio.timeout(_TIMEOUT_SECONDS):

@@ -86,7 +86,10 @@ def is_probed_by_agent(pod: ApiPod) -> bool:
 
 
 def _host_problems(pod: ApiPod, spec: PodSpec) -> list[Problem]:
-    """KEP-4559, problem 1: the kubelet connects for the pod's author, from the node."""
+    """KEP-4559, problem 1: the kubelet connects for the pod's author, from the node. On the host
+    network that is the pod's own network."""
+    if spec.host_network:
+        return []
     own = {one.ip for one in pod.status.pod_ips}
     return [
         Problem(

@@ -4,6 +4,9 @@ Its author needs no right to reach that address: the kubelet's connection comes 
 `--kubelet-host-probes=deny` the hook at connect rejects exactly those address and port pairs to the
 kubelet's cgroup, while a pod of this node names them. Never rejected:
 
+* what a pod of the host network names, other pods' probes of the same pair included: the node is
+  its own network (kubeadm's static pods probe 127.0.0.1, Cilium's agent, too), and its author may
+  connect from there anyway;
 * a name, since the kubelet may resolve it to something else each time;
 * the API server in the kubelet's own kubeconfig, or its port on any address if it has a name there;
 * anything while the kubelet's API server is unknown, or if other programs share its cgroup.
@@ -141,8 +144,9 @@ class KubeletHostProbes:
 
 
 def named_targets(pods: Iterable[Pod]) -> set[Target]:
-    """Address and port pairs of probes and hooks, but for the pods' own addresses."""
-    found = set()
+    """Address and port pairs of probes and hooks, but for the pods' own addresses, and for all
+    that pods of the host network name."""
+    named: dict[bool, set[Target]] = {True: set(), False: set()}
     for pod in pods:
         for host in pod.spec.hosts:
             with contextlib.suppress(ValueError):
@@ -150,8 +154,8 @@ def named_targets(pods: Iterable[Pod]) -> set[Target]:
                 if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
                     address = address.ipv4_mapped
                 if address not in pod.reported_addresses and host.port:
-                    found.add((address, host.port))
-    return found
+                    named[pod.host_network].add((address, host.port))
+    return named[False] - named[True]
 
 
 def without(targets: set[Target], servers: Iterable[KubeletApiServer]) -> set[Target]:

@@ -7,14 +7,17 @@ pod can cause them at any rate.
 
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from agent.backoff import Bucket
 from agent.linux import netlink_groups
-from bpf.netlink import HEADER_BYTES
+from bpf.netlink import HEADER_BYTES, decode
 
 _RTNLGRP_TC = 4
-_TCMSG = struct.Struct("=Bxxxi")  # family, interface; more follows
+_RTM_DELQDISC = 37
+_HANDLE = 0xFFFF0000  # of clsact and ingress
+_TCMSG = struct.Struct("=BxxxiIII")  # family, interface, handle, parent, info
+_KIND_AT = 4  # in the header of a message
 # Messages that arrive between two reads are one change to the receiver.
 _BURST, _PER_SECOND = 50, 20.0
 
@@ -26,12 +29,12 @@ class TrafficControlMonitor:
         """on_changed gets the interfaces' numbers; None if messages were lost."""
         self._on_changed = on_changed
         # Before anything is read of which messages report changes.
-        self._socket = _joined()
+        self._socket = joined()
 
     async def run(self) -> None:
         """Listen until cancelled; then the socket is closed. Run again, it has lost messages."""
         if self._socket.fileno() < 0:
-            self._socket = _joined()
+            self._socket = joined()
             self._on_changed(None)
         bucket = Bucket(per_second=_PER_SECOND, burst=_BURST)
         try:
@@ -44,10 +47,25 @@ class TrafficControlMonitor:
             self._socket.close()
 
 
-def _joined() -> socket.socket:
+def joined() -> socket.socket:
+    """A socket that does not block and receives the messages. Raises `OSError`."""
     return netlink_groups.joined(socket.NETLINK_ROUTE, (_RTNLGRP_TC,))
 
 
-def _interface(message: bytes) -> int:
-    """Its number."""
-    return int(_TCMSG.unpack_from(message, HEADER_BYTES)[1])
+def without_qdisc(datagrams: Iterable[bytes]) -> set[int]:
+    """Interfaces whose clsact or ingress qdisc was deleted, and all filters with it, or replaced:
+    then the message of the new one follows in the same datagram."""
+    found = set()
+    for datagram in datagrams:
+        for message in decode(datagram):
+            (kind,) = struct.unpack_from("=H", message.content, _KIND_AT)
+            if kind == _RTM_DELQDISC:
+                _, ifindex, handle, *_ = _TCMSG.unpack_from(message.content, HEADER_BYTES)
+                if handle == _HANDLE:
+                    found.add(ifindex)
+    return found
+
+
+def _interface(datagram: bytes) -> int:
+    """Its number. All messages of one datagram concern the same."""
+    return int(_TCMSG.unpack_from(datagram, HEADER_BYTES)[1])

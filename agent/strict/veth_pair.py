@@ -65,6 +65,10 @@ class VethPair:
     """Of the families that the kernel has."""
     inside_address: str
     """The link address of the relay's end."""
+    address: str
+    """The link address of the host's end, which the relay's end knows as its neighbour's."""
+    mtu: int
+    """Of both ends, bytes."""
 
 
 def reserve_slot() -> int:
@@ -148,7 +152,15 @@ async def make(
                     if network_setup.has_ip_version(s.subnet.version)
                 ]
                 await _set_up_inside(inside, netns, inner_link, link, shares)
-                pair = VethPair(slot, ifindex, name, tuple(shares), inner_link.get("address"))
+                pair = VethPair(
+                    slot,
+                    ifindex,
+                    name,
+                    tuple(shares),
+                    inside_address=inner_link.get("address"),
+                    address=link.get("address"),
+                    mtu=link.get("mtu"),
+                )
                 await _set_up_host(netlink, pair)
                 await _wait_until_active(inside, inner_link["index"])
         except BaseException:
@@ -159,8 +171,8 @@ async def make(
 
 
 async def repair(pair: VethPair) -> None:
-    """Restore what other programs may have taken from the host's end: link, addresses, neighbours,
-    routes. Raises `PairError`."""
+    """Restore what other programs may have taken from the host's end: link with its address and
+    MTU, addresses, neighbours, routes. Raises `PairError`."""
     async with _pair_errors(f"cannot repair {pair.name}"), pyroute2.AsyncIPRoute() as netlink:
         await _set_up_host(netlink, pair)
 
@@ -252,8 +264,9 @@ async def _set_up_inside(
 
 async def _set_up_host(netlink: pyroute2.AsyncIPRoute, pair: VethPair) -> None:
     """Idempotent."""
+    # First, since an interface with less than 1280 bytes has no IPv6, nor settings of it.
+    await netlink.link("set", index=pair.ifindex, state="up", address=pair.address, mtu=pair.mtu)
     _write_settings(_HOST_SETTINGS, pair.name, network_setup.write_sysctl)
-    await netlink.link("set", index=pair.ifindex, state="up")
     for share in pair.shares:
         await _add_address(netlink, pair.ifindex, share.node)
         await _add_neighbour(netlink, pair.ifindex, share.inside, pair.inside_address)

@@ -119,6 +119,48 @@ def test_check_finds_a_filter_whose_qdisc_is_gone(
     assert traffic.node_is_dropped(pod, 4)
 
 
+@pytest.mark.parametrize("attachment", [Attachment.TCX, Attachment.CLSACT])
+def test_gate_whose_qdisc_was_deleted_is_put_back_side_by_side(
+    make_gates: MakeGates, pod: LabPod, attachment: Attachment
+) -> None:
+    gates = make_gates(attachment)
+    gates.install(pod.ifindex, enforcing(pod), quickly=True)
+    gates.start_reply_tables([pod.ifindex], quickly=True)
+    assert pod.ifindex in gates.filtered
+    assert delete_qdisc(pod)
+    assert gates.put_back_after_qdisc(pod.ifindex, is_enforcing=True) is True
+    assert traffic.node_is_dropped(pod, 4)
+    assert gates.put_back_after_qdisc(pod.ifindex, is_enforcing=False) is True
+    assert gates.check(None) == GateCheck(frozenset(), frozenset())
+    is_linked = attachment is Attachment.TCX
+    assert (pod.ifindex in gates.filtered) is not is_linked
+    assert has_filter(pod) is not is_linked
+
+
+def test_filter_that_was_attached_before_the_repair_does_not_stay_beside_the_link(
+    make_gates: MakeGates, pod: LabPod
+) -> None:
+    """The message about the qdisc is older than it."""
+    offers.need_tcx()
+    gates = make_gates(Attachment.TCX)
+    gates.install(pod.ifindex, enforcing(pod), quickly=True)
+    for is_enforcing in (True, False):
+        assert gates.put_back_after_qdisc(pod.ifindex, is_enforcing=is_enforcing) is True
+    assert syscalls.query_programs(pod.ifindex, EGRESS)
+    assert not has_filter(pod)
+
+
+def test_repair_attaches_no_gate_that_podgate_cni_has_removed(
+    make_gates: MakeGates, pod: LabPod
+) -> None:
+    gates = make_gates(Attachment.TCX)
+    gates.install(pod.ifindex, enforcing(pod), quickly=True)
+    assert delete_qdisc(pod)
+    make_gates(Attachment.TCX).remove(pod.ifindex)
+    assert gates.put_back_after_qdisc(pod.ifindex, is_enforcing=True) is False
+    assert not has_gate(pod)
+
+
 def test_gate_that_is_removed_before_a_list_of_all_gates_keeps_its_configuration(
     make_gates: MakeGates, pod: LabPod
 ) -> None:

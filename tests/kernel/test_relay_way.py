@@ -1,6 +1,7 @@
 """The way to the relay is tried: what is podgate's own is repaired, and what is not steps back to
 enforce before a probe fails twice."""
 
+import pathlib
 import subprocess
 import time
 from collections.abc import Iterator
@@ -97,7 +98,39 @@ def lose_neighbours() -> None:
     ip("neigh", "flush", "nud", "permanent", "dev", RELAY)
 
 
-@pytest.mark.parametrize("fault", [lose_routes, flap, take_down, lose_addresses, lose_neighbours])
+def disable_ipv6() -> None:
+    """As hardening does by `sysctl --system`."""
+    _set("ipv6", "disable_ipv6", "1")
+
+
+def change_the_links_address() -> None:
+    """As networkd's MACAddressPolicy does."""
+    ip("link", "set", RELAY, "address", "02:00:00:00:00:77")
+
+
+def shrink_the_link() -> None:
+    """IPv6 ends on a link whose packets are below 1280 bytes."""
+    ip("link", "set", RELAY, "mtu", "1200")
+
+
+def _set(family: str, name: str, value: str) -> None:
+    path = pathlib.Path("/proc/sys/net", family, "conf", RELAY, name)
+    path.write_text(value, encoding="ascii")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lose_routes,
+        flap,
+        take_down,
+        lose_addresses,
+        lose_neighbours,
+        disable_ipv6,
+        change_the_links_address,
+        shrink_the_link,
+    ],
+)
 def test_way_that_another_program_takes_away_is_repaired(
     strict: AgentProcess, pod: LabPod, kubelet: Cgroup, fault: object
 ) -> None:

@@ -1,5 +1,6 @@
 """podgate goes, and the network plugin is what it was. The last tests of a run."""
 
+import socket
 import subprocess
 from collections.abc import Callable
 
@@ -12,17 +13,31 @@ from tests.cluster.conftest import Namespaces
 from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import OneNode
 from tests.cluster.plugin import Plugin
-from tests.cluster.workloads import PORT
+from tests.cluster.workloads import PORT, Workloads
 from tests.image.node import BPFFS
 from tests.networks import traffic, workload
-from tests.networks.calico import Calico
+from tests.networks.calico import Calico, DataPlane
 from tests.networks.storms import storm
 
 pytestmark = pytest.mark.kernel
 
 
-def rules() -> dict[str, int]:
-    """How many rules of felix each rule set has."""
+def interfaces(podgate: Deployment, users: Workloads) -> list[str]:
+    """Of these pods. Those of previous tests may go at any time."""
+    report = podgate.report()
+    assert report is not None
+    found = {
+        gate.interface
+        for pod in report.pods
+        if pod.namespace == users.namespace
+        for gate in pod.gates
+    }
+    assert len(found) == len(users.pods())
+    return sorted(found)
+
+
+def rules(names: list[str]) -> dict[str, int]:
+    """How many rules of felix each rule set has for these interfaces."""
     commands = {
         "iptables": ("iptables-save",),
         "ip6tables": ("ip6tables-save",),
@@ -31,20 +46,15 @@ def rules() -> dict[str, int]:
     found = {}
     for name, command in commands.items():
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-        found[name] = sum("cali" in line for line in done.stdout.splitlines())
+        found[name] = sum(any(map(line.__contains__, names)) for line in done.stdout.splitlines())
     return found
 
 
-def programs() -> dict[str, int]:
-    """How many programs each interface of a pod has, without podgate's."""
-    names = subprocess.run(
-        ["ip", "-br", "link"], check=True, capture_output=True, text=True, timeout=60
-    ).stdout
-    interfaces = [line.partition("@")[0] for line in names.splitlines() if line.startswith("cali")]
+def programs(names: list[str]) -> dict[str, int]:
+    """How many programs each of these interfaces has, without podgate's."""
     found = {}
-    for interface in interfaces:
-        with open(f"/sys/class/net/{interface}/ifindex", encoding="ascii") as file:
-            ifindex = int(file.read())
+    for interface in names:
+        ifindex = socket.if_nametoindex(interface)
         ids = [
             one
             for where in (syscalls.BPF_TCX_INGRESS, syscalls.BPF_TCX_EGRESS)
@@ -59,13 +69,18 @@ def test_uninstall_in_strict_leaves_the_network_plugin_alone(
 ) -> None:
     users = namespaces("strict")
     pods = workload.run(users)
-    before = rules(), programs()
+    names = interfaces(podgate, users)
+    before = rules(names), programs(names)
+    if calico.data_plane is DataPlane.EBPF:
+        assert all(before[1].values())
+    else:
+        assert any(before[0].values())
     felix = calico.felix.pid
     status, output = plugin.run("uninstall", "--yes", "--labels=keep")
     assert status == 0, output
     assert "podgate is removed." in output
     polling.wait_until("podgate's pins are gone", lambda: not (BPFFS / "podgate").exists())
-    assert (rules(), programs()) == before
+    assert (rules(names), programs(names)) == before
     assert calico.felix.pid == felix
     calico.wait_until_ready()
     client = traffic.netns_of(pods["client"])

@@ -126,6 +126,9 @@ class Gates:
     def end_grace(self, ifindex: int, at_ns: int) -> None:
         self._call("end grace", ifindex)
 
+    def breathe(self) -> None:
+        """There is nothing to repair."""
+
     def is_first(self, ifindex: int) -> bool:
         if error := self.failing.get("is first"):
             raise error

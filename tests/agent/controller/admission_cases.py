@@ -108,6 +108,12 @@ HOSTS = [
         kind="Deployment",
         inject="",
     ),
+    Case(
+        "host of a pod on the host network",
+        _probed(livenessProbe={"httpGet": {"port": 10257, "host": "127.0.0.1"}})
+        | {"hostNetwork": True},
+        inject="",
+    ),
     Case("no host", _probed(readinessProbe={"httpGet": {"port": 8080}}), inject=""),
 ]
 

@@ -1,7 +1,8 @@
-"""Calls that wait for RTNL run one after the other, urgent ones first."""
+"""Calls that wait for RTNL run one after the other, after repairs, and urgent ones first."""
 
 import asyncio
 import functools
+import socket
 import threading
 
 import pytest
@@ -70,3 +71,116 @@ async def test_cancelled_call_does_not_begin_and_holds_no_other_up(
     await gate_thread.run(lambda: ran.append("next"))
     assert ran == ["next"]
     gate_thread.close()
+
+
+class Repairs:
+    """One repair for each message."""
+
+    def __init__(self, order: list[str]) -> None:
+        self.order = order
+        self.made = threading.Event()
+        self.is_broken = False
+        self.is_closed = threading.Event()
+        self.kernel, self._socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._waiting: list[str] = []
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def read(self) -> None:
+        try:
+            self._waiting.append(self._socket.recv(100).decode())
+        except BlockingIOError:
+            return
+
+    def next(self) -> bool:
+        if not self._waiting:
+            return False
+        if self.is_broken:
+            raise OSError("broken")
+        self.order.append(self._waiting.pop())
+        self.made.set()
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
+        self.kernel.close()
+        self.is_closed.set()
+
+
+async def test_repair_waits_for_no_call_and_needs_none(gate_thread: GateThread) -> None:
+    repairs = Repairs([])
+    await gate_thread.run(functools.partial(gate_thread.repair, repairs))
+    repairs.kernel.send(b"lost")
+    assert await asyncio.to_thread(repairs.made.wait, 60)
+    assert repairs.order == ["lost"]
+    gate_thread.close()
+    assert await asyncio.to_thread(repairs.is_closed.wait, 60)
+
+
+async def test_repairs_overtake_all_calls(gate_thread: GateThread) -> None:
+    order: list[str] = []
+    repairs = Repairs(order)
+    await gate_thread.run(functools.partial(gate_thread.repair, repairs))
+    began, held = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        began.set()
+        held.wait(60)
+
+    running = asyncio.create_task(gate_thread.run(hold))
+    await asyncio.to_thread(began.wait, 60)
+    urgent = asyncio.create_task(gate_thread.run(lambda: order.append("urgent"), is_urgent=True))
+    await asyncio.sleep(0)
+    for name in (b"first", b"second"):
+        repairs.kernel.send(name)
+    held.set()
+    await asyncio.gather(running, urgent)
+    assert order == ["first", "second", "urgent"]
+    gate_thread.close()
+
+
+async def test_repairs_are_made_between_the_steps_of_a_call(gate_thread: GateThread) -> None:
+    order: list[str] = []
+    repairs = Repairs(order)
+    await gate_thread.run(functools.partial(gate_thread.repair, repairs))
+
+    def call() -> None:
+        order.append("first step")
+        for name in (b"lost", b"lost, too"):
+            repairs.kernel.send(name)
+        gate_thread.breathe()
+        order.append("second step")
+
+    await gate_thread.run(call)
+    assert order == ["first step", "lost", "lost, too", "second step"]
+    gate_thread.close()
+
+
+async def test_repairs_that_fail_end_and_calls_go_on(gate_thread: GateThread) -> None:
+    repairs = Repairs([])
+    repairs.is_broken = True
+    await gate_thread.run(functools.partial(gate_thread.repair, repairs))
+    repairs.kernel.send(b"lost")
+    assert await asyncio.to_thread(repairs.is_closed.wait, 60)
+    assert await gate_thread.run(lambda: 7) == 7
+    gate_thread.close()
+
+
+async def test_later_repairs_replace_previous_ones(gate_thread: GateThread) -> None:
+    """The component that follows gates has started again."""
+    first, second = Repairs([]), Repairs([])
+    for repairs in (first, second):
+        await gate_thread.run(functools.partial(gate_thread.repair, repairs))
+    assert first.is_closed.is_set()
+    second.kernel.send(b"lost")
+    assert await asyncio.to_thread(second.made.wait, 60)
+    gate_thread.close()
+    assert await asyncio.to_thread(second.is_closed.wait, 60)
+
+
+async def test_closed_thread_takes_no_call(gate_thread: GateThread) -> None:
+    gate_thread.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await gate_thread.run(lambda: 7)

@@ -14,6 +14,7 @@ import structlog.testing
 
 from agent.gates import gate_watch
 from agent.gates.gate_watch import GateWatch
+from agent.gates.lost_filters import LostFilters
 from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
 from agent.linux.pod_network import HostInterface
@@ -65,6 +66,8 @@ class Node:
     interfaces: set[int] = dataclasses.field(default_factory=lambda: {IFINDEX, DEVICE})
     host_devices: "HostDevices" = dataclasses.field(default_factory=lambda: HostDevices())
 
+    stops: int = 0
+
     def __post_init__(self) -> None:
         self.store = PodStore(Conditions())
         self.store.set_pod(Pod(uid="web", namespace="demo", name="web"))
@@ -83,6 +86,13 @@ class Node:
     @property
     def gates(self) -> "Node":
         return self
+
+    async def repair(self, make: functools.partial[LostFilters]) -> "Node":
+        self.repaired: Callable[[int], None] = make.keywords["on_put_back"]
+        return self
+
+    def stop(self) -> None:
+        self.stops += 1
 
     async def run_first(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
@@ -141,6 +151,19 @@ async def test_gate_that_is_lost_after_a_check_had_to_wait_for_the_kernel_is_bac
         lost_at = asyncio.get_running_loop().time()
         await asyncio.sleep(10)
         assert node.put_back_at[0] - lost_at < 0.6
+
+
+async def test_gate_that_is_put_back_without_a_check_is_reported_like_others(node: Node) -> None:
+    with structlog.testing.capture_logs() as lines:
+        async with running(node):
+            node.repaired(IFINDEX)
+            assert node.put_back_at == [asyncio.get_running_loop().time()]
+            assert node.is_marked()
+            await asyncio.sleep(3)
+            assert node.stops == 0
+    assert node.stops == 1
+    assert [line["event"] for line in lines] == [Event.GATE_PUT_BACK]
+    assert next(iter(node.metrics.gates_put_back.collect())).samples[0].value == 1
 
 
 async def test_change_of_filters_is_checked_at_once(node: Node) -> None:

@@ -224,6 +224,14 @@ def test_probe_that_sends_the_kubelet_elsewhere_is_a_warning_and_a_problem_of_th
     assert problem in made.warnings
 
 
+def test_host_of_a_probe_on_the_host_network_is_no_problem() -> None:
+    """As of kubeadm's static pods."""
+    probe = {"httpGet": {"host": "127.0.0.1", "port": 10257, "scheme": "HTTPS"}}
+    thing = with_containers({"name": "app", "image": "example", "livenessProbe": probe})
+    thing["spec"]["hostNetwork"] = True
+    assert reading(thing).pod.host_problems == ()
+
+
 def test_probe_with_the_pod_s_own_address_is_no_problem() -> None:
     probe = {"tcpSocket": {"host": "198.18.0.18", "port": 80}}
     thing = with_containers({"name": "app", "image": "example", "readinessProbe": probe})

@@ -70,6 +70,20 @@ def test_every_probe_and_hook_that_connects_is_found() -> None:
     }
 
 
+def test_pods_of_the_host_network_name_addresses_of_their_own_network() -> None:
+    """kubeadm's static pods and Cilium's agent probe 127.0.0.1."""
+    etcd = _pod(_http("127.0.0.1", 2381, "livenessProbe"), host_network=True)
+    assert _targets(etcd) == set()
+
+
+def test_no_pod_keeps_the_kubelet_from_what_a_pod_of_the_host_network_names() -> None:
+    """Otherwise one manifest of any user would restart etcd."""
+    etcd = _pod(_http("127.0.0.1", 2381, "livenessProbe"), host_network=True)
+    user = _pod(_http("127.0.0.1", 2381), uid="user")
+    other = _pod(_http("127.0.0.1", 22), uid="other")
+    assert _targets(etcd, user, other) == _targets(other, user, etcd) == {("127.0.0.1", 22)}
+
+
 def test_pod_s_own_address_is_no_other() -> None:
     own = ipaddress.ip_address("198.18.0.9")
     assert _targets(_pod(_http("198.18.0.9"), reported_addresses=(own,))) == set()
