@@ -53,6 +53,9 @@ class GateThread:
         self._is_closed = False
         sys.setswitchinterval(_SWITCH_SECONDS)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # poll(2) fails where it waits for more descriptors than the process may have now (EINVAL).
+        self._readable = select.epoll()
+        self._readable.register(self._wake, select.EPOLLIN)
         self._wake_lock = threading.Lock()
         threading.Thread(target=self._run, name="gates", daemon=True).start()
 
@@ -69,8 +72,8 @@ class GateThread:
     def repair(self, repairs: Repairs) -> None:
         """Make these repairs from now on, instead of previous ones. Call it in the thread, which
         closes them at its end."""
-        if self._repairs:
-            self._repairs.close()
+        self._end_repairs()
+        self._readable.register(repairs.fileno(), select.EPOLLIN)
         self._repairs = repairs
 
     def breathe(self) -> None:
@@ -91,9 +94,9 @@ class GateThread:
     def _run(self) -> None:
         while self._step():
             pass
-        if self._repairs:
-            self._repairs.close()
+        self._end_repairs()
         with self._wake_lock:
+            self._readable.close()
             os.close(self._wake)
             self._wake = -1
 
@@ -107,10 +110,7 @@ class GateThread:
             return True
         if is_closed:
             return False
-        readable = select.poll()
-        for descriptor in (self._wake, *([self._repairs.fileno()] if self._repairs else [])):
-            readable.register(descriptor, select.POLLIN)
-        readable.poll()
+        self._readable.poll()
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         return True
@@ -125,9 +125,14 @@ class GateThread:
             return self._repairs.next()
         except OSError as error:
             log.error(Event.CHAIN_ORDER_UNKNOWN, error=str(error))
+            self._end_repairs()
+            return False
+
+    def _end_repairs(self) -> None:
+        if self._repairs:
+            # Closing it takes it out of what is waited for.
             self._repairs.close()
             self._repairs = None
-            return False
 
 
 def _make(future: "concurrent.futures.Future[Any]", call: Callable[[], Any]) -> None:
