@@ -14,7 +14,8 @@ at rest, other clients' changes are corrected, and after an outage each changed 
   to 1.4 s later.
 * A change of text only (each failing probe reports its duration) is sent once a minute. Neither it
   nor the reason that a restarted relay changes for seconds is sent before it has lasted for 10 s.
-* Conditions of deleted sandboxes go first: they report Ready for a pod that is not checked yet.
+* Conditions of deleted sandboxes go first, also where only the text differs, which names the
+  sandbox: they report Ready for a pod that is not checked yet.
   They get 2 s to become true of the new sandbox: the kubelet considers a False that is written for
   a moment up to a second later, when it is wrong.
 """
@@ -182,7 +183,7 @@ class ConditionWriter:
                 due = max(due, pod.stale_since + _STALE_SECONDS)
         else:
             pod.stale_since = None
-        if found is Difference.TEXT:
+        if found is Difference.TEXT and pod.urgency is not _Urgency.STALE:
             due = max(due, pod.text_at)
         if pod.urgency is _Urgency.OTHER and found is not Difference.STATE:
             due = max(due, pod.differs_since + _LASTING_SECONDS)

@@ -712,6 +712,24 @@ async def test_new_sandbox_makes_the_old_ones_conditions_stale(
         assert conditions(server, "a")[labels.ISOLATION_READY]["reason"] == "SandboxChanged"
 
 
+async def test_condition_of_the_next_sandbox_is_written_though_only_its_text_differs(
+    server: ApiServer, api: ApiClient
+) -> None:
+    """Who reads the condition learns from its text that it is not of the sandbox that runs."""
+    server.put(gated("a"))
+    async with Agent(api).running() as agent:
+        agent.know("a")
+        await asyncio.sleep(5)
+        before = conditions(server, "a")[labels.ISOLATION_READY]["message"]
+        assert "(sandbox sandbox-1, " in before
+        agent.sandboxes["uid-a"] = "sandbox-2"
+        agent.know("a")
+        await asyncio.sleep(2.5)
+        found = conditions(server, "a")[labels.ISOLATION_READY]
+    assert found["status"] == TRUE
+    assert "(sandbox sandbox-2, " in found["message"]
+
+
 async def test_stale_conditions_go_first(server: ApiServer, api: ApiClient) -> None:
     for number in range(150):
         server.put(apiserver.gated(f"a{number}"))
