@@ -14,8 +14,12 @@ from agent.operate.kubectl.cluster import Cluster, KubectlError
 COMMAND = "kubectl_complete-podgate"
 _NO_FILES = ":4"
 
-_KINDS = {"NODE": "nodes", "NAME": "nodes", "NAMESPACE": "namespaces", "POD": "pods"}
-"""Resources by the metavar of what is completed."""
+_RESOURCES = {
+    **{"NODE": "nodes", "--node": "nodes"},
+    **{"NAMESPACE": "namespaces", "--namespace": "namespaces"},
+    **{"POD": "pods", "--pod": "pods"},
+}
+"""By the metavar of an argument, or the name of an option."""
 
 
 def candidates(
@@ -80,10 +84,9 @@ def _values(action: argparse.Action, last: str, cluster: Callable[[], Cluster]) 
     if action.choices:
         yield from (str(one) for one in action.choices if str(one).startswith(last))
         return
-    resource = _KINDS.get(str(action.metavar or "").strip("[]"), "")
-    if "--namespace" in action.option_strings:
-        resource = "namespaces"
-    if resource:
+    for word in action.option_strings or [str(action.metavar)]:
+        if (resource := _RESOURCES.get(word)) is None:
+            continue
         with contextlib.suppress(KubectlError):  # completion has no place for a message
             for name in cluster().names(resource):
                 if name.startswith(last):

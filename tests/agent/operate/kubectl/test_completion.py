@@ -66,6 +66,7 @@ def test_names_of_objects_are_read_from_the_cluster(
     assert completed(named, capsys, "enforce", "sh") == ["shop"]
     assert completed(named, capsys, "drops", "-n", "") == ["shop", "podgate"]
     assert completed(named, capsys, "why-not-ready", "w") == ["web-1"]
+    assert completed(named, capsys, "drops", "--pod", "") == ["web-1", "db-0"]
 
 
 def test_a_cluster_that_does_not_respond_has_no_candidates(
