@@ -4,11 +4,19 @@ The kubelet has no such figure (kubernetes#96411). It is the time that the appli
 start, and up to one period of the probe.
 """
 
+import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from agent.pods.container_runs import ContainerRun
 from probes.engine.scheduler import ProbeKey
+from probes.engine.workers import ProbeType
+
+
+@dataclasses.dataclass(slots=True)
+class _Container:
+    run: ContainerRun
+    succeeded: set[ProbeType] = dataclasses.field(default_factory=set)
 
 
 class FirstSuccesses:
@@ -22,20 +30,29 @@ class FirstSuccesses:
         self._observe = observe
         self._now = now
         self._began_at = now()
-        self._succeeded: dict[str, dict[ProbeKey, str]] = {}
-        """By pod's uid: ids of the containers whose first success was seen."""
+        self._by_pod: dict[str, dict[str, _Container]] = {}
+        """Containers by pod's uid and name."""
 
-    def passed(self, key: ProbeKey, container: ContainerRun | None) -> None:
-        """A probe has succeeded. container: that it belongs to; None if no runtime knows it."""
-        if container is None or container.started_at < self._began_at:
+    def set_containers(self, uid: str, runs: Mapping[str, ContainerRun]) -> None:
+        """A pod's containers as they run now. One with another id was restarted."""
+        before = self._by_pod.get(uid, {})
+        self._by_pod[uid] = {
+            name: known
+            if (known := before.get(name)) and known.run.id == run.id
+            else _Container(run)
+            for name, run in runs.items()
+            if run.started_at >= self._began_at
+        }
+
+    def passed(self, key: ProbeKey) -> None:
+        """A probe has succeeded."""
+        container = self._by_pod.get(key.uid, {}).get(key.container)
+        if container is None or key.type in container.succeeded:
             return
-        of_pod = self._succeeded.setdefault(key.uid, {})
-        if of_pod.get(key) == container.id:
-            return
-        of_pod[key] = container.id
+        container.succeeded.add(key.type)
         # The runtime's clock may have been set in between.
-        self._observe(key.type.value, max(0.0, self._now() - container.started_at))
+        self._observe(key.type.value, max(0.0, self._now() - container.run.started_at))
 
     def forget(self, uid: str) -> None:
         """Of a removed pod."""
-        self._succeeded.pop(uid, None)
+        self._by_pod.pop(uid, None)

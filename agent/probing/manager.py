@@ -265,6 +265,7 @@ class ProbeManager:
             interfaces=PodInterfaces(state.network.by_interface, pod.spec.networks),
         )
         if run is not None:
+            self._firsts.set_containers(pod.uid, run.containers)
             ids = {name: container.id for name, container in run.containers.items()}
             if ids != sandbox.containers:
                 sandbox.containers = ids
@@ -327,8 +328,7 @@ class ProbeManager:
         self._recent.add(key, outcome)
         self._record(pod, key, outcome)
         if outcome.passed:
-            run = self._containers.containers_of(key.uid)
-            self._firsts.passed(key, run.containers.get(key.container) if run else None)
+            self._firsts.passed(key)
         else:
             # Update the message even if the status stays False: it has the newest error.
             self._update_condition(pod)

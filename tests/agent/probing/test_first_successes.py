@@ -27,49 +27,62 @@ class Observed(FirstSuccesses):
         )
 
 
-def running(identity: str, started_at: float) -> ContainerRun:
-    return ContainerRun(identity, started_at, is_running=True)
+def running(identity: str, started_at: float) -> dict[str, ContainerRun]:
+    return {"app": ContainerRun(identity, started_at, is_running=True)}
 
 
 def test_first_success_of_each_probe_counts_once() -> None:
     firsts = Observed()
-    container = running("a", 1_001.0)
+    firsts.set_containers("uid", running("a", 1_001.0))
     firsts.clock.now = 1_003.5
-    firsts.passed(READINESS, container)
+    firsts.passed(READINESS)
     firsts.clock.now = 1_004.0
-    firsts.passed(READINESS, container)
-    firsts.passed(LIVENESS, container)
+    firsts.set_containers("uid", running("a", 1_001.0))
+    firsts.passed(READINESS)
+    firsts.passed(LIVENESS)
     assert firsts.found == [("Readiness", 2.5), ("Liveness", 3.0)]
 
 
 def test_restarted_container_counts_again() -> None:
     firsts = Observed()
     firsts.clock.now = 1_010.0
-    firsts.passed(READINESS, running("a", 1_001.0))
-    firsts.passed(READINESS, running("b", 1_009.0))
+    firsts.set_containers("uid", running("a", 1_001.0))
+    firsts.passed(READINESS)
+    firsts.set_containers("uid", running("b", 1_009.0))
+    firsts.passed(READINESS)
     assert firsts.found == [("Readiness", 9.0), ("Readiness", 1.0)]
 
 
 def test_container_from_before_the_agent_does_not_count() -> None:
     firsts = Observed()
-    firsts.passed(READINESS, running("a", 999.0))
-    firsts.passed(READINESS, None)
+    firsts.set_containers("uid", running("a", 999.0))
+    firsts.passed(READINESS)
     assert firsts.found == []
 
 
 def test_start_in_the_future_by_another_clock_counts_as_now() -> None:
     firsts = Observed()
-    firsts.passed(READINESS, running("a", 1_007.0))
+    firsts.set_containers("uid", running("a", 1_007.0))
+    firsts.passed(READINESS)
     assert firsts.found == [("Readiness", 0.0)]
 
 
 def test_pod_of_the_same_uid_after_its_removal_counts_again() -> None:
     firsts = Observed()
     container = running("a", 1_000.0)
-    firsts.passed(READINESS, container)
+    firsts.set_containers("uid", container)
+    firsts.passed(READINESS)
     firsts.forget("uid")
-    firsts.passed(READINESS, container)
+    firsts.passed(READINESS)
+    firsts.set_containers("uid", container)
+    firsts.passed(READINESS)
     assert len(firsts.found) == 2
+
+
+def test_container_that_no_runtime_knows_does_not_count() -> None:
+    firsts = Observed()
+    firsts.passed(READINESS)
+    assert firsts.found == []
 
 
 def test_metric_has_the_probes_type_and_no_pod() -> None:
