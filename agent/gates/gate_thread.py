@@ -116,15 +116,15 @@ class GateThread:
         return True
 
     def _repair(self) -> bool:
-        """After an error no repairs are made here any more; checks from the event loop find what
-        is lost."""
+        """After an error, of any kind, no repairs are made here any more; checks from the event
+        loop find what is lost, by calls of this thread."""
         if self._repairs is None:
             return False
         try:
             self._repairs.read()
             return self._repairs.next()
-        except OSError as error:
-            log.error(Event.CHAIN_ORDER_UNKNOWN, error=str(error))
+        except Exception as error:
+            log.error(Event.CHAIN_ORDER_UNKNOWN, error=f"{type(error).__name__}: {error}")
             self._end_repairs()
             return False
 

@@ -79,7 +79,7 @@ class Repairs:
     def __init__(self, order: list[str]) -> None:
         self.order = order
         self.made = threading.Event()
-        self.is_broken = False
+        self.error: Exception | None = None
         self.is_closed = threading.Event()
         self.kernel, self._socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
@@ -97,8 +97,8 @@ class Repairs:
     def next(self) -> bool:
         if not self._waiting:
             return False
-        if self.is_broken:
-            raise OSError("broken")
+        if self.error:
+            raise self.error
         self.order.append(self._waiting.pop())
         self.made.set()
         return True
@@ -158,9 +158,12 @@ async def test_repairs_are_made_between_the_steps_of_a_call(gate_thread: GateThr
     gate_thread.close()
 
 
-async def test_repairs_that_fail_end_and_calls_go_on(gate_thread: GateThread) -> None:
+@pytest.mark.parametrize("error", [OSError("broken"), ValueError("odd bytes")], ids=type)
+async def test_repairs_that_fail_end_and_calls_go_on(
+    gate_thread: GateThread, error: Exception
+) -> None:
     repairs = Repairs([])
-    repairs.is_broken = True
+    repairs.error = error
     await gate_thread.run(functools.partial(gate_thread.repair, repairs))
     repairs.kernel.send(b"lost")
     assert await asyncio.to_thread(repairs.is_closed.wait, 60)
