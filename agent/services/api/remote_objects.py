@@ -46,8 +46,6 @@ _CONNECT_SECONDS = 5.0
 _CALL_SECONDS = 300.0
 # While this node has only a saved state, others may have the current one.
 _SAVED_CALL_SECONDS = 15.0
-# After its deadline, for gRPC to end a call, which it may never do (agent/cri/connection.py).
-_STUCK_SECONDS = 2.0
 _OPTIONS = (
     *base.OPTIONS,
     # A server whose machine failed closes no connection.
@@ -203,7 +201,7 @@ class RemoteObjects:
         )(request, timeout=seconds)
         response: _Response | None = None
         try:
-            async with asyncio.timeout(seconds + _STUCK_SECONDS):
+            async with asyncio.timeout(seconds + base.STUCK_SECONDS):
                 async for item in call:
                     if item.WhichOneof("item") == "next":
                         response = _Response(item)

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from agent.api.tls import CurrentTls, TlsFiles
+from agent.client import base
 from agent.services.api import remote_objects
 from agent.services.api.nodes_server import NodesServer
 from agent.services.api.object_source import SourcePosition
@@ -305,8 +306,8 @@ async def test_server_whose_call_grpc_does_not_end_is_replaced_by_the_next(
         return StuckChannel() if target == "stuck:1" else secure_channel(target, *arguments)
 
     monkeypatch.setattr(grpc.aio, "secure_channel", open_channel)
-    for name in ("_CALL_SECONDS", "_STUCK_SECONDS"):
-        monkeypatch.setattr(remote_objects, name, 0.1)
+    monkeypatch.setattr(remote_objects, "_CALL_SECONDS", 0.1)
+    monkeypatch.setattr(base, "STUCK_SECONDS", 0.1)
     client = Client(client_files, "stuck:1", server.target)
     problems = []
     async with client.running():
