@@ -37,8 +37,8 @@ class FirstSuccesses:
         """A pod's containers as they run now. One with another id was restarted."""
         before = self._by_pod.get(uid, {})
         self._by_pod[uid] = {
-            name: known
-            if (known := before.get(name)) and known.run.id == run.id
+            name: found
+            if (found := before.get(name)) and found.run.id == run.id
             else _Container(run)
             for name, run in runs.items()
             if run.started_at >= self._began_at
