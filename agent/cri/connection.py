@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 
 import grpc
 
-from agent.client.base import STUCK_SECONDS
-
 T = TypeVar("T")
 
 _OPTIONS = (
@@ -35,6 +33,9 @@ _OPTIONS = (
 
 # Of a call's time. A list takes milliseconds.
 _FIRST_SHARE = 0.3
+
+# After its deadline, for gRPC to end a call over a new connection.
+_STUCK_SECONDS = 2.0
 
 # A silent stream is opened again after this: its peer may have vanished without closing it.
 _STREAM_SECONDS = 600.0
@@ -81,7 +82,7 @@ class RuntimeConnection:
         call = self._channel.unary_stream(
             path, request_serializer=_serialize, response_deserializer=_deserializer(response)
         )(request, timeout=_STREAM_SECONDS)
-        ends_at = asyncio.get_running_loop().time() + _STREAM_SECONDS + STUCK_SECONDS
+        ends_at = asyncio.get_running_loop().time() + _STREAM_SECONDS + _STUCK_SECONDS
         try:
             while True:
                 async with asyncio.timeout_at(ends_at):
@@ -111,7 +112,7 @@ class RuntimeConnection:
         other = self._open()
         try:
             try:
-                async with asyncio.timeout(self._second_seconds + STUCK_SECONDS):
+                async with asyncio.timeout(self._second_seconds + _STUCK_SECONDS):
                     result = await send(other, self._second_seconds)
             except TimeoutError as error:
                 raise StuckError from error

@@ -19,7 +19,6 @@ import grpc
 import structlog
 
 from agent import backoff
-from agent.client.base import STUCK_SECONDS
 from agent.kube import pod_reports
 from agent.kube.api_pods import ApiPods
 from agent.kube.objects import ApiPod, WholePod
@@ -41,6 +40,8 @@ _SETTLE_SECONDS = 30.0
 _FIRST_RESPONSE_SECONDS = 5.0
 _LIST_SECONDS = 30.0
 _GET_SECONDS = 5.0
+# After its deadline, for gRPC to end a call.
+_STUCK_SECONDS = 2.0
 # After a change of a pod. Changes that the kubelet sends in the wrong order lie microseconds apart.
 _AGAIN_SECONDS = 1.0
 # Twice this after the API server has deleted a pod, its end is confirmed with the kubelet.
@@ -203,7 +204,7 @@ class KubeletPods:
         """Raises `AioRpcError`. A call that gRPC does not end ends the stream, and with it this
         task: its connection is replaced."""
         try:
-            async with asyncio.timeout(_GET_SECONDS + STUCK_SECONDS):
+            async with asyncio.timeout(_GET_SECONDS + _STUCK_SECONDS):
                 return await get(kubelet_pb2.GetPodRequest(podUID=uid), timeout=_GET_SECONDS)
         except TimeoutError:
             self._is_stuck = True
@@ -244,7 +245,7 @@ class KubeletPods:
                     self._handle_event(event)
                 elif settled is None:
                     self._is_listed = True
-                    self._limit.reschedule(loop.time() + _STREAM_SECONDS + STUCK_SECONDS)
+                    self._limit.reschedule(loop.time() + _STREAM_SECONDS + _STUCK_SECONDS)
                     self.answered.set()
                     settled = loop.call_later(self._settle_seconds, self._settle)
         finally:
