@@ -149,6 +149,7 @@ class PodServices:
                 rings,
                 self._loop_lag,
             ),
+            level=settings.metrics_level,
         )
         if cluster and self._outputs:
             exporter.add(ClusterCollector(cluster, self._outputs))
