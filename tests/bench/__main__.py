@@ -20,7 +20,7 @@ BENCHES = (
     "burst",
 )
 # Needs the programs of a cluster, so it runs only if it is named.
-APART = ("cluster",)
+APART = ("cluster", "fleet")
 
 
 def main() -> int:
