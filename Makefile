@@ -9,7 +9,7 @@ UNIT_WORKERS := $(shell expr $$(nproc) + 1)
 # Suites with a target of their own: the image, the proxies, which are off by default, the status page
 # in a browser, and a real cluster, which needs its programs.
 APART := --ignore tests/image --ignore tests/proxy --ignore tests/cluster --ignore tests/page \
-	--ignore tests/networks \
+	--ignore tests/networks --ignore tests/fleet \
 	--ignore tests/kernel/devices
 # Time limits of suites that take more than minutes for a test.
 LONG := --timeout 3600 -o faulthandler_timeout=7200
@@ -17,7 +17,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image push plugin setup clean test-meshes test-crowd test-networks
+.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image push plugin setup clean test-meshes test-crowd test-networks test-fleet
 
 demo: .venv/.run
 	@$(PYTHON) -m agent demo $(ARGS)
@@ -109,6 +109,16 @@ test-meshes: setup
 test-networks: setup
 	PODGATE_TEST_BIN=$(BIN) PODGATE_TEST_NETWORK=$(NET) PODGATE_TEST_NETWORKS=$(NETWORKS) \
 		$(PYTEST) $(LONG) $(or $(FILES),tests/networks)
+
+# podgate on several nodes (NODES=, two), each in namespaces of its own, with flannel between them and
+# kube-proxy on each: NET is flannel-vxlan or flannel-host-gw, PROXY kube-proxy's mode (iptables or
+# nftables), BIN as for test-cluster with kube-proxy, and NETWORKS a directory whose subdirectory
+# flannel has flannel's programs (tests/fleet/flannel.py lists them). The results go where those of
+# test-networks go.
+test-fleet: setup
+	PODGATE_TEST_BIN=$(BIN) PODGATE_TEST_NETWORK=$(NET) PODGATE_TEST_NETWORKS=$(NETWORKS) \
+		PODGATE_TEST_PROXY=$(PROXY) PODGATE_TEST_NODES=$(NODES) \
+		$(PYTEST) $(LONG) $(or $(FILES),tests/fleet)
 
 # Gates and connections over 20 killed agents, 5 upgrades and 200 pods, by tcx and by clsact; and ten
 # minutes without an agent, in which the kubelet restarts five times.

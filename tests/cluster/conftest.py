@@ -125,7 +125,7 @@ def node(bare_cluster: OneNode, podgate: Deployment) -> OneNode:
 def plugin(
     node: OneNode, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Plugin:
-    made = Plugin(node, capsys)
+    made = Plugin(node.control_plane, capsys)
     # kubectl caches the API's resources below it.
     monkeypatch.setitem(os.environ, "HOME", str(node.control_plane.kubeconfig("admin").parent))
     return made
