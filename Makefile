@@ -206,6 +206,7 @@ docs: setup
 	$(PYTHON) -m tests.model.page
 	$(PYTHON) -m tests.docs.api_reference
 	$(PYTHON) -m tests.chart
+	$(PYTHON) -m tests.compatibility
 
 # The pictures of docs/, from real runs: what `make demo` shows in a terminal, the status page, and the
 # dashboards by a Prometheus that scrapes an agent.
