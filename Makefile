@@ -110,11 +110,11 @@ test-networks: setup
 	PODGATE_TEST_BIN=$(BIN) PODGATE_TEST_NETWORK=$(NET) PODGATE_TEST_NETWORKS=$(NETWORKS) \
 		$(PYTEST) $(LONG) $(or $(FILES),tests/networks)
 
-# podgate on several nodes (NODES=, two), each in namespaces of its own, with flannel between them and
-# kube-proxy on each: NET is flannel-vxlan or flannel-host-gw, PROXY kube-proxy's mode (iptables or
-# nftables), BIN as for test-cluster with kube-proxy, and NETWORKS a directory whose subdirectory
-# flannel has flannel's programs (tests/fleet/flannel.py lists them). The results go where those of
-# test-networks go.
+# podgate on several nodes (NODES=, two), each in namespaces of its own. NET is flannel-vxlan or
+# flannel-host-gw, with NETWORKS a directory whose subdirectory flannel has flannel's programs
+# (tests/fleet/flannel.py lists them), or routes, which are static. PROXY is kube-proxy's mode
+# (iptables or nftables, with kube-proxy in BIN), or rules, which stand in for it. Fifteen minutes; the
+# results go where those of test-networks go.
 test-fleet: setup
 	PODGATE_TEST_BIN=$(BIN) PODGATE_TEST_NETWORK=$(NET) PODGATE_TEST_NETWORKS=$(NETWORKS) \
 		PODGATE_TEST_PROXY=$(PROXY) PODGATE_TEST_NODES=$(NODES) \

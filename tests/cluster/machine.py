@@ -4,6 +4,7 @@ import json
 import pathlib
 import subprocess
 import sys
+from collections.abc import Mapping
 
 from tests import polling
 from tests.cluster.daemons import Daemon
@@ -104,12 +105,15 @@ class Machine:
                 *("images", "import", str(archive)),
             )
 
-    def install_network(self, conflist: dict[str, object], plugin: pathlib.Path, name: str) -> None:
-        """The runtime's list of CNI plugins, one of which is in no package."""
+    def install_network(
+        self, conflist: dict[str, object], others: Mapping[str, pathlib.Path] | None = None
+    ) -> None:
+        """The runtime's list of CNI plugins; others: by name, those that are in no package."""
         for installed in _INSTALLED_PLUGINS.iterdir():
             self.path(PLUGINS / installed.name).symlink_to(installed)
-        self.path(PLUGINS / name).unlink(missing_ok=True)
-        self.path(PLUGINS / name).symlink_to(plugin)
+        for name, program in (others or {}).items():
+            self.path(PLUGINS / name).unlink(missing_ok=True)
+            self.path(PLUGINS / name).symlink_to(program)
         self.path(CNI_DIRECTORY / "10-network.conflist").write_text(json.dumps(conflist))
 
     def containers_of(self, uid: str) -> list[int]:

@@ -21,12 +21,16 @@ class Plugin:
         kubeconfig = control_plane.kubeconfig("admin")
         self.options = ["--kubectl", command, "--kubeconfig", str(kubeconfig), "--timeout=30"]
         self._output = output
+        self.errors = ""
+        """The standard error of the last command."""
 
     def run(self, *arguments: str) -> tuple[int, str]:
         """The exit status, and the standard output."""
         self._output.readouterr()
         status = main.main([*self.options, *arguments])
-        return status, self._output.readouterr().out
+        captured = self._output.readouterr()
+        self.errors = captured.err
+        return status, captured.out
 
     def suggested(self, users: Workloads) -> list[Any]:
         """Policies for a namespace that need no decision; the cluster is younger than a day."""

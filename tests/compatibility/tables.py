@@ -15,6 +15,7 @@ from tests.networks.records import Row
 
 _NETWORKS: dict[str, tuple[str, ...]] = {
     "CNI plugin ptp (routed)": ("ptp", "ptp-crio"),
+    "CNI plugin bridge, static routes between nodes": ("routes-rules",),
     "Calico, iptables": ("calico-iptables",),
     "Calico, nftables": ("calico-nftables",),
     "Calico, eBPF": ("calico-ebpf",),
@@ -83,7 +84,10 @@ def all_tables() -> list[Table]:
 def _networks() -> Table:
     rows = [(name, _of_records(recorded, _of_network)) for name, recorded in _NETWORKS.items()]
     rows += [(name, [_NO_PAIR] * len(MODES)) for name in _WITHOUT_GATES]
-    note = "flannel runs on several nodes. [Runs](internals/networks.md) has every test."
+    note = (
+        "flannel and static routes run on several nodes. [Runs](internals/networks.md) has every "
+        "test."
+    )
     return Table("Network and mode", note, MODES, rows)
 
 

@@ -9,9 +9,11 @@ import os
 import pathlib
 import subprocess
 from collections.abc import Generator, Iterator
+from typing import Protocol
 
 import pytest
 
+from tests import polling
 from tests.cluster import control_plane, several_nodes
 from tests.cluster.conftest import image, prebuilt_programs
 from tests.cluster.deployment import Deployment
@@ -19,10 +21,12 @@ from tests.cluster.machine import Machine
 from tests.cluster.plugin import Plugin
 from tests.cluster.several_nodes import SeveralNodes
 from tests.fleet import flannel as flannels
-from tests.fleet import matrix, service_proxy
+from tests.fleet import matrix, routes, service_proxy
 from tests.fleet.flannel import Backend, Flannel
 from tests.fleet.matrix import Matrix
+from tests.fleet.routes import Routes
 from tests.fleet.service_proxy import ServiceProxy
+from tests.fleet.service_rules import ServiceRules
 from tests.fleet.workload import Fleet
 from tests.image.node import RUN_DIRECTORY
 from tests.networks import records
@@ -32,11 +36,14 @@ __all__ = ["image", "prebuilt_programs"]
 _NETWORK, _PROXY = "PODGATE_TEST_NETWORK", "PODGATE_TEST_PROXY"
 _PROGRAMS, _BIN = "PODGATE_TEST_NETWORKS", "PODGATE_TEST_BIN"
 _NODES = "PODGATE_TEST_NODES"
+_ROUTES, _RULES = "routes", "rules"
 _BACKENDS = {f"flannel-{one.value}": one for one in Backend}
+_NETWORK_NAMES = (*_BACKENDS, _ROUTES)
+_PROXY_NAMES = (*service_proxy.MODES, _RULES)
 _HOW = (
-    f"name a network, NET={' or NET='.join(_BACKENDS)}, kube-proxy's mode, "
-    f"PROXY={' or PROXY='.join(service_proxy.MODES)}, the directory of the cluster's programs in "
-    "BIN, and in NETWORKS the directory whose subdirectory flannel has its programs"
+    f"name a network, NET={' or NET='.join(_NETWORK_NAMES)}, a service proxy, "
+    f"PROXY={' or PROXY='.join(_PROXY_NAMES)}, the directory of the cluster's programs in BIN, and "
+    "for flannel in NETWORKS the directory whose subdirectory flannel has its programs"
 )
 _ORDER = ("test_modes.py", "test_restarts.py", "test_roll_outs.py", "test_node_down.py")
 """Of files; the one that uninstalls is the last."""
@@ -49,10 +56,9 @@ _run = records.Run()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All tests are beside the machines of one cluster, in this order."""
     here = pathlib.Path(__file__).parent
-    if network := os.environ.get(_NETWORK):
+    if os.environ.get(_NETWORK):
         # Reports arrive in this process, tests may run in another one.
-        proxy = os.environ.get(_PROXY) or service_proxy.MODES[0]
-        _run.began(f"{network}-{proxy}", *_versions())
+        _begin_record()
     for item in items:
         if item.path.is_relative_to(here) and os.environ.get(_NETWORK):
             item.add_marker("kernel")
@@ -80,15 +86,45 @@ def pytest_runtestloop() -> Generator[None, object, object]:
         _run.write()
 
 
-def _versions() -> tuple[str, str]:
-    """Of the network and of Kubernetes; empty without programs, which fails the tests."""
-    file = pathlib.Path(os.environ.get(_PROGRAMS) or "missing", "flannel", "VERSION")
-    kubelet = pathlib.Path(os.environ.get(_BIN) or "missing", "kubelet").absolute()
-    if not file.is_file() or not kubelet.is_file():
-        return "", ""
-    command = [str(kubelet), "--version"]
+def _begin_record() -> None:
+    """Nothing where programs are missing, which fails the tests."""
+    network, proxy = _chosen()
+    binaries, programs = _directories()
+    if control_plane.missing(binaries) or (network in _BACKENDS and flannels.missing(programs)):
+        return
+    command = [str(binaries / "kubelet"), "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    return file.read_text(encoding="utf-8").strip(), done.stdout.split()[-1]
+    version = flannels.version(programs) if network in _BACKENDS else routes.version()
+    _run.began(f"{network}-{proxy}", version, done.stdout.split()[-1])
+
+
+def _chosen() -> tuple[str, str]:
+    """Network and service proxy, by name. Fails without one."""
+    network = os.environ.get(_NETWORK, "")
+    proxy = os.environ.get(_PROXY) or (_RULES if network == _ROUTES else service_proxy.MODES[0])
+    if network not in _NETWORK_NAMES or proxy not in _PROXY_NAMES:
+        raise pytest.UsageError(_HOW)
+    return network, proxy
+
+
+def _directories() -> tuple[pathlib.Path, pathlib.Path]:
+    """Of the cluster's programs, and of flannel's."""
+    binaries = pathlib.Path(os.environ.get(_BIN) or "missing").absolute()
+    return binaries, pathlib.Path(os.environ.get(_PROGRAMS) or "missing").absolute() / "flannel"
+
+
+class Network(Protocol):
+    """Between the nodes."""
+
+    def start(self) -> None: ...
+
+    def restart(self, name: str) -> None: ...
+
+
+class Proxy(Network, Protocol):
+    """Of services."""
+
+    def update(self) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,8 +132,8 @@ class Site:
     """A cluster with its network, and its pods before podgate: who reaches them."""
 
     cluster: SeveralNodes
-    flannel: Flannel
-    proxy: ServiceProxy
+    network: Network
+    proxy: Proxy
     fleet: Fleet
     before: Matrix
 
@@ -107,30 +143,41 @@ def site(
     isolated: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
     """One cluster for all tests; podgate is not deployed yet."""
-    backend = _BACKENDS.get(os.environ.get(_NETWORK, ""))
-    mode = os.environ.get(_PROXY) or service_proxy.MODES[0]
-    if backend is None or mode not in service_proxy.MODES:
-        pytest.fail(_HOW, pytrace=False)
-    binaries = pathlib.Path(os.environ.get(_BIN) or "missing").absolute()
-    programs = pathlib.Path(os.environ.get(_PROGRAMS) or "missing").absolute() / "flannel"
-    problems = (
-        control_plane.missing(binaries),
-        service_proxy.missing(binaries),
-        flannels.missing(programs),
-    )
+    network, proxy = _chosen()
+    binaries, programs = _directories()
+    problems = [control_plane.missing(binaries)]
+    problems += [flannels.missing(programs)] if network in _BACKENDS else []
+    problems += [service_proxy.missing(binaries)] if proxy in service_proxy.MODES else []
     if problem := " ".join(filter(None, problems)):
         pytest.fail(f"{problem} In all: {_HOW}.", pytrace=False)
     directory = tmp_path_factory.mktemp("site")
     names = [f"node{number + 1}" for number in range(int(os.environ.get(_NODES) or 2))]
     archive = request.getfixturevalue("image")
     with several_nodes.running(binaries, archive, directory, names) as cluster:
-        flannel = Flannel(cluster, programs, backend, directory)
-        proxy = ServiceProxy(cluster, binaries, mode, directory)
-        proxy.start()
-        flannel.start()
+        made: Network = Routes(cluster)
+        if backend := _BACKENDS.get(network):
+            made = Flannel(cluster, programs, backend, directory)
+        services: Proxy = ServiceRules(cluster)
+        if proxy in service_proxy.MODES:
+            services = ServiceProxy(cluster, binaries, proxy, directory)
+        services.start()
+        made.start()
         fleet = Fleet(cluster)
         fleet.create()
-        yield Site(cluster, flannel, proxy, fleet, matrix.run(fleet.sources(), fleet.targets()))
+        services.update()
+        outside = [one for one in fleet.sources() if not one.node]
+        targets = fleet.targets()
+        polling.wait_until("services translate", lambda: _is_whole(matrix.run(outside, targets)))
+        yield Site(cluster, made, services, fleet, matrix.run(fleet.sources(), targets))
+
+
+def _is_whole(found: Matrix) -> bool:
+    """Clients outside have no route to addresses of services."""
+    return all(
+        matrix.is_open(result)
+        for (_, target), result in found.items()
+        if target.can_connect and target.by
+    )
 
 
 Agents = dict[str, Deployment]

@@ -45,7 +45,6 @@ class Flannel:
         directory: pathlib.Path,
     ) -> None:
         """directory: exists, and all machines see it."""
-        self.version = (programs / "VERSION").read_text(encoding="utf-8").strip()
         self._cluster = cluster
         self._plugin = programs / "flannel-cni"
         settings = directory / "flannel.json"
@@ -58,7 +57,7 @@ class Flannel:
     def start(self) -> None:
         """On all nodes, which are Ready afterwards."""
         for machine in self._cluster.machines:
-            machine.install_network(_CONFLIST, self._plugin, "flannel")
+            machine.install_network(_CONFLIST, {"flannel": self._plugin})
             self.daemons[machine.name].start()
         self.wait_until_ready()
         self._cluster.wait_until_networked()
@@ -104,6 +103,11 @@ def _settings(backend: Backend) -> dict[str, object]:
         "IPv6Network": ipv6,
         "Backend": {"Type": backend.value},
     }
+
+
+def version(programs: pathlib.Path) -> str:
+    """For the record."""
+    return (programs / "VERSION").read_text(encoding="utf-8").strip()
 
 
 def missing(programs: pathlib.Path) -> str:

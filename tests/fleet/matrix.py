@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 _DIALER = pathlib.Path(__file__).with_name("dialer.py")
 _IN_CGROUP = 'echo $$ > "$0/cgroup.procs"; exec "$@"'
-ERRORS = "E"
+_ERRORS = "E"
 """What the name of an error begins with; all else is the address that the server saw."""
 
 
@@ -36,7 +36,7 @@ class Source:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
     """A way to a server. node: the server's; by: the node whose port it is, empty for addresses of
-    the pod and of services."""
+    the pod and of services; is_local: of a service with `externalTrafficPolicy: Local`."""
 
     name: str
     address: str
@@ -44,6 +44,12 @@ class Target:
     protocol: str
     node: str
     by: str = ""
+    is_local: bool = False
+
+    @property
+    def can_connect(self) -> bool:
+        """Another node's port leads nowhere if its service is for local endpoints."""
+        return not self.is_local or self.by == self.node
 
 
 Matrix = dict[tuple[Source, Target], str]
@@ -70,6 +76,10 @@ def run(sources: Sequence[Source], targets: Sequence[Target]) -> Matrix:
     }
 
 
+def is_open(result: str) -> bool:
+    return not result.startswith(_ERRORS)
+
+
 def is_own(source: Source, target: Target) -> bool:
     """A process of a node to a server of this node, by its address, a service or a port of the
     same node: what podgate closes."""
@@ -91,14 +101,15 @@ def differences(
     for (source, target), result in after.items():
         earlier = expected[source.name, target.name]
         if closed is not None and closed(source, target):
-            if not result.startswith(ERRORS):
+            if is_open(result):
                 found.append(f"{source.name} to {target.name}: open, the server saw {result}")
-        elif result != earlier:
+        elif result != earlier and (is_open(result) or is_open(earlier)):
+            # Errors differ by the kernel's limit of ICMP messages.
             found.append(f"{source.name} to {target.name}: {result}, before {earlier}")
     return found
 
 
 def summary(made: Matrix) -> str:
     """For the record."""
-    is_open = sum(not result.startswith(ERRORS) for result in made.values())
-    return f"{is_open} of {len(made)} connects open"
+    count = sum(map(is_open, made.values()))
+    return f"{count} of {len(made)} connects open"

@@ -36,6 +36,9 @@ class ServiceProxy:
             daemon.start()
         polling.wait_until("kube-proxy is ready on all nodes", self._are_ready)
 
+    def update(self) -> None:
+        """Services and endpoints have changed: it follows by itself."""
+
     def restart(self, name: str) -> None:
         """On one node."""
         self.daemons[name].stop()

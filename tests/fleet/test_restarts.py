@@ -6,7 +6,7 @@ import pytest
 
 from tests.cluster.machine import Machine
 from tests.fleet import watching
-from tests.fleet.conftest import Site
+from tests.fleet.conftest import Agents, Site
 from tests.fleet.test_modes import set_mode
 from tests.fleet.workload import Fleet
 from tests.networks import traffic
@@ -17,21 +17,21 @@ _AFTERWARDS_SECONDS = 10.0
 
 
 @pytest.fixture(autouse=True)
-def strict(fleet: Fleet) -> None:
-    set_mode(fleet, "strict")
+def strict(fleet: Fleet, podgate: Agents) -> None:
+    set_mode(fleet, podgate, "strict")
 
 
 def _restart(site: Site, what: str, machine: Machine) -> None:
-    if what == "flannel":
-        site.flannel.restart(machine.name)
-    elif what == "kube-proxy":
+    if what == "network":
+        site.network.restart(machine.name)
+    elif what == "service proxy":
         site.proxy.restart(machine.name)
     else:
         machine.kubelet.restart()
         machine.kubelet.wait_until_ready()
 
 
-@pytest.mark.parametrize("what", ["flannel", "kube-proxy", "kubelet"])
+@pytest.mark.parametrize("what", ["network", "service proxy", "kubelet"])
 def test_connects_and_probes_do_not_notice(
     site: Site, fleet: Fleet, what: str, record_property: Callable[[str, object], None]
 ) -> None:

@@ -36,7 +36,7 @@ def test_roll_out_opens_nothing_and_breaks_nothing(
     podgate: Agents,
     record_property: Callable[[str, object], None],
 ) -> None:
-    set_mode(fleet, "strict")
+    set_mode(fleet, podgate, "strict")
     (first, *_) = podgate.values()
     first.wait_until_available()
     before = {name: agent.report() for name, agent in podgate.items()}

@@ -22,7 +22,7 @@ def _has_pins(machine: Machine) -> bool:
 def test_uninstall_names_the_node_that_is_down_and_cleans_it_later(
     cluster: SeveralNodes, fleet: Fleet, podgate: Agents, last: Machine, plugin: Plugin
 ) -> None:
-    set_mode(fleet, "strict")
+    set_mode(fleet, podgate, "strict")
     report = podgate[last.name].report()
     assert report is not None
     last.kubelet.stop()

@@ -19,6 +19,8 @@ SHOP, CLIENTS, HOSTS = "shop", "clients", "hosts"
 """Namespaces: of servers, whose mode tests change; of clients, in audit; of hostNetwork pods."""
 HOST_PORT = 8088
 _FIRST_NODE_PORT, _FIRST_LOCAL_PORT = 30001, 30101
+_UDP_LATER = 1000
+"""What a service's node port for UDP is above that for TCP."""
 _PROBE: Json = {"httpGet": {"path": "/", "port": TCP}, "periodSeconds": 2, "timeoutSeconds": 5}
 _TCP_PROBE: Json = {"tcpSocket": {"port": TCP}, "periodSeconds": 2, "timeoutSeconds": 5}
 _CONTAINER: Json = {
@@ -35,7 +37,7 @@ _VOLUMES: list[Json] = [{"name": "server", "configMap": {"name": "server"}}]
 @dataclasses.dataclass(frozen=True, slots=True)
 class Web:
     """The server of one node. node_port, local_port: of its services, the second of which has
-    `externalTrafficPolicy: Local`; UDP has the same numbers."""
+    `externalTrafficPolicy: Local`."""
 
     name: str
     node: str
@@ -138,10 +140,15 @@ class Fleet:
         found = []
         for ip in machine.addresses:
             name = f"{web.name} by {machine.name} {ip}"
-            for port, what in ((web.node_port, "node port"), (web.local_port, "local node port")):
-                for protocol in ("tcp", "udp"):
-                    full = f"{name} {what} {protocol}"
-                    found.append(Target(full, ip, port, protocol, web.node, machine.name))
+            for port, is_local in ((web.node_port, False), (web.local_port, True)):
+                for protocol, later in (("tcp", 0), ("udp", _UDP_LATER)):
+                    full = f"{name} {'local ' if is_local else ''}node port {protocol}"
+                    found.append(
+                        Target(
+                            *(full, ip, port + later, protocol),
+                            *(web.node, machine.name, is_local),
+                        )
+                    )
             if machine.name == web.node:
                 full = f"{name} host port"
                 found.append(Target(full, ip, HOST_PORT, "tcp", web.node, machine.name))
@@ -172,7 +179,7 @@ class Fleet:
                     {"name": "http", "port": 80, "targetPort": TCP, "nodePort": port},
                     {
                         **{"name": "dns", "port": UDP, "targetPort": UDP},
-                        **{"protocol": "UDP", "nodePort": port},
+                        **{"protocol": "UDP", "nodePort": port + _UDP_LATER},
                     },
                 ],
             }
