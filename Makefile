@@ -114,10 +114,12 @@ test-networks: setup
 # flannel-host-gw, with NETWORKS a directory whose subdirectory flannel has flannel's programs
 # (tests/fleet/flannel.py lists them), or routes, which are static. PROXY is kube-proxy's mode
 # (iptables or nftables, with kube-proxy in BIN), or rules, which stand in for it. Fifteen minutes; the
-# results go where those of test-networks go.
+# results go where those of test-networks go. An hour's soak on three nodes, whose seed it prints:
+# NODES=3 SECONDS=3600 FILES=tests/fleet/test_soak.py, SEED=17 for the same order.
 test-fleet: setup
 	PODGATE_TEST_BIN=$(BIN) PODGATE_TEST_NETWORK=$(NET) PODGATE_TEST_NETWORKS=$(NETWORKS) \
 		PODGATE_TEST_PROXY=$(PROXY) PODGATE_TEST_NODES=$(NODES) \
+		PODGATE_TEST_SOAK_SECONDS=$(SECONDS) PODGATE_TEST_SEED=$(SEED) \
 		$(PYTEST) $(LONG) $(or $(FILES),tests/fleet)
 
 # Gates and connections over 20 killed agents, 5 upgrades and 200 pods, by tcx and by clsact; and ten

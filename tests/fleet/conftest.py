@@ -45,7 +45,13 @@ _HOW = (
     f"PROXY={' or PROXY='.join(_PROXY_NAMES)}, the directory of the cluster's programs in BIN, and "
     "for flannel in NETWORKS the directory whose subdirectory flannel has its programs"
 )
-_ORDER = ("test_modes.py", "test_restarts.py", "test_roll_outs.py", "test_node_down.py")
+_ORDER = (
+    "test_modes.py",
+    "test_restarts.py",
+    "test_roll_outs.py",
+    "test_node_down.py",
+    "test_soak.py",
+)
 """Of files; the one that uninstalls is the last."""
 _LAST = "test_uninstall.py"
 

@@ -25,10 +25,8 @@ class Routes:
         self._cluster.wait_until_networked()
 
     def restart(self, name: str) -> None:
-        """The routes of a node are gone for a moment, and its list of plugins is written again."""
+        """The routes of a node and its list of plugins are written again."""
         machine = self._cluster.machine(name)
-        for family, network, _ in self._others(machine):
-            machine.run("ip", family, "route", "delete", network)
         self._set_routes(machine)
         file = machine.path(CNI_DIRECTORY / "10-network.conflist")
         file.write_text(file.read_text())

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tests.cluster.api import Json
 from tests.cluster.control_plane import PORT, SERVICE_ADDRESS
 from tests.cluster.machine import Machine
-from tests.cluster.several_nodes import OUTSIDE, SeveralNodes
+from tests.cluster.several_nodes import OUTSIDE, POD_NETWORKS, SeveralNodes
 
 _TABLE = "test-services"
 _MARK = "0x4000"
@@ -40,7 +40,7 @@ class ServiceRules:
         file.write_text(
             f"table inet {_TABLE} {{}}\ndelete table inet {_TABLE}\ntable inet {_TABLE} {{\n"
             f"{chains}chain postrouting {{ type nat hook postrouting priority 100;\n"
-            f"meta mark & {_MARK} == {_MARK} masquerade\n}}\n}}\n"
+            f"meta mark & {_MARK} == {_MARK} masquerade\n{_to_outside()}\n}}\n}}\n"
         )
         machine.run("nft", "-f", str(file))
 
@@ -56,6 +56,14 @@ class ServiceRules:
         labels = ",".join(f"{key}={value}" for key, value in service["spec"]["selector"].items())
         pods = self._cluster.api.items(path, labelSelector=labels)
         return [pod for pod in pods if pod["status"].get("podIPs")]
+
+
+def _to_outside() -> str:
+    """Pods' addresses are known to nodes only, as with flannel's `--ip-masq`."""
+    return "\n".join(
+        f"{family} saddr {pods} {family} daddr != {pods} masquerade"
+        for family, pods in zip(("ip", "ip6"), POD_NETWORKS, strict=True)
+    )
 
 
 def _of_service(machine: Machine, service: Json, pod: Json) -> Iterator[str]:
@@ -77,6 +85,8 @@ def _of_service(machine: Machine, service: Json, pod: Json) -> Iterator[str]:
             yield f"{match} {then}"
             nfproto = "ipv6" if ":" in address else "ipv4"
             by_node = f"meta nfproto {nfproto} fib daddr type local {protocol} dport"
+            if "nodePort" not in port:
+                continue
             if not is_local:
                 yield f"{by_node} {port['nodePort']} {mark} {then}"
             elif is_here:
