@@ -26,6 +26,7 @@ from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import OneNode
 from tests.cluster.plugin import Plugin
 from tests.cluster.workloads import Workloads
+from tests.compatibility import page as compatibility
 from tests.image import building
 from tests.networks import records
 
@@ -99,7 +100,8 @@ def pytest_runtestloop() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        _run.write()
+        if _run.write():
+            compatibility.write()
 
 
 def _needs_node(item: pytest.Item) -> bool:

@@ -20,6 +20,7 @@ from tests.cluster.deployment import Deployment
 from tests.cluster.machine import Machine
 from tests.cluster.plugin import Plugin
 from tests.cluster.several_nodes import SeveralNodes
+from tests.compatibility import page as compatibility
 from tests.fleet import flannel as flannels
 from tests.fleet import matrix, routes, service_proxy
 from tests.fleet.flannel import Backend, Flannel
@@ -89,7 +90,8 @@ def pytest_runtestloop() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        _run.write()
+        if _run.write():
+            compatibility.write()
 
 
 def _begin_record() -> None:

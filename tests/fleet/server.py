@@ -29,7 +29,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 class Server(http.server.ThreadingHTTPServer):
     address_family = socket.AF_INET6
-    request_queue_size = 128
+    # On a busy machine connections are complete before the server has its turn.
+    request_queue_size = 4096
 
     def server_bind(self) -> None:
         self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

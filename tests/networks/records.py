@@ -100,12 +100,13 @@ class Run:
             architecture=_ARCHITECTURES.get(platform.machine(), platform.machine()),
         )
 
-    def write(self) -> None:
-        """Nothing if no network was started."""
+    def write(self) -> bool:
+        """Whether there was something: nothing if no network was started."""
         if not self._network or not self._rows:
-            return
+            return False
         write(merged(read(self._network), self._rows))
         PAGE.write_text(page(), encoding="utf-8")
+        return True
 
 
 def merged(before: Record, rows: dict[tuple[str, str], Row]) -> Record:
