@@ -74,13 +74,15 @@ def _of_service(machine: Machine, service: Json, pod: Json) -> Iterator[str]:
     is_here = pod["spec"]["nodeName"] == machine.name
     for address in (one["ip"] for one in pod["status"]["podIPs"]):
         family = "ip6" if ":" in address else "ip"
-        (service_address,) = [one for one in spec["clusterIPs"] if (":" in one) == (":" in address)]
+        same = [one for one in spec["clusterIPs"] if (":" in one) == (":" in address)]
+        if not same:  # a service of the other family alone
+            continue
         to = f"[{address}]" if ":" in address else address
         for port in spec["ports"]:
             protocol = port["protocol"].lower()
             then = f"dnat {family} to {to}:{port['targetPort']}"
             mark = f"meta mark set meta mark | {_MARK}"
-            match = f"{family} daddr {service_address} {protocol} dport {port['port']}"
+            match = f"{family} daddr {same[0]} {protocol} dport {port['port']}"
             yield f"{match} {family} saddr {address} {mark} {then}"
             yield f"{match} {then}"
             nfproto = "ipv6" if ":" in address else "ipv4"
