@@ -30,8 +30,16 @@ _NETWORKS: dict[str, tuple[str, ...]] = {
 _NO_PAIR = unsupported("the pod's interface is no veth pair; doctor reports NotSupported")
 _WITHOUT_GATES = ("macvlan, ipvlan, SR-IOV", "netkit")
 _PROXIES: dict[str, tuple[str, ...]] = {
-    "kube-proxy, iptables": ("flannel-vxlan-iptables", "flannel-host-gw-iptables"),
-    "kube-proxy, nftables": ("flannel-vxlan-nftables", "flannel-host-gw-nftables"),
+    "kube-proxy, iptables": (
+        "flannel-vxlan-iptables",
+        "flannel-host-gw-iptables",
+        "routes-iptables",
+    ),
+    "kube-proxy, nftables": (
+        "flannel-vxlan-nftables",
+        "flannel-host-gw-nftables",
+        "routes-nftables",
+    ),
     "kube-proxy, ipvs": (),
     "Calico's eBPF": ("calico-ebpf",),
     "Cilium's": (),
