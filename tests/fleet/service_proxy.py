@@ -49,9 +49,9 @@ class ServiceProxy:
         return all(self._is_ready(machine) for machine in self._cluster.machines)
 
     def _is_ready(self, machine: Machine) -> bool:
-        """By its log: the API server's service translates."""
+        """By its rules: the API server's service translates."""
         self.daemons[machine.name].check()
-        rules = machine.run("nft", "list", "ruleset")
+        rules = machine.run("nft", "list", "ruleset") + machine.run("iptables-save")
         return "kubernetes:https" in rules or "kubernetes/tcp/https" in rules
 
     def _daemon(self, machine: Machine, program: pathlib.Path, settings: pathlib.Path) -> Daemon:
