@@ -11,7 +11,7 @@ UNIT_WORKERS := $(shell expr $$(nproc) + 1)
 # Suites with a target of their own: the image, the proxies, which are off by default, the status page
 # in a browser, and a real cluster, which needs its programs.
 APART := --ignore tests/image --ignore tests/proxy --ignore tests/cluster --ignore tests/page \
-	--ignore tests/networks \
+	--ignore tests/networks --ignore tests/fleet \
 	--ignore tests/kernel/devices
 # Time limits of suites that take more than minutes for a test.
 LONG := --timeout 3600 -o faulthandler_timeout=7200
@@ -19,7 +19,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image push plugin setup clean test-meshes test-crowd test-networks
+.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image push plugin setup clean test-meshes test-crowd test-networks test-fleet
 
 demo: .venv/.run
 	@$(COMPILED) $(PYTHON) -m agent demo $(ARGS)
@@ -112,6 +112,18 @@ test-networks: setup
 	PODGATE_TEST_BIN=$(BIN) PODGATE_TEST_NETWORK=$(NET) PODGATE_TEST_NETWORKS=$(NETWORKS) \
 		$(PYTEST) $(LONG) $(or $(FILES),tests/networks)
 
+# podgate on several nodes (NODES=, two), each in namespaces of its own. NET is flannel-vxlan or
+# flannel-host-gw, with NETWORKS a directory whose subdirectory flannel has flannel's programs
+# (tests/fleet/flannel.py lists them), or routes, which are static. PROXY is kube-proxy's mode
+# (iptables or nftables, with kube-proxy in BIN), or rules, which stand in for it. Fifteen minutes; the
+# results go where those of test-networks go. An hour's soak on three nodes, whose seed it prints:
+# NODES=3 SECONDS=3600 FILES=tests/fleet/test_soak.py, SEED=17 for the same order.
+test-fleet: setup
+	PODGATE_TEST_BIN=$(BIN) PODGATE_TEST_NETWORK=$(NET) PODGATE_TEST_NETWORKS=$(NETWORKS) \
+		PODGATE_TEST_PROXY=$(PROXY) PODGATE_TEST_NODES=$(NODES) \
+		PODGATE_TEST_SOAK_SECONDS=$(SECONDS) PODGATE_TEST_SEED=$(SEED) \
+		$(PYTEST) $(LONG) $(or $(FILES),tests/fleet)
+
 # Gates and connections over 20 killed agents, 5 upgrades and 200 pods, by tcx and by clsact; and ten
 # minutes without an agent, in which the kubelet restarts five times.
 test-continuity: setup
@@ -198,6 +210,7 @@ docs: setup
 	$(PYTHON) -m tests.model.page
 	$(PYTHON) -m tests.docs.api_reference
 	$(PYTHON) -m tests.chart
+	$(PYTHON) -m tests.compatibility
 
 # The pictures of docs/, from real runs: what `make demo` shows in a terminal, the status page, and the
 # dashboards by a Prometheus that scrapes an agent.

@@ -24,6 +24,8 @@ ALLOWED = re.compile(
     "|".join(
         (
             r"connections? (?:is |are |was |were |be )?refused",
+            # A cell of docs/compatibility.md.
+            r"refused, because",
             r"ECONNREFUSED|ERR_CONNECTION_REFUSED|REFUSED_STREAM|refused the (?:connection|stream)",
             r"(?:user|uid|group) nobody",
             r"stand-?ins?|stand-?by|stands? by|standing by|stand-?alone|stands? for",

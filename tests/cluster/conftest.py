@@ -13,8 +13,9 @@ import contextlib
 import json
 import os
 import pathlib
+import subprocess
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 
 import pytest
 
@@ -25,7 +26,9 @@ from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import OneNode
 from tests.cluster.plugin import Plugin
 from tests.cluster.workloads import Workloads
+from tests.compatibility import page as compatibility
 from tests.image import building
+from tests.networks import records
 
 _BIN = "PODGATE_TEST_BIN"
 # An archive of the image, as deploy/rootfs.py makes it, instead of one of this tree.
@@ -36,7 +39,12 @@ _SKIPPED = (
     "tests/cluster was SKIPPED: no cluster was named. Name the directory of its programs in BIN "
     "(make test-cluster BIN=DIR), or a cluster in KUBECONFIG."
 )
+# Files whose results docs/compatibility.md shows.
+_RECORDED = ("tests/cluster/test_modes.py", "tests/cluster/test_handlers.py")
 _NO_BIN = "this test starts a cluster; run it by `make test-cluster BIN=DIR`"
+
+
+_run = records.Run()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -52,11 +60,48 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     install podgate."""
     here = pathlib.Path(__file__).parent
     if os.environ.get(_BIN):
+        # Reports arrive in this process, tests may run in another one.
+        _begin_record(pathlib.Path(os.environ[_BIN]).absolute())
         for item in items:
             if item.path.is_relative_to(here):
                 item.add_marker("kernel")
                 item.add_marker("shared_node")
         items.sort(key=lambda item: (_needs_node(item), item.path != here / "test_walk.py"))
+
+
+def _begin_record(directory: pathlib.Path) -> None:
+    """Nothing without the kubelet, where the tests fail."""
+    if not (directory / "kubelet").is_file():
+        return
+    kubernetes = _version(directory / "kubelet").split()[-1]
+    package = ["dpkg-query", "-W", "-f=${Version}", "containernetworking-plugins"]
+    plugins = subprocess.run(package, capture_output=True, text=True, check=False).stdout
+    if (directory / "crio").is_file():
+        runtime = f"CRI-O {_version(directory / 'crio').split()[2]}"
+        _run.began("ptp-crio", plugins or "unknown", kubernetes, runtime)
+    else:
+        _run.began("ptp", plugins or "unknown", kubernetes)
+
+
+def _version(program: pathlib.Path) -> str:
+    command = [str(program), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.splitlines()[0]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.nodeid.startswith(_RECORDED):
+        _run.add(report)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop() -> Generator[None, object, object]:
+    """Before failed tests run again, each in a run that records its own result."""
+    try:
+        return (yield)
+    finally:
+        if _run.write():
+            compatibility.write()
 
 
 def _needs_node(item: pytest.Item) -> bool:
@@ -125,7 +170,7 @@ def node(bare_cluster: OneNode, podgate: Deployment) -> OneNode:
 def plugin(
     node: OneNode, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Plugin:
-    made = Plugin(node, capsys)
+    made = Plugin(node.control_plane, capsys)
     # kubectl caches the API's resources below it.
     monkeypatch.setitem(os.environ, "HOME", str(node.control_plane.kubeconfig("admin").parent))
     return made

@@ -3,6 +3,7 @@
 import pathlib
 import shutil
 import ssl
+from collections.abc import Sequence
 from http.client import HTTPException
 
 from tests import polling
@@ -25,10 +26,17 @@ class ControlPlane:
     """Four daemons on the node's network. `start` them in order; their cgroups' end ends them."""
 
     def __init__(
-        self, binaries: pathlib.Path, directory: pathlib.Path, cgroup: pathlib.Path, address: str
+        self,
+        binaries: pathlib.Path,
+        directory: pathlib.Path,
+        cgroup: pathlib.Path,
+        address: str,
+        *,
+        pod_networks: Sequence[str] = (),
     ) -> None:
-        """directory: empty; cgroup: the directory of one, for those of the daemons; address: the
-        node's, for clients."""
+        """directory: empty; cgroup: the directory of one, for those of the daemons; address: its
+        own, for clients; pod_networks: of an address family each, from which each node gets a part;
+        without any the network plugin has its own."""
         self.pki = Pki(_made(directory / "pki"))
         self.server = f"https://{address}:{PORT}"
         self._logs = _made(directory / "logs")
@@ -51,6 +59,7 @@ class ControlPlane:
             f"--service-account-private-key-file={self.pki.key('tokens')}",
             f"--root-ca-file={self.pki.authority}",
             "--leader-elect=false",
+            *(_of_nodes(pod_networks) if pod_networks else ()),
         )
         self.scheduler = self._daemon(
             str(binaries / "kube-scheduler"),
@@ -119,6 +128,14 @@ class ControlPlane:
     def _daemon(self, program: str, *flags: str) -> Daemon:
         name = pathlib.Path(program).name
         return Daemon([program, *flags], self._cgroup / name, self._logs / f"{name}.log")
+
+
+def _of_nodes(pod_networks: Sequence[str]) -> tuple[str, ...]:
+    return (
+        "--allocate-node-cidrs",
+        f"--cluster-cidr={','.join(pod_networks)}",
+        f"--service-cluster-ip-range={','.join(SERVICE_NETWORKS)}",
+    )
 
 
 def missing(binaries: pathlib.Path) -> str:

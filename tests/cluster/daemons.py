@@ -5,6 +5,7 @@ import os
 import pathlib
 import signal
 import subprocess
+from collections.abc import Sequence
 
 from tests import polling
 
@@ -15,20 +16,38 @@ class Daemon:
     """One program, which can be stopped and started again."""
 
     def __init__(
-        self, command: list[str], cgroup: pathlib.Path, log: pathlib.Path, *, name: str = ""
+        self,
+        command: list[str],
+        cgroup: pathlib.Path,
+        log: pathlib.Path,
+        *,
+        name: str = "",
+        within: Sequence[str] = (),
+        has_children: bool = False,
     ) -> None:
         """cgroup: its directory, of version 2. It is made for each start and removed after the end,
-        as systemd does, so each start has another cgroup id."""
+        as systemd does, so each start has another cgroup id.
+
+        within: the command that enters the namespaces of its machine, and stays outside the
+        cgroup; has_children: what it started outlives it in its cgroup, as a runtime's shims do.
+        """
         self.command = command
         self.name = name or pathlib.Path(command[0]).name
         self.cgroup = cgroup
         self.log = log
+        self._within = tuple(within)
+        self._has_children = has_children
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int:
         assert self._process is not None, f"{self.name} does not run"
-        return self._process.pid
+        if not self._within:
+            return self._process.pid
+        pid = self._process.pid
+        children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        assert children, f"{self.name} has ended"
+        return int(children[0])
 
     @property
     def is_running(self) -> bool:
@@ -36,10 +55,10 @@ class Daemon:
 
     def start(self) -> None:
         assert not self.is_running, f"{self.name} runs"
-        self.cgroup.mkdir(parents=True)
+        self.cgroup.mkdir(parents=True, exist_ok=self._has_children)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                ["sh", "-c", _SHELL, str(self.cgroup), *self.command],
+                [*self._within, "sh", "-c", _SHELL, str(self.cgroup), *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -50,11 +69,13 @@ class Daemon:
         """Send the signal and wait for the end; nothing if it has ended."""
         if self._process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
         self._process.wait(polling.PATIENCE_SECONDS)
         self._process = None
-        polling.wait_until(f"the cgroup of {self.name} is removed", self._is_removed)
+        if not self._has_children:
+            polling.wait_until(f"the cgroup of {self.name} is removed", self._is_removed)
 
     def kill(self) -> None:
         self.stop(signal.SIGKILL)

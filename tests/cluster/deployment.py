@@ -53,10 +53,12 @@ PATHS = {
 
 
 class Deployment:
-    """podgate's objects in a cluster of one node."""
+    """podgate's objects in a cluster, and the agent of one node."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, run_directory: pathlib.Path = RUN_DIRECTORY) -> None:
+        """run_directory: of the agent, as this process sees it."""
         self._api = api
+        self._run_directory = run_directory
 
     def apply(self) -> None:
         """Create all objects of the manifests, in the order of the kustomization."""
@@ -160,7 +162,7 @@ class Deployment:
     def report(self) -> AgentReport | None:
         """Of the agent that has the node; None while none responds."""
         with contextlib.suppress(AgentRequestError):
-            content = asyncio.run(admin_client.fetch(admin_socket(RUN_DIRECTORY), "/status"))
+            content = asyncio.run(admin_client.fetch(admin_socket(self._run_directory), "/status"))
             return msgspec.json.decode(content, type=AgentReport)
         return None
 
@@ -171,7 +173,7 @@ class Deployment:
 
     def rules(self) -> RulesReport:
         """As `podgate rules` shows them."""
-        content = asyncio.run(admin_client.fetch(admin_socket(RUN_DIRECTORY), "/rules"))
+        content = asyncio.run(admin_client.fetch(admin_socket(self._run_directory), "/rules"))
         return msgspec.json.decode(content, type=RulesReport)
 
     def pod_status(self, namespace: str, name: str) -> PodStatus | None:

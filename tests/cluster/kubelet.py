@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from collections.abc import Sequence
 
 from tests import polling
 from tests.cluster.control_plane import ControlPlane
@@ -35,15 +36,17 @@ class Kubelet:
         address: str,
         socket: pathlib.Path,
         cgroups: tuple[pathlib.Path, str],
+        within: Sequence[str] = (),
     ) -> None:
         """directory: empty; socket: the runtime's; cgroups: the directory for its own, and the path
-        of the one above those of pods."""
+        of the one above those of pods; within: as of `Daemon`."""
         self.name = name
         self._api = control_plane.api
         self.manifests = directory / "manifests"
         """Of static pods."""
         self.manifests.mkdir(parents=True)
-        control_plane.pki.sign("kubelet", user=f"system:node:{name}", groups=("system:nodes",))
+        user = f"kubelet-{name}"
+        control_plane.pki.sign(user, user=f"system:node:{name}", groups=("system:nodes",))
         own, root = cgroups
         self._file = directory / "config.json"
         self._content = self._config(directory, control_plane, socket, root)
@@ -52,7 +55,7 @@ class Kubelet:
             [
                 str(binary),
                 f"--config={self._file}",
-                f"--kubeconfig={control_plane.kubeconfig('kubelet')}",
+                f"--kubeconfig={control_plane.kubeconfig(user)}",
                 f"--hostname-override={name}",
                 f"--node-ip={address}",
                 f"-v={LOG_LEVEL}",
@@ -60,6 +63,7 @@ class Kubelet:
             own,
             directory / "kubelet.log",
             name="kubelet",
+            within=within,
         )
 
     def start(self) -> None:

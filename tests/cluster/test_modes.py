@@ -17,6 +17,7 @@ from tests.cluster.workloads import (
     condition,
     is_reachable,
 )
+from tests.networks import records
 
 pytestmark = pytest.mark.kernel
 BOTH = (ISOLATION_READY, PROBES_PASSING)
@@ -37,8 +38,12 @@ def label_namespace(node: OneNode, users: Workloads, mode: str | None) -> None:
 
 
 def test_ladder_is_climbed_by_the_label_of_one_namespace(
-    node: OneNode, podgate: Deployment, namespaces: Namespaces
+    node: OneNode,
+    podgate: Deployment,
+    namespaces: Namespaces,
+    record_property: Callable[[str, object], None],
 ) -> None:
+    record_property(records.MODES, "audit,enforce,strict")
     users, others = namespaces(), namespaces()
     users.run("web", PROBED, gates=BOTH)
     others.run("web", PROBED, gates=BOTH)

@@ -2,6 +2,7 @@
 repository: a run that takes hours continues on any machine.
 """
 
+import datetime
 import pathlib
 
 import msgspec
@@ -31,19 +32,24 @@ class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """All files of a kernel; release, package and attachment are those of its last run."""
+    """All files of a kernel; release, package, attachment and date (UTC) are those of its last
+    run."""
 
     release: str = "unknown"
     package: str = "unknown"
     attachment: str = "unknown"
     files: dict[str, FileRecord] = {}
+    date: str = ""
 
     def updated(self, found: results.Results) -> "Record":
         """With the files that ran to their end since, in place of their former runs."""
         if not found.complete:
             return self
         files = self.files | {name: _file_record(found.files[name]) for name in found.complete}
-        return Record(found.release, found.package, found.attachment, dict(sorted(files.items())))
+        return Record(
+            *(found.release, found.package, found.attachment, dict(sorted(files.items()))),
+            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        )
 
 
 def read(title: str, directory: pathlib.Path = _DIRECTORY) -> Record:

@@ -16,6 +16,7 @@ from tests.cluster.conftest import Namespaces, image, namespaces, plugin, prebui
 from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import OneNode
 from tests.cluster.workloads import MODE
+from tests.compatibility import page as compatibility
 from tests.networks import calico as calicos
 from tests.networks import records
 from tests.networks.calico import Calico, DataPlane
@@ -59,7 +60,8 @@ def pytest_runtestloop() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        _run.write()
+        if _run.write():
+            compatibility.write()
 
 
 def _versions() -> tuple[str, str]:

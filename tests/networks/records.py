@@ -8,6 +8,7 @@ import datetime
 import pathlib
 import platform
 import re
+import shutil
 import subprocess
 
 import msgspec
@@ -20,12 +21,17 @@ ROOT = pathlib.Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "internals" / "networks.md"
 FIGURES = "figures"
 """The property of a test (`record_property`) that becomes a part of its row."""
+MODES = "modes"
+"""The property of a test that runs in several modes one after the other, with a comma between them:
+each has a row."""
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _NAME = re.compile(r"::test_(?P<words>\w+)(?:\[(?P<case>[^\]]+)\])?$")
 
 
 class Row(msgspec.Struct, frozen=True):
     """One test. mode: of podgate, or of its case, empty without; date: of the run, UTC;
-    revision: podgate's commit, "+" behind it if the tree differed."""
+    revision: podgate's commit, "+" behind it if the tree differed; runtime, host, architecture:
+    with versions, as `containerd 1.6.20`, `Debian 12`, `amd64`."""
 
     subject: str
     mode: str
@@ -37,6 +43,9 @@ class Row(msgspec.Struct, frozen=True):
     version: str
     kubernetes: str
     kernel: str
+    runtime: str = ""
+    host: str = ""
+    architecture: str = ""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -53,18 +62,25 @@ class Run:
         self._network = ""
         self._version = ""
         self._kubernetes = ""
+        self._runtime = ""
         self._rows: dict[tuple[str, str], Row] = {}
 
-    def began(self, network: str, version: str, kubernetes: str) -> None:
-        """network: the argument NET; version: of the network plugin."""
+    def began(self, network: str, version: str, kubernetes: str, runtime: str = "") -> None:
+        """network: the argument NET; version: of the network plugin; runtime: with its version,
+        containerd's if empty."""
         self._network, self._version, self._kubernetes = network, version, kubernetes
+        self._runtime = runtime or _containerd()
 
     def add(self, report: pytest.TestReport) -> None:
         """A test's end; of a failed fixture, too."""
         match = _NAME.search(report.nodeid)
         if match is None or (report.when != "call" and not report.failed):
             return
-        key = (match["words"].replace("_", " "), match["case"] or "")
+        modes = [str(text) for name, text in report.user_properties if name == MODES]
+        for mode in modes[-1].split(",") if modes else [match["case"] or ""]:
+            self._add((match["words"].replace("_", " "), mode), report)
+
+    def _add(self, key: tuple[str, str], report: pytest.TestReport) -> None:
         if report.when == "teardown" and key in self._rows and self._rows[key].result == "failed":
             return
         self._rows[key] = Row(
@@ -79,14 +95,18 @@ class Run:
             version=self._version,
             kubernetes=self._kubernetes,
             kernel=platform.release(),
+            runtime=self._runtime,
+            host=_host(),
+            architecture=_ARCHITECTURES.get(platform.machine(), platform.machine()),
         )
 
-    def write(self) -> None:
-        """Nothing if no network was started."""
+    def write(self) -> bool:
+        """Whether there was something: nothing if no network was started."""
         if not self._network or not self._rows:
-            return
+            return False
         write(merged(read(self._network), self._rows))
         PAGE.write_text(page(), encoding="utf-8")
+        return True
 
 
 def merged(before: Record, rows: dict[tuple[str, str], Row]) -> Record:
@@ -114,11 +134,13 @@ def page() -> str:
     parts = [
         "# Runs beside real networks",
         "",
-        "<!-- `make test-networks` writes this page; manual changes are lost. -->",
+        "<!-- `make test-networks`, `make test-fleet` and `make test-cluster` write this page;",
+        "manual changes are lost. -->",
         "",
-        "A cluster of one node with a real kubelet and a real network plugin, in namespaces of its",
-        "own; podgate is installed from its image by the manifests. Each row is the last run of a",
-        "test of tests/networks. [Beside networks](../guides/networks.md) explains them.",
+        "Clusters with real kubelets and real network plugins, in namespaces of their own: of one",
+        "node with Calico or the CNI plugin ptp, of several nodes with flannel and kube-proxy.",
+        "podgate is installed from its image by the manifests. Each row is the last run of a test.",
+        "[Beside networks](../guides/networks.md) explains them.",
         "",
     ]
     recorded = sorted(RECORDED.glob("*.json"))
@@ -136,6 +158,20 @@ def page() -> str:
         kernels = sorted({(row.kubernetes, row.kernel) for row in record.rows})
         parts += ["", *(f"Kubernetes {one}, Linux {other}." for one, other in kernels), ""]
     return "\n".join(parts)
+
+
+def _containerd() -> str:
+    """`containerd github.com/containerd/containerd VERSION REVISION` is its output."""
+    if not (program := shutil.which("containerd")):
+        return ""
+    command = [program, "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return f"containerd {done.stdout.split()[2].lstrip('v').partition('~')[0]}"
+
+
+def _host() -> str:
+    release = platform.freedesktop_os_release()
+    return f"{release['NAME'].partition(' ')[0]} {release.get('VERSION_ID', '')}".strip()
 
 
 def _revision() -> str:

@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 
+from tests.compatibility import page as compatibility
 from tests.networks import conftest, records
 from tests.networks.records import FIGURES, Run
 
@@ -14,6 +15,7 @@ from tests.networks.records import FIGURES, Run
 def recorded(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     monkeypatch.setattr(records, "RECORDED", tmp_path / "recorded")
     monkeypatch.setattr(records, "PAGE", tmp_path / "networks.md")
+    monkeypatch.setattr(compatibility, "PAGE", tmp_path / "compatibility.md")
     return tmp_path
 
 
