@@ -51,4 +51,4 @@ def test_each_other_test_passes(output: str) -> None:
 
 def test_tests_of_both_kinds_run_beside_each_other() -> None:
     """As a run of a directory without `-m` has them."""
-    assert "7 passed" in nested.run(mixed, status=0)
+    assert "9 passed" in nested.run(mixed, status=0)

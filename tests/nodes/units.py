@@ -5,8 +5,10 @@ one, and those with the mark `shared_node` one for the whole run. The worker's p
 for each node, which runs the tests and sends back their reports. So whatever a test leaves ends
 with its node, and reaches no other.
 
-The worker's process runs no kernel test. What is made once a worker (loaded programs, the server
-that forks agents), it makes before it forks.
+The worker's process runs no test, so that it forks as it started: with one thread, and without what
+does not outlive a fork (gRPC). In a run with kernel tests, those of a file that are none are forked
+off together, too, on no node. What is made once a worker (loaded programs, the server that forks
+agents), it makes before it forks.
 """
 
 import collections
@@ -36,17 +38,24 @@ FILE_NODE = "file_node"
 SHARED_NODE = "shared_node"
 """The mark of tests that have one node for the whole run."""
 
+_NO_NODE = " on no node"
+"""What the keys of units end with whose tests are no kernel tests."""
+
 _PR_SET_PDEATHSIG = 1
 _numbers = itertools.count()
 _runner = pytest.StashKey["_Runner | None"]()
 
 
 class _Unit:
-    """A child on a node of its own. key: what its tests have in common; numbers: of the session's
-    items."""
+    """A child, on a node of its own if that has a name. key: what its tests have in common;
+    numbers: of the session's items."""
 
     def __init__(
-        self, session: pytest.Session, name: str, key: str, numbers: Mapping[pytest.Item, int]
+        self,
+        session: pytest.Session,
+        name: str | None,
+        key: str,
+        numbers: Mapping[pytest.Item, int],
     ) -> None:
         self.key = key
         self.status: int | None = None
@@ -82,7 +91,8 @@ class _Unit:
         if self.status is not None:
             return
         self._connection.close()
-        node.remove(self._name)
+        if self._name is not None:
+            node.remove(self._name)
         _, status = os.waitpid(self._pid, 0)
         self.status = os.waitstatus_to_exitcode(status)
 
@@ -118,6 +128,8 @@ class _Runner:
         self._worker.close()
 
     def _start(self, session: pytest.Session, key: str) -> _Unit:
+        if key.endswith(_NO_NODE):
+            return _Unit(session, None, key, self._items)
         # A test fails by the same error when its fixture makes them.
         with contextlib.suppress(Exception):
             if "moving_copies" in self._fixtures[key]:
@@ -160,16 +172,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     found = item.config.stash.get(_runner, None)
-    is_of_unit = is_kernel_test(item)
-    if found is None or (not is_of_unit and not is_kernel_test(nextitem)):
+    if found is None:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    if not is_of_unit:
-        # A unit is to inherit no fixture, such as one of its module.
-        runner.runtestprotocol(item, nextitem=None)
-    else:
-        for report in found.run(item, nextitem):
-            item.ihook.pytest_runtest_logreport(report=report)
+    for report in found.run(item, nextitem):
+        item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 
@@ -177,7 +184,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item) -> bool | None:
     """A unit has the timer of its tests."""
-    return True if item.config.stash.get(_runner, None) and is_kernel_test(item) else None
+    return True if item.config.stash.get(_runner, None) else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -197,7 +204,7 @@ def _has_own_node(item: pytest.Item) -> bool:
 
 def _key(item: pytest.Item) -> str:
     if not is_kernel_test(item):
-        return ""
+        return f"{_file(item)}{_NO_NODE}"
     if item.get_closest_marker(SHARED_NODE):
         return SHARED_NODE
     return item.nodeid if _has_own_node(item) else _file(item)
@@ -217,14 +224,15 @@ class _InUnit:
         return True
 
 
-def _serve(session: pytest.Session, name: str, connection: Connection) -> NoReturn:
+def _serve(session: pytest.Session, name: str | None, connection: Connection) -> NoReturn:
     """Run tests until the worker closes its end."""
     status = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         # What exists now stays shared with the worker.
         gc.freeze()
-        node.enter(name)
+        if name is not None:
+            node.enter(name)
         session.config.stash[_runner] = None
         session.config.pluginmanager.register(_InUnit(connection))
         for number, following in _requests(connection):

@@ -22,10 +22,13 @@ KEP_REQUESTS_LIST = MetricFamily(
 KEP_REQUESTS_GET = MetricFamily(
     "pod_info_endpoint_requests_get", "untyped", "GetPodConditions requests (KEP-4188)."
 )
+KEP_REQUESTS_WATCH = MetricFamily(
+    "pod_info_endpoint_requests_watch", "untyped", "WatchPodConditions requests (KEP-4188)."
+)
 KEP_ERRORS_GET = MetricFamily(
     "pod_info_endpoint_errors_get", "untyped", "Failed GetPodConditions requests (KEP-4188)."
 )
-# The KEP's first draft has no more; these follow its pattern.
+# The KEP has no more; these follow its pattern.
 KEP_ERRORS_LIST = MetricFamily(
     "pod_info_endpoint_errors_list", "untyped", "Failed ListPodConditions requests."
 )
@@ -87,6 +90,7 @@ def collect_podinfo(server: PodInfoServer) -> Iterator[core.Metric]:
     yield single(KEP_REQUESTS, server.requests.total())
     yield single(KEP_REQUESTS_LIST, server.requests[LIST])
     yield single(KEP_REQUESTS_GET, server.requests[GET])
+    yield single(KEP_REQUESTS_WATCH, server.requests[WATCH])
     failed = dict.fromkeys((GET, LIST, WATCH), 0)
     for (method, _), count in server.errors.items():
         failed[method] += count
