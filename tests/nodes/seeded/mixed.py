@@ -42,7 +42,7 @@ class TestSecond:
         assert made_by == os.getpid()
 
 
-_running = []
+_running: list[grpc.Server] = []
 
 
 def call_a_server() -> grpc.Server:
