@@ -746,7 +746,7 @@ def test_dashboards_and_alerts_are_those_of_deploy_monitoring() -> None:
 def test_prometheus_finds_the_agents_at_the_port_that_they_serve() -> None:
     overrides = examples.VALUES["monitoring"]
     (endpoint,) = _found(rendering.objects(overrides), "PodMonitor")["spec"]["podMetricsEndpoints"]
-    rewritten = [one for one in endpoint["relabelings"] if one["targetLabel"] == "__address__"]
+    rewritten = [one for one in endpoint["relabelings"] if one.get("targetLabel") == "__address__"]
     addresses = {"10.0.0.1": "10.0.0.1:19652", "fd00::1": "[fd00::1]:19652"}
     for address, expected in addresses.items():
         (replacement,) = (
@@ -758,6 +758,27 @@ def test_prometheus_finds_the_agents_at_the_port_that_they_serve() -> None:
     argument = "--metrics-address=$(HOST_IP):19652"
     assert argument in _container(overrides)["args"]
     assert endpoint["honorLabels"]
+
+
+def test_series_without_a_pod_get_no_labels_of_the_agent_s_pod() -> None:
+    """The operator gives targets these labels, and then the relabelings of a PodMonitor take place.
+    With --metrics=node alerts named the agent's pod as the one that is open."""
+    (endpoint,) = _found(rendering.objects(examples.VALUES["monitoring"]), "PodMonitor")["spec"][
+        "podMetricsEndpoints"
+    ]
+    dropped = [one["regex"] for one in endpoint["relabelings"] if one.get("action") == "labeldrop"]
+    of_target = (
+        "namespace",
+        "pod",
+        "container",
+        "job",
+        "endpoint",
+        "node",
+        "instance",
+        "__address__",
+    )
+    kept = [name for name in of_target if not any(re.fullmatch(one, name) for one in dropped)]
+    assert kept == ["job", "endpoint", "node", "instance", "__address__"]
 
 
 def test_operator_s_prometheus_scrapes_with_a_token_that_may_read_metrics() -> None:
