@@ -718,18 +718,36 @@ def test_alerts_link_to_runbooks_that_are_served_elsewhere() -> None:
     served = "https://wiki.example.org/podgate/runbooks"
     values = {"monitoring": {"prometheusRule": {"enabled": True, "runbookUrl": served}}}
     rule = _found(rendering.objects(values), "PrometheusRule")
-    (group,) = rule["spec"]["groups"]
-    assert {one["annotations"]["runbook_url"] for one in group["rules"]} == {
-        f"{served}/{one['alert']}.md" for one in group["rules"]
+    alerts = [one for group in rule["spec"]["groups"] for one in group["rules"] if "alert" in one]
+    assert {one["annotations"]["runbook_url"] for one in alerts} == {
+        f"{served}/{one['alert']}.md" for one in alerts
     }
-    assert not [one for one in group["rules"] if "runbook" in one["annotations"]]
+    assert not [one for one in alerts if "runbook" in one["annotations"]]
 
 
-def test_dashboards_and_alerts_are_those_of_deploy_monitoring() -> None:
+def test_dashboard_links_to_runbooks_that_are_served_elsewhere() -> None:
+    served = "https://wiki.example.org/podgate/runbooks"
+    monitoring = {
+        "prometheusRule": {"enabled": True, "runbookUrl": served},
+        "dashboards": {"enabled": True},
+    }
+    for values, address in (({"monitoring": monitoring}, served), (None, "docs/runbooks")):
+        things = rendering.objects(values or {"monitoring": {"dashboards": {"enabled": True}}})
+        shown = _found(things, "ConfigMap", "podgate-on-call")["data"]["podgate-on-call.json"]
+        variables = json.loads(shown)["templating"]["list"]
+        (runbooks,) = (one for one in variables if one["name"] == "runbooks")
+        assert runbooks["query"] == runbooks["current"]["value"] == address
+
+
+def test_dashboards_and_rules_are_those_of_deploy_monitoring() -> None:
     things = rendering.objects(examples.VALUES["monitoring"])
     rule = _found(things, "PrometheusRule")
-    plain = yaml.safe_load((outputs.MONITORING / "alerts.yaml").read_text(encoding="utf-8"))
-    assert rule["spec"] == plain
+    plain = [
+        group
+        for name in ("recordings.yaml", "alerts.yaml")
+        for group in yaml.safe_load((outputs.MONITORING / name).read_text("utf-8"))["groups"]
+    ]
+    assert rule["spec"] == {"groups": plain}
     shown = {
         name: content
         for thing in things
