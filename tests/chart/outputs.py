@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import yaml
 
 from agent import VERSION
-from agent.operate.monitoring import alerts, dashboards
+from agent.operate.monitoring import dashboards, rule_files
 from tests.chart import rendering
 from tests.chart.rendering import CHART, Json
 
@@ -56,7 +56,7 @@ def _monitoring() -> dict[pathlib.Path, str]:
     """What the chart has of deploy/monitoring, since Helm reads no files outside of the chart; and
     what deploy/monitoring has of the chart."""
     files = {f"{one.uid}.json": one.content() for one in dashboards.DASHBOARDS}
-    files["alerts.yaml"] = yaml.safe_dump(alerts.rules(), sort_keys=False, width=100)
+    files["rules.yaml"] = yaml.safe_dump(rule_files.all_rules(), sort_keys=False, width=100)
     made = {CHART / "files" / "monitoring" / name: content for name, content in files.items()}
     rendered = rendering.texts({"monitoring": {"podMonitor": {"enabled": True}}}, service="kubectl")
     for name in ("podmonitor.yaml", "metrics-reader.yaml"):

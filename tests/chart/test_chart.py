@@ -718,18 +718,36 @@ def test_alerts_link_to_runbooks_that_are_served_elsewhere() -> None:
     served = "https://wiki.example.org/podgate/runbooks"
     values = {"monitoring": {"prometheusRule": {"enabled": True, "runbookUrl": served}}}
     rule = _found(rendering.objects(values), "PrometheusRule")
-    (group,) = rule["spec"]["groups"]
-    assert {one["annotations"]["runbook_url"] for one in group["rules"]} == {
-        f"{served}/{one['alert']}.md" for one in group["rules"]
+    alerts = [one for group in rule["spec"]["groups"] for one in group["rules"] if "alert" in one]
+    assert {one["annotations"]["runbook_url"] for one in alerts} == {
+        f"{served}/{one['alert']}.md" for one in alerts
     }
-    assert not [one for one in group["rules"] if "runbook" in one["annotations"]]
+    assert not [one for one in alerts if "runbook" in one["annotations"]]
 
 
-def test_dashboards_and_alerts_are_those_of_deploy_monitoring() -> None:
+def test_dashboard_links_to_runbooks_that_are_served_elsewhere() -> None:
+    served = "https://wiki.example.org/podgate/runbooks"
+    monitoring = {
+        "prometheusRule": {"enabled": True, "runbookUrl": served},
+        "dashboards": {"enabled": True},
+    }
+    for values, address in (({"monitoring": monitoring}, served), (None, "docs/runbooks")):
+        things = rendering.objects(values or {"monitoring": {"dashboards": {"enabled": True}}})
+        shown = _found(things, "ConfigMap", "podgate-on-call")["data"]["podgate-on-call.json"]
+        variables = json.loads(shown)["templating"]["list"]
+        (runbooks,) = (one for one in variables if one["name"] == "runbooks")
+        assert runbooks["query"] == runbooks["current"]["value"] == address
+
+
+def test_dashboards_and_rules_are_those_of_deploy_monitoring() -> None:
     things = rendering.objects(examples.VALUES["monitoring"])
     rule = _found(things, "PrometheusRule")
-    plain = yaml.safe_load((outputs.MONITORING / "alerts.yaml").read_text(encoding="utf-8"))
-    assert rule["spec"] == plain
+    plain = [
+        group
+        for name in ("recordings.yaml", "alerts.yaml")
+        for group in yaml.safe_load((outputs.MONITORING / name).read_text("utf-8"))["groups"]
+    ]
+    assert rule["spec"] == {"groups": plain}
     shown = {
         name: content
         for thing in things
@@ -746,7 +764,7 @@ def test_dashboards_and_alerts_are_those_of_deploy_monitoring() -> None:
 def test_prometheus_finds_the_agents_at_the_port_that_they_serve() -> None:
     overrides = examples.VALUES["monitoring"]
     (endpoint,) = _found(rendering.objects(overrides), "PodMonitor")["spec"]["podMetricsEndpoints"]
-    rewritten = [one for one in endpoint["relabelings"] if one["targetLabel"] == "__address__"]
+    rewritten = [one for one in endpoint["relabelings"] if one.get("targetLabel") == "__address__"]
     addresses = {"10.0.0.1": "10.0.0.1:19652", "fd00::1": "[fd00::1]:19652"}
     for address, expected in addresses.items():
         (replacement,) = (
@@ -758,6 +776,27 @@ def test_prometheus_finds_the_agents_at_the_port_that_they_serve() -> None:
     argument = "--metrics-address=$(HOST_IP):19652"
     assert argument in _container(overrides)["args"]
     assert endpoint["honorLabels"]
+
+
+def test_series_without_a_pod_get_no_labels_of_the_agent_s_pod() -> None:
+    """The operator gives targets these labels, and then the relabelings of a PodMonitor take place.
+    With --metrics=node alerts named the agent's pod as the one that is open."""
+    (endpoint,) = _found(rendering.objects(examples.VALUES["monitoring"]), "PodMonitor")["spec"][
+        "podMetricsEndpoints"
+    ]
+    dropped = [one["regex"] for one in endpoint["relabelings"] if one.get("action") == "labeldrop"]
+    of_target = (
+        "namespace",
+        "pod",
+        "container",
+        "job",
+        "endpoint",
+        "node",
+        "instance",
+        "__address__",
+    )
+    kept = [name for name in of_target if not any(re.fullmatch(one, name) for one in dropped)]
+    assert kept == ["job", "endpoint", "node", "instance", "__address__"]
 
 
 def test_operator_s_prometheus_scrapes_with_a_token_that_may_read_metrics() -> None:

@@ -1,13 +1,15 @@
-"""Draws panels as one SVG: lines over time, with their last value and a legend."""
+"""Draws a dashboard as one SVG: its figures, and lines over time with a legend."""
 
 import html
+import math
 from collections.abc import Iterator, Sequence
 
-from agent.operate.monitoring.dashboards import Dashboard, Panel
+from agent.operate.monitoring.panels import Dashboard, Panel, Stat
 from tests.dashboards.prometheus import Series
 
 _WIDTH, _HEIGHT = 560, 230
 _MARGIN, _GAP, _HEAD = 16, 12, 44
+_STAT_HEIGHT = 76
 _PLOT_TOP, _PLOT_HEIGHT, _AXIS = 34, 130, 54
 _LEGENDS, _LEGEND_CHARACTERS = 6, 19
 _COLOURS = ("#3274d9", "#e02f44", "#56a64b", "#f2cc0c", "#8f3bb8", "#ff780a", "#37872d", "#1f60c4")
@@ -16,11 +18,12 @@ _PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""), (1e-3, "m"), (1e-6, "Â
 _UNITS = {"s": "s", "pps": "p/s", "short": "", "bytes": "B"}
 
 
-def picture(dashboard: Dashboard, found: Sequence[Series]) -> str:
-    """found: the series of each panel, in order."""
+def picture(dashboard: Dashboard, stats: Sequence[Series], panels: Sequence[Series]) -> str:
+    """stats, panels: the series of each, in order. Texts are left out."""
     rows = (len(dashboard.panels) + 1) // 2
     width = 2 * _MARGIN + 2 * _WIDTH + _GAP
-    height = _HEAD + rows * (_HEIGHT + _GAP) + _MARGIN
+    below = _HEAD + _STAT_HEIGHT + _GAP
+    height = below + rows * (_HEIGHT + _GAP) + _MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="11" fill="#24292e">',
@@ -28,11 +31,28 @@ def picture(dashboard: Dashboard, found: Sequence[Series]) -> str:
         f'<rect width="{width}" height="{height}" fill="#f4f5f5"/>',
         f'<text x="{_MARGIN}" y="28" font-size="17">{html.escape(dashboard.title)}</text>',
     ]
-    for i, (panel, series) in enumerate(zip(dashboard.panels, found, strict=True)):
+    stat_width = (width - 2 * _MARGIN + _GAP) / len(dashboard.stats) - _GAP
+    for i, (stat, series) in enumerate(zip(dashboard.stats, stats, strict=True)):
+        x = _MARGIN + i * (stat_width + _GAP)
+        parts += [f'<g transform="translate({x:.0f},{_HEAD})">', *_stat(stat, series, stat_width)]
+        parts.append("</g>")
+    for i, (panel, series) in enumerate(zip(dashboard.panels, panels, strict=True)):
         x = _MARGIN + i % 2 * (_WIDTH + _GAP)
-        y = _HEAD + i // 2 * (_HEIGHT + _GAP)
+        y = below + i // 2 * (_HEIGHT + _GAP)
         parts += [f'<g transform="translate({x},{y})">', *_panel(panel, series), "</g>"]
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _stat(stat: Stat, series: Series, width: float) -> Iterator[str]:
+    yield f'<rect width="{width:.0f}" height="{_STAT_HEIGHT}" rx="3" fill="#fff" stroke="#dcdee0"/>'
+    yield f'<text x="12" y="20" font-size="13" font-weight="bold">{html.escape(stat.title)}</text>'
+    last = [values[-1][1] for values in series.values() if not math.isnan(values[-1][1])]
+    text = amount(last[0], stat.unit) if last else "No data"
+    colour = "#888"
+    if last:
+        has_limit = stat.red_above is not None or stat.red_below is not None
+        colour = "#e02f44" if stat.is_red(last[0]) else "#37872d" if has_limit else "#24292e"
+    yield f'<text x="12" y="58" font-size="27" fill="{colour}">{text}</text>'
 
 
 def _panel(panel: Panel, series: Series) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import urllib.error
@@ -15,21 +16,31 @@ from tests import polling
 
 _PROGRAM = pathlib.Path(sys.prefix) / "bin" / "prometheus"
 _ADDRESS = "127.0.0.1:9090"
+_LABELS = {"node": "node1", "instance": "node1"}
+
+_LABEL = re.compile(r"{{(\w+)}}")
 
 Series = dict[str, list[tuple[float, float]]]
 """Times (seconds since the epoch) and values, by legend."""
 
 
 @contextlib.contextmanager
-def running(directory: pathlib.Path, target: str, interval_seconds: int) -> Iterator[None]:
-    """Scrape `target` (HOST:PORT), until the block ends. directory: for its data."""
+def running(
+    directory: pathlib.Path, target: str, interval_seconds: int, rules: dict[str, Any]
+) -> Iterator[None]:
+    """Scrape `target` (HOST:PORT), until the block ends. directory: for its data; rules: a rules
+    file's content."""
+    rule_file = directory / "rules.yml"
+    rule_file.write_text(json.dumps(rules), encoding="utf-8")
+    interval = f"{interval_seconds}s"
     configuration = {
-        "global": {"scrape_interval": f"{interval_seconds}s"},
+        "global": {"scrape_interval": interval, "evaluation_interval": interval},
+        "rule_files": [str(rule_file)],
         "scrape_configs": [
             {
                 "job_name": "podgate",
                 "honor_labels": True,
-                "static_configs": [{"targets": [target], "labels": {"instance": "node1"}}],
+                "static_configs": [{"targets": [target], "labels": _LABELS}],
             }
         ],
     }
@@ -63,9 +74,8 @@ def query(expression: str, legend: str, start: float, end: float, step: float) -
 
 
 def _legend(template: str, labels: dict[str, str]) -> str:
-    for name, value in labels.items():
-        template = template.replace(f"{{{{{name}}}}}", value)
-    return template
+    """A label that a series lacks is empty."""
+    return _LABEL.sub(lambda found: labels.get(found[1], ""), template)
 
 
 def _is_ready() -> bool:

@@ -16,7 +16,7 @@ from agent.admin.finding_kinds import page as finding_page
 from agent.operate.cli import log_reference, schemas
 from agent.operate.cli import main as cli
 from agent.operate.kubectl import main as plugin
-from agent.operate.monitoring import alerts
+from agent.operate.monitoring import alerts, recordings, rule_files
 from agent.operate.monitoring.dashboards import DASHBOARDS
 from agent.policy import definition
 from bpf.verdicts import Mode, Reason, Verdict
@@ -38,14 +38,16 @@ def pages() -> dict[str, str]:
         "deploy/chart/podgate/files/hostaccesspolicies.yaml": definition.manifest(),
         **{f"docs/reference/schemas/{name}": text for name, text in schemas.schemas().items()},
         "deploy/monitoring/alerts.yaml": _yaml(alerts.rules()),
-        "deploy/monitoring/prometheusrule.yaml": _yaml(alerts.prometheus_rule()),
+        "deploy/monitoring/recordings.yaml": _yaml(rule_files.recording_rules()),
+        "deploy/monitoring/prometheusrule.yaml": _yaml(rule_files.prometheus_rule()),
         "docs/reference/alerts.md": f"# Alerts\n\n{alerts.table()}",
+        "docs/reference/recordings.md": f"# Recording rules\n\n{recordings.table()}",
         **{f"deploy/monitoring/dashboards/{one.uid}.json": one.content() for one in DASHBOARDS},
     }
 
 
 def _yaml(document: dict[str, Any]) -> str:
-    head = "# From agent/operate/monitoring/alerts.py, by `make docs`.\n"
+    head = "# From agent/operate/monitoring, by `make docs`.\n"
     return head + yaml.safe_dump(document, sort_keys=False, width=100)
 
 

@@ -22,7 +22,8 @@ Object = dict[str, Any]
 
 # Each is a process of 40 MB that mostly waits.
 _AT_ONCE = 16
-_APP = "app.kubernetes.io/name=podgate"
+AGENTS = "app.kubernetes.io/name=podgate"
+"""Selects the agents' pods."""
 # What may run longer than a request: kubectl's start, and the connection.
 _MARGIN_SECONDS = 10.0
 
@@ -255,7 +256,7 @@ class Cluster:
 
     def agent_pods(self) -> list[Object]:
         """All pods of agents, as objects."""
-        return self.items("pods", f"--namespace={self.namespace}", "-l", _APP)
+        return self.items("pods", f"--namespace={self.namespace}", "-l", AGENTS)
 
     def place(self, pod: str) -> tuple[str, ...]:
         """Arguments of `kubectl exec` for the agent's container of a pod."""
@@ -269,6 +270,7 @@ class Cluster:
         answers_with: Collection[int] = (0,),
         debug_pods: PodMaker | None = None,
         read: ReadAnswer | None = None,
+        agents: Iterable[AgentPod] | None = None,
     ) -> list[NodeAnswer]:
         """Run a command in the agent's pod of each node, all at the same time, in order of nodes.
 
@@ -277,8 +279,9 @@ class Cluster:
         :param answers_with: exit statuses of the command whose output is an answer.
         :param debug_pods: where no agent runs, instead of the cluster's.
         :param read: the same answer by the cluster's reader, which is tried first.
+        :param agents: if the caller has read them.
         """
-        pods = {agent.node: agent for agent in self.agents()}
+        pods = {agent.node: agent for agent in (self.agents() if agents is None else agents)}
         makers = debug_pods or self.debug_pods
         stdin = () if content is None else ("--stdin",)
         lock = threading.Lock()

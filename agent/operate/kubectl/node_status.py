@@ -14,6 +14,7 @@ from agent.admin import finding_kinds as kinds
 from agent.labels import ISOLATION_READY
 from agent.listing import listed
 from agent.operate.kubectl import findings
+from agent.operate.kubectl.agent_pods import AgentPod
 from agent.operate.kubectl.cluster import Cluster, NodeAnswer, Object, ReadAnswer
 from agent.operate.kubectl.findings import Finding
 
@@ -75,15 +76,22 @@ class NodeStatus:
 
 
 def query(
-    cluster: Cluster, nodes: Iterable[str] | None = None, *, is_fresh: bool = True
+    cluster: Cluster,
+    nodes: Iterable[str] | None = None,
+    *,
+    is_fresh: bool = True,
+    agents: Iterable[AgentPod] | None = None,
 ) -> list[NodeAnswer]:
     """Reports of agents, of all nodes or some. Without an agent `podgate status` reads the gates
     from the kernel and prints another report, which is a problem here.
 
-    is_fresh: made for this request; otherwise it may be some seconds old.
+    is_fresh: made for this request; otherwise it may be some seconds old; agents: if the caller has
+    read them.
     """
     read = None if is_fresh else ReadAnswer("status")
-    answers = cluster.query_nodes("podgate", "status", "--output=json", nodes=nodes, read=read)
+    answers = cluster.query_nodes(
+        *("podgate", "status", "--output=json"), nodes=nodes, read=read, agents=agents
+    )
     return [
         dataclasses.replace(answer, problem=problem)
         if (problem := _without_agent(answer.output))

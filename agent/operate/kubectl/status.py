@@ -19,7 +19,7 @@ from agent.operate.kubectl import (
     printing,
     summary,
 )
-from agent.operate.kubectl.cluster import Cluster, KubectlError, is_forbidden
+from agent.operate.kubectl.cluster import Cluster, KubectlError, NodeAnswer, is_forbidden
 from agent.operate.kubectl.exit_status import of_nodes
 from agent.operate.kubectl.findings import Finding
 from agent.operate.kubectl.node_status import NodeStatus, PodInForce
@@ -136,7 +136,9 @@ def _nodes(
             f"{len(fleet.in_order)} nodes by their NodeReports, whose numbers of pods are up to "
             "five minutes old; --fresh queries all agents."
         )
-    answers = node_status.query(cluster, fleet.others, is_fresh=False) if fleet.others else []
+    answers: list[NodeAnswer] = []
+    if fleet.others:
+        answers = node_status.query(cluster, fleet.others, is_fresh=False, agents=fleet.agents)
     found = [*fleet.in_order.values(), *map(node_status.read, answers)]
     return sorted(found, key=lambda node: node.node)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from agent.admin import finding_kinds as kinds
 from agent.admin.finding_kinds import Kind
+from agent.operate.monitoring.recordings import AGENTS
 
-# Of the PodMonitor, "podgate/podgate"; of a job of one's own, "podgate".
-_UP = 'up{job=~"(.*/)?podgate"}'
+_UP = f"up{{{AGENTS}}}"
 _CONTROLLER_UP = 'up{job=~"(.*/)?podgate-controller"}'
 # Of kube-state-metrics. A Job that still runs has neither failed nor succeeded.
 _VERIFY = 'job_name=~"podgate-verify-.*"'
@@ -324,22 +324,8 @@ ALERTS = (
 
 
 def rules() -> dict[str, Any]:
-    """A rules file of Prometheus, as YAML's data; also the spec of a PrometheusRule."""
+    """A rules file of Prometheus, as YAML's data."""
     return {"groups": [{"name": "podgate", "rules": [alert.rule() for alert in ALERTS]}]}
-
-
-def prometheus_rule() -> dict[str, Any]:
-    """The object for the Prometheus operator."""
-    return {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "PrometheusRule",
-        "metadata": {
-            "name": "podgate",
-            "namespace": "podgate",
-            "labels": {"app.kubernetes.io/name": "podgate"},
-        },
-        "spec": rules(),
-    }
 
 
 def table() -> str:

@@ -1,145 +1,85 @@
-"""Dashboards for Grafana, as its JSON: the node's isolation, and its probes.
+"""Dashboards for Grafana: the isolation of nodes, and their probes; and all that are shipped.
 
-Panels by pod show the pods with the most: a cluster has thousands.
-
-Panels are time series of at most three expressions, in a grid of two columns. `$instance` is a
-variable of each dashboard, and `$datasource` the Prometheus.
+These two are of chosen nodes, from the agents' own series. Panels by pod show the pods with the
+most.
 """
 
-import dataclasses
-import json
-from typing import Any
-
-_HEIGHT = 8
-_WIDTH = 12
-# The version of Grafana's dashboard model in which time series panels have these fields.
-_SCHEMA = 39
-_DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
-_LINKS = {
-    **{"type": "dashboards", "tags": ["podgate"], "title": "podgate", "asDropdown": False},
-    **{"includeVars": True, "keepTime": True},
-}
-_MOST_PODS = 20
-_SELECTED = 'instance=~"$instance"'
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Query:
-    """One expression. legend: of its series, with Grafana's templates."""
-
-    expression: str
-    legend: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Panel:
-    """One panel. description: what is normal; unit: one of Grafana's."""
-
-    title: str
-    description: str
-    unit: str
-    queries: tuple[Query, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Dashboard:
-    """One dashboard. uid: stable, for links; also the file's name."""
-
-    uid: str
-    title: str
-    panels: tuple[Panel, ...]
-
-    def document(self) -> dict[str, Any]:
-        """As Grafana imports it."""
-        return {
-            "uid": self.uid,
-            "title": self.title,
-            "tags": ["podgate"],
-            "links": [_LINKS],
-            "schemaVersion": _SCHEMA,
-            "editable": True,
-            "refresh": "30s",
-            "time": {"from": "now-1h", "to": "now"},
-            "templating": {"list": [_datasource_variable(), _instance_variable()]},
-            "panels": [_panel(i, panel) for i, panel in enumerate(self.panels)],
-        }
-
-    def content(self) -> str:
-        return json.dumps(self.document(), indent=1) + "\n"
-
-
-def _datasource_variable() -> dict[str, Any]:
-    return {
-        "name": "datasource",
-        "label": "Data source",
-        "type": "datasource",
-        "query": "prometheus",
-    }
-
-
-def _instance_variable() -> dict[str, Any]:
-    query = "label_values(podgate_build_info, instance)"
-    return {
-        "name": "instance",
-        "label": "Node",
-        "type": "query",
-        "datasource": _DATASOURCE,
-        "query": {"query": query, "refId": "instance"},
-        "definition": query,
-        "refresh": 2,
-        "includeAll": True,
-        "multi": True,
-        "current": {"text": "All", "value": "$__all"},
-    }
-
-
-def _panel(number: int, panel: Panel) -> dict[str, Any]:
-    column, row = number % 2, number // 2
-    return {
-        "id": number + 1,
-        "type": "timeseries",
-        "title": panel.title,
-        "description": panel.description,
-        "datasource": _DATASOURCE,
-        "gridPos": {"h": _HEIGHT, "w": _WIDTH, "x": column * _WIDTH, "y": row * _HEIGHT},
-        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
-        "options": {
-            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
-            "tooltip": {"mode": "multi"},
-        },
-        "targets": [
-            {
-                "refId": chr(ord("A") + i),
-                "datasource": _DATASOURCE,
-                "expr": query.expression,
-                "legendFormat": query.legend,
-            }
-            for i, query in enumerate(panel.queries)
-        ],
-    }
+from agent.operate.monitoring import on_call, rolling_out
+from agent.operate.monitoring.panels import (
+    OF_NODE,
+    Dashboard,
+    Panel,
+    Query,
+    Stat,
+    most,
+    or_zero,
+)
 
 
 def _rate(metric: str, *by: str, where: str = "") -> str:
-    selected = f"{_SELECTED},{where}" if where else _SELECTED
+    selected = f"{OF_NODE},{where}" if where else OF_NODE
     return f"sum by ({', '.join(by)}) (rate({metric}{{{selected}}}[5m]))"
 
 
-def _most(expression: str) -> str:
-    return f"topk({_MOST_PODS}, {expression})"
-
-
 def _quantile(quantile: float, metric: str, *by: str) -> str:
-    buckets = f"rate({metric}_bucket{{{_SELECTED}}}[5m])"
+    buckets = f"rate({metric}_bucket{{{OF_NODE}}}[5m])"
     return f"histogram_quantile({quantile}, sum by ({', '.join(('le', *by))}) ({buckets}))"
 
 
 def _gauge(metric: str, where: str = "") -> str:
-    return f"{metric}{{{_SELECTED}{',' if where else ''}{where}}}"
+    return f"{metric}{{{OF_NODE}{',' if where else ''}{where}}}"
 
+
+_ENFORCED = 'mode=~"enforce|strict"'
+_DROPPED = 'verdict="drop"'
+_FAILED = 'result!="successful"'
+_OPEN = 'verdict="pass",reason=~"stale|dead-man|unidentified"'
 
 ISOLATION = Dashboard(
     "podgate-isolation",
     "podgate: isolation",
+    (
+        Stat(
+            "Nodes",
+            "Nodes with an agent that Prometheus scrapes.",
+            "short",
+            f"count({_gauge('podgate_build_info')})",
+        ),
+        Stat(
+            "Pods",
+            "Pods that have a network namespace of their own.",
+            "short",
+            f"sum({_gauge('podgate_pods_desired')})",
+        ),
+        Stat(
+            "Enforced",
+            "Share of pods whose mode in force is enforce or strict.",
+            "percentunit",
+            f"sum({_gauge('podgate_pods_in_force', _ENFORCED)}) / "
+            f"sum({_gauge('podgate_pods_in_force')})",
+        ),
+        Stat(
+            "Not as desired",
+            "Pods whose mode is not in force; 0, but for seconds after a pod starts.",
+            "short",
+            f"sum(clamp_min({_gauge('podgate_pods_desired')} - "
+            f"{_gauge('podgate_pods_in_force')}, 0))",
+            red_above=0,
+        ),
+        Stat(
+            "Open",
+            "Packets per second that are admitted while the agent or the kubelet is missing.",
+            "pps",
+            f"sum(rate({_gauge('podgate_gate_packets_total', _OPEN)}[5m]))",
+            red_above=0,
+        ),
+        Stat(
+            "Dropped",
+            "Packets per second of host processes to enforced pods.",
+            "pps",
+            f"sum(rate({_gauge('podgate_gate_packets_total', _DROPPED)}[5m]))",
+        ),
+    ),
     (
         Panel(
             "Coverage",
@@ -159,7 +99,7 @@ ISOLATION = Dashboard(
                     _rate(
                         "podgate_gate_packets_total",
                         *("instance", "reason"),
-                        where='verdict="pass",reason=~"stale|dead-man|unidentified"',
+                        where=_OPEN,
                     ),
                     "{{instance}} {{reason}}",
                 ),
@@ -171,7 +111,7 @@ ISOLATION = Dashboard(
             "pps",
             (
                 Query(
-                    _most(
+                    most(
                         _rate(
                             "podgate_gate_packets_total",
                             *("namespace", "pod"),
@@ -188,7 +128,7 @@ ISOLATION = Dashboard(
             "pps",
             (
                 Query(
-                    _most(
+                    most(
                         _rate(
                             "podgate_gate_packets_total",
                             *("namespace", "pod"),
@@ -256,6 +196,48 @@ ISOLATION = Dashboard(
 PROBES = Dashboard(
     "podgate-probes",
     "podgate: probes and API server",
+    (
+        Stat(
+            "Probes",
+            "podgate's own probes per second.",
+            "short",
+            f"sum(rate({_gauge('prober_probe_total')}[5m]))",
+        ),
+        Stat(
+            "Failed",
+            "Share of them without success.",
+            "percentunit",
+            f"sum(rate({_gauge('prober_probe_total', _FAILED)}[5m])) / "
+            f"sum(rate({_gauge('prober_probe_total')}[5m]))",
+        ),
+        Stat(
+            "Delay of probes",
+            "99th percentile; over a second is an alert.",
+            "s",
+            _quantile(0.99, "podgate_probe_start_delay_seconds"),
+            red_above=1,
+        ),
+        Stat(
+            "Delay of the event loop",
+            "99th percentile; over a second is an alert.",
+            "s",
+            _quantile(0.99, "podgate_event_loop_lag_seconds"),
+            red_above=1,
+        ),
+        Stat(
+            "Relay",
+            "Connections that are proxied now.",
+            "short",
+            f"sum({_gauge('podgate_relay_connections')})",
+        ),
+        Stat(
+            "Late conditions",
+            "For how long the API server's conditions of a pod have not been up to date.",
+            "s",
+            or_zero(f"max({_gauge('podgate_api_pending_seconds')})"),
+            red_above=300,
+        ),
+    ),
     (
         Panel(
             "Probes by result",
@@ -340,4 +322,4 @@ PROBES = Dashboard(
     ),
 )
 
-DASHBOARDS = (ISOLATION, PROBES)
+DASHBOARDS = (rolling_out.ROLLING_OUT, on_call.ON_CALL, ISOLATION, PROBES)

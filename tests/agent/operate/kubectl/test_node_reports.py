@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from agent.kube import node_report
 from agent.operate.kubectl import main, node_reports, status
 from agent.operate.kubectl.cluster import Cluster
 from tests.agent.operate.kubectl.reporting import REPORT, encoded
@@ -78,6 +79,15 @@ def test_nodes_without_agent_or_report_are_among_the_others() -> None:
     assert found.others == ["b", "c", "gone"]
 
 
+PODS = "/api/v1/namespaces/podgate/pods"
+SELECTOR = "labelSelector=app.kubernetes.io%2Fname%3Dpodgate&"
+
+
+def serve(kubectl: KubectlStandin, path: str, items: list[Json], *, query: str = "") -> None:
+    """The list of this path, in one page."""
+    kubectl.respond("get", "--raw", f"{path}?{query}limit=1000", output={"items": items})
+
+
 @pytest.fixture
 def large(kubectl: KubectlStandin, monkeypatch: pytest.MonkeyPatch) -> KubectlStandin:
     """Three nodes count as many; one of them has a finding."""
@@ -89,7 +99,9 @@ def large(kubectl: KubectlStandin, monkeypatch: pytest.MonkeyPatch) -> KubectlSt
     }
     kubectl.respond("get", "daemonset", output=daemonset)
     reports = [report("a"), report("b"), report("c", problems=1)]
-    kubectl.respond("get", "nodereports.podgate.io", output={"items": reports})
+    serve(kubectl, node_reports.REPORTS, reports)
+    serve(kubectl, node_reports.NODES, [node(name) for name in "abc"])
+    serve(kubectl, PODS, [agent_pod(name) for name in "abc"], query=SELECTOR)
     kubectl.respond("exec", "agent-c", output=encoded(REPORT))
     return kubectl
 
@@ -112,6 +124,27 @@ def test_only_agents_of_nodes_with_problems_are_queried(
     assert rows == [[name, "0.1.0", "yes", "yes", "0", "3/3", "enforce"] for name in ("a", "b")]
 
 
+def test_kubectl_decodes_none_of_the_long_lists(large: KubectlStandin) -> None:
+    """That takes most of the CPU time in a large cluster."""
+    run(large)
+    long = ("nodes", "pods", "nodereports.podgate.io")
+    assert [words for words, _ in large.calls("get", "--output=json") if words[1] in long] == []
+
+
+def test_lists_of_several_pages_are_read_whole(kubectl: KubectlStandin, cluster: Cluster) -> None:
+    page = f"{node_reports.NODES}?limit=1000"
+    first = {"metadata": {"continue": "a/b"}, "items": [node("a")]}
+    kubectl.respond("get", "--raw", page, output=first)
+    kubectl.respond("get", "--raw", f"{page}&continue=a%2Fb", output={"items": [node("b")]})
+    found = node_reports.items(cluster, node_reports.NODES)
+    assert [one["metadata"]["name"] for one in found] == ["a", "b"]
+
+
+def test_paths_are_those_of_the_agent() -> None:
+    """The plugin has nothing of agent/kube."""
+    assert node_reports.REPORTS == node_report.PATH
+
+
 @pytest.mark.parametrize("option", [("--fresh",), ("-o", "json"), ("-o", "wide")])
 def test_all_agents_answer_where_all_is_shown(
     large: KubectlStandin, option: tuple[str, ...]
@@ -123,7 +156,8 @@ def test_all_agents_answer_where_all_is_shown(
 
 
 def test_all_agents_answer_users_who_may_not_read_nodes(large: KubectlStandin) -> None:
-    large.respond("get", "nodes", error="Error from server (Forbidden): nodes is forbidden\n")
+    for words in (("nodes",), ("--raw", f"{node_reports.NODES}?limit=1000")):
+        large.respond("get", *words, error="Error from server (Forbidden): nodes is forbidden\n")
     for name in ("a", "b"):
         large.respond("exec", f"agent-{name}", output=encoded(REPORT))
     run(large)
