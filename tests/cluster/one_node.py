@@ -42,7 +42,8 @@ class OneNode:
         """End all processes of pods at once, and wait until none is left."""
         cgroup2 = cgroup2_mount()
         assert cgroup2 is not None
-        pods = cgroup2 / self.runtime.pods_cgroup[1:]
+        # Below the kubelet's root. The runtime's `pods_cgroup` is for tests that play the kubelet.
+        pods = cgroup2 / self.runtime.name / "kubepods"
         (pods / "cgroup.kill").write_text("1")
         polling.wait_until(
             "all containers have ended",
