@@ -31,6 +31,7 @@ from agent.app.rings import Rings
 from agent.app.roll_out import RollOut
 from agent.app.servers import Servers
 from agent.app.service_outputs import ManifestServices
+from agent.cri.models import NetworkedSandbox
 from agent.kube.client import ApiClient
 from agent.kube.kubelet_version import KubeletVersion
 from agent.kube.node_report import NodeStatus
@@ -152,6 +153,9 @@ class PodServices:
         )
         if cluster and self._outputs:
             exporter.add(ClusterCollector(cluster, self._outputs))
+            if cluster.nri:
+                exporter.add(cluster.nri)
+                cluster.nri.steps.append(self._correct_conditions)
         publishes_services = self._manifest_services or self._outputs
         if publishes_services and publishes_services.endpoints:
             exporter.add(ServiceCollector(publishes_services.endpoints))
@@ -256,6 +260,13 @@ class PodServices:
             yield "roll-out", self._roll_out.run
         if self._kubelet_version:
             yield "kubelet-version", self._kubelet_version.run
+
+    async def _correct_conditions(self, new: NetworkedSandbox) -> bool:
+        """Conditions from before a reboot must not make a pod Ready whose containers start now."""
+        assert self._outputs is not None  # It is a step of NRI's only then.
+        self._isolation.publish()
+        await self._outputs.writer.correct(new.sandbox.pod_uid)
+        return True
 
     def _node_status(self) -> NodeStatus | None:
         policies = self._gating.policy.node_policies()

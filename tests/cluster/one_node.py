@@ -18,7 +18,7 @@ from tests.cluster.control_plane import SERVICE_ADDRESS, ControlPlane
 from tests.cluster.kubelet import TUNABLES, Kubelet
 from tests.conftest import fresh_lab
 from tests.image.node import as_on_a_node
-from tests.runtime import containerd, crio
+from tests.runtime import containerd, containerd2, crio
 from tests.runtime.containerd import Containerd
 
 NAME = "node1"
@@ -97,9 +97,12 @@ def running(binaries: pathlib.Path, image: pathlib.Path) -> Iterator[OneNode]:
 
 
 def _runtime(binaries: pathlib.Path) -> contextlib.AbstractContextManager[Containerd]:
-    """CRI-O if its program is among the binaries, else containerd."""
+    """CRI-O or containerd 2.x, with NRI, if its program is among the binaries, else Debian's
+    containerd."""
     if (binaries / "crio").is_file():
-        return crio.running(containerd.ptp(), binaries)
+        return crio.running(containerd.ptp(), binaries, has_nri=True)
+    if (binaries / "containerd").is_file():
+        return containerd2.running(containerd.ptp(), binaries)
     return containerd.running(containerd.ptp())
 
 

@@ -56,9 +56,12 @@ class Crio(Containerd):
 
     sockets: ClassVar = pathlib.Path("/run/crio")
 
-    def __init__(self, network: dict[str, Any], binaries: pathlib.Path) -> None:
+    def __init__(
+        self, network: dict[str, Any], binaries: pathlib.Path, *, has_nri: bool = False
+    ) -> None:
         """binaries: the directory with `crio` and `pinns`."""
         self._binaries = binaries
+        self._has_nri = has_nri
         super().__init__(network)
         self.socket = self.directory / "socket" / "crio.sock"
         policy = {"default": [{"type": "insecureAcceptAnything"}]}
@@ -168,15 +171,20 @@ network_dir = "{self.cni_directory}"
 plugin_dirs = ["{self.plugins}"]
 
 [crio.nri]
-enable_nri = false
+enable_nri = {str(self._has_nri).lower()}
+nri_listen = "/run/nri/nri.sock"
+nri_plugin_dir = "{own}/nri-plugins"
+nri_plugin_config_dir = "{own}/nri-config"
 """
 
 
 @contextlib.contextmanager
-def running(network: dict[str, Any], binaries: pathlib.Path) -> Iterator[Crio]:
+def running(
+    network: dict[str, Any], binaries: pathlib.Path, *, has_nri: bool = False
+) -> Iterator[Crio]:
     """A runtime with images, in the lab that this process is in; gone afterwards."""
     with containerd.covered(), _short_names():
-        made = Crio(network, binaries)
+        made = Crio(network, binaries, has_nri=has_nri)
         try:
             made.import_images()
             made.start()

@@ -1,0 +1,228 @@
+"""The connection to the runtime's NRI socket, and the pods that start by it.
+
+The runtime calls for one pod at a time and waits for the answer, so what is done there is what has
+to precede the first container. It is answered before the runtime's limit whatever happens: a plugin
+that is late is closed, and the pods until it has connected again start without it.
+"""
+
+import asyncio
+import os
+import pathlib
+import random
+from collections.abc import Awaitable, Callable, Iterator
+
+import structlog
+from prometheus_client import core
+
+from agent import backoff
+from agent.cri.models import NetworkedSandbox
+from agent.errors import EXHAUSTED
+from agent.logs import Event
+from agent.metrics import MetricFamily, counter, histogram
+from agent.nri.plugin import Connected, NewPod, NriError, PluginProtocol, Synchronizing
+from agent.settings import NRI_SOCKET
+
+log = structlog.get_logger(__name__)
+
+Step = Callable[[NetworkedSandbox], Awaitable[bool]]
+"""Something that precedes a pod's first container; whether it was done. It may be cancelled."""
+
+PODS = MetricFamily(
+    "podgate_nri_pods_total",
+    "counter",
+    "Pods that the container runtime started through NRI, by result: gated (before the first "
+    "container), late (the gate was not in force in time, and the pod started without waiting on), "
+    "none (a pod without a network of its own).",
+    ("result",),
+)
+SECONDS = MetricFamily(
+    "podgate_nri_seconds",
+    "histogram",
+    "Time for which the container runtime waited for podgate at the start of a pod.",
+)
+_RESULTS = ("gated", "late", "none")
+_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+
+# Of the time that the runtime waits. The rest is for an event loop that is held up on a busy node.
+_SHARE = 0.7
+_CONNECT_SECONDS = 5.0
+# The runtime's own limit for a registration (DefaultPluginRegistrationTimeout); a busy one waits
+# for pods that are being made before it registers a plugin.
+_REGISTRATION_SECONDS = 30.0
+_CHUNK_BYTES = 1 << 16
+_FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 10.0
+# A connection that was open for this long was a good one.
+_HEALTHY_SECONDS = 30.0
+
+
+class NriClient:
+    """Registers at the runtime whenever its socket exists. For the event loop."""
+
+    def __init__(
+        self, socket: pathlib.Path = NRI_SOCKET, *, jitter: backoff.Jitter = random.random
+    ) -> None:
+        self.steps: list[Step] = []
+        """What precedes a pod's first container, one after the other; the first one is the gate."""
+        self.synchronize: Callable[[], Awaitable[object]] | None = None
+        """What precedes the first call for a pod, and the end of the registration: the gates of
+        pods that exist."""
+        self.runtime = ""
+        """Name and version of the runtime that calls; empty while none does."""
+        self.problem = ""
+        """Why it does not, in one sentence; empty also where the runtime has no NRI."""
+        self.has_socket = False
+        """Whether the runtime has NRI, or had it when it was last tried."""
+        self._socket = socket
+        self._pods = counter(PODS)
+        for result in _RESULTS:
+            self._pods.labels(result)
+        self._seconds = histogram(SECONDS, _BUCKETS)
+        self._backoff = backoff.Backoff(
+            base_seconds=_FIRST_RETRY_SECONDS, cap_seconds=_MAX_RETRY_SECONDS, jitter=jitter
+        )
+
+    def collect(self) -> Iterator[core.Metric]:
+        yield from self._pods.collect()
+        yield from self._seconds.collect()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the runtime calls podgate for each new pod."""
+        return bool(self.runtime)
+
+    async def run(self) -> None:
+        """Be the runtime's plugin until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            started = loop.time()
+            try:
+                await self._connect()
+            except (NriError, OSError, TimeoutError) as error:
+                if isinstance(error, OSError) and error.errno in EXHAUSTED:
+                    raise
+                self._lose(error)
+            if loop.time() - started >= _HEALTHY_SECONDS:
+                self._backoff.reset()
+            await asyncio.sleep(self._backoff.next_seconds())
+
+    async def _connect(self) -> None:
+        """Raises `NriError`, `OSError` or `TimeoutError` when the connection ends."""
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            reader, writer = await asyncio.open_unix_connection(str(self._socket))
+        self.has_socket = True
+        try:
+            await self._serve(reader, writer)
+        finally:
+            self.runtime = ""
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        protocol = PluginProtocol()
+        protocol.register()
+        starting: set[asyncio.Task[None]] = set()
+        try:
+            async with asyncio.timeout(_REGISTRATION_SECONDS) as limit:
+                while True:
+                    writer.write(protocol.data_to_send())
+                    await self._drain(writer)
+                    received = await reader.read(_CHUNK_BYTES)
+                    if not received:
+                        raise NriError("it has closed the connection")
+                    for happened in protocol.receive(received):
+                        if isinstance(happened, NewPod | Synchronizing):
+                            task = asyncio.create_task(
+                                self._start(happened, protocol, writer), name="pod of NRI"
+                            )
+                            starting.add(task)
+                            task.add_done_callback(starting.discard)
+                        elif isinstance(happened, Connected):
+                            limit.reschedule(None)
+                            self._connected(happened)
+                        else:
+                            log.info(Event.NRI_SHUT_DOWN, runtime=self.runtime)
+        finally:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+
+    async def _start(
+        self,
+        waiting: NewPod | Synchronizing,
+        protocol: PluginProtocol,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """Do what precedes the answer, and answer whatever its outcome is."""
+        try:
+            if isinstance(waiting, NewPod):
+                await self._prepare(waiting)
+            elif self.synchronize:
+                async with asyncio.timeout(waiting.timeout_seconds * _SHARE):
+                    await self.synchronize()
+        except TimeoutError:
+            pass
+        finally:
+            protocol.accept(waiting)
+            if not writer.is_closing():
+                writer.write(protocol.data_to_send())
+
+    @staticmethod
+    async def _drain(writer: asyncio.StreamWriter) -> None:
+        """A runtime that does not read is not one to wait for."""
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            await writer.drain()
+
+    def _connected(self, found: Connected) -> None:
+        self.runtime, self.problem = found.runtime or "a container runtime", ""
+        log.info(
+            Event.NRI_CONNECTED,
+            runtime=self.runtime,
+            socket=str(self._socket),
+            timeout_seconds=found.timeout_seconds,
+        )
+
+    def _lose(self, error: Exception) -> None:
+        if isinstance(error, FileNotFoundError):
+            # Where the runtime has no NRI, or had it and restarts without.
+            self.has_socket = False
+            problem = ""
+        elif isinstance(error, NriError):
+            problem = f"The container runtime at {self._socket} does not call podgate: {error}."
+        else:
+            reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else ""
+            reason = reason or str(error) or "no response"
+            problem = f"NRI at {self._socket} does not respond: {reason}."
+        if problem and problem != self.problem:
+            log.warning(Event.NRI_DISCONNECTED, problem=problem)
+        self.problem = problem
+
+    async def _prepare(self, pod: NewPod) -> None:
+        """Take the steps, as far as there is time."""
+        if pod.sandbox is None:
+            self._pods.labels("none").inc()
+            return
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        is_gated = False
+        problem = "the gate was not in force in time"
+        try:
+            async with asyncio.timeout(pod.timeout_seconds * _SHARE):
+                for step in self.steps:
+                    if not await step(pod.sandbox):
+                        break
+                    is_gated = True
+        except TimeoutError:
+            pass
+        except Exception as error:
+            # Whatever it is, the pod must not wait for it.
+            problem = f"{type(error).__name__}: {error}"
+        seconds = loop.time() - started
+        self._seconds.observe(seconds)
+        self._pods.labels("gated" if is_gated else "late").inc()
+        if not is_gated:
+            log.warning(
+                Event.NRI_GATE_LATE,
+                pod=pod.sandbox.sandbox.full_name,
+                sandbox=pod.sandbox.sandbox.id,
+                seconds=round(seconds, 3),
+                problem=problem,
+            )

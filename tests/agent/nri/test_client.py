@@ -1,0 +1,211 @@
+"""The connection to a runtime's NRI socket: steps before a pod starts, limits, and reconnection."""
+
+import asyncio
+import contextlib
+import pathlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agent.backoff import no_jitter
+from agent.cri.models import NetworkedSandbox
+from agent.nri.client import NriClient
+from agent.nri.ttrpc import Response
+from tests.agent.nri import runtime
+from tests.agent.nri.runtime import Plugin
+
+pytestmark = pytest.mark.looptime
+
+
+@pytest.fixture
+def socket(tmp_path: pathlib.Path) -> pathlib.Path:
+    return tmp_path / "nri.sock"
+
+
+@contextlib.asynccontextmanager
+async def running(client: NriClient) -> AsyncIterator[None]:
+    task = asyncio.create_task(client.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def pods(client: NriClient, result: str) -> float:
+    (samples,) = [
+        [one.value for one in family.samples if one.labels.get("result") == result]
+        for family in client.collect()
+        if family.name == "podgate_nri_pods"
+    ]
+    return samples[0]
+
+
+async def started(socket: pathlib.Path, client: NriClient) -> float:
+    """Seconds for which a runtime waits at the start of a pod."""
+    loop = asyncio.get_running_loop()
+    took: asyncio.Future[float] = loop.create_future()
+
+    async def serve(plugin: Plugin) -> None:
+        await plugin.register()
+        began = loop.time()
+        plugin.send(runtime.run_pod(5, runtime.pod()))
+        assert await plugin.receive() == Response(5, 0, "", b"")
+        took.set_result(loop.time() - began)
+
+    async with runtime.listening(socket, serve), running(client):
+        return await took
+
+
+async def test_pod_starts_once_all_steps_are_taken_in_order(socket: pathlib.Path) -> None:
+    client = NriClient(socket, jitter=no_jitter)
+    taken: list[str] = []
+
+    def step(name: str) -> None:
+        async def take(new: NetworkedSandbox) -> bool:
+            await asyncio.sleep(0.3)
+            taken.append(f"{name} {new.sandbox.full_name}")
+            return True
+
+        client.steps.append(take)
+
+    step("gate")
+    step("conditions")
+    assert await started(socket, client) == pytest.approx(0.6, abs=0.01)
+    assert taken == ["gate demo/web", "conditions demo/web"]
+    assert (pods(client, "gated"), pods(client, "late")) == (1, 0)
+
+
+async def never(new: NetworkedSandbox) -> bool:
+    await asyncio.Event().wait()
+    return True
+
+
+async def at_once(new: NetworkedSandbox) -> bool:
+    return True
+
+
+async def fails(new: NetworkedSandbox) -> bool:
+    raise OSError("no netlink")
+
+
+async def test_runtime_counts_podgate_as_there_once_pods_that_exist_have_their_gates(
+    socket: pathlib.Path,
+) -> None:
+    client = NriClient(socket, jitter=no_jitter)
+    are_gated = asyncio.Event()
+    client.synchronize = are_gated.wait
+    loop = asyncio.get_running_loop()
+    took: asyncio.Future[float] = loop.create_future()
+
+    async def serve(plugin: Plugin) -> None:
+        began = loop.time()
+        await plugin.register()
+        if not took.done():
+            took.set_result(loop.time() - began)
+
+    async with runtime.listening(socket, serve), running(client):
+        loop.call_later(0.5, are_gated.set)
+        assert await took == pytest.approx(0.5, abs=0.05)
+
+
+async def test_registration_ends_before_the_limit_of_the_runtime(socket: pathlib.Path) -> None:
+    client = NriClient(socket, jitter=no_jitter)
+    client.synchronize = asyncio.Event().wait
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await started(socket, client)
+    assert loop.time() - began == pytest.approx(1.4, abs=0.05)
+
+
+async def test_pod_starts_before_the_limit_of_the_runtime_if_a_step_hangs(
+    socket: pathlib.Path,
+) -> None:
+    client = NriClient(socket, jitter=no_jitter)
+    client.steps.append(never)
+    assert await started(socket, client) == pytest.approx(1.4, abs=0.01)
+    assert pods(client, "late") == 1
+
+
+async def test_gate_that_is_in_force_counts_also_if_the_next_step_hangs(
+    socket: pathlib.Path,
+) -> None:
+    client = NriClient(socket, jitter=no_jitter)
+    client.steps += [at_once, never]
+    assert await started(socket, client) == pytest.approx(1.4, abs=0.01)
+    assert (pods(client, "gated"), pods(client, "late")) == (1, 0)
+
+
+async def test_pod_starts_at_once_if_a_step_fails(socket: pathlib.Path) -> None:
+    client = NriClient(socket, jitter=no_jitter)
+    client.steps += [fails, never]
+    assert await started(socket, client) == pytest.approx(0, abs=0.01)
+    assert pods(client, "late") == 1
+
+
+async def test_runtime_is_connected_again_whenever_it_ends(socket: pathlib.Path) -> None:
+    client = NriClient(socket, jitter=no_jitter)
+    connections = 0
+    is_third = asyncio.Event()
+
+    async def serve(plugin: Plugin) -> None:
+        nonlocal connections
+        connections += 1
+        await plugin.register()
+        if connections == 3:
+            is_third.set()
+            await asyncio.Event().wait()
+
+    async with runtime.listening(socket, serve), running(client):
+        await is_third.wait()
+        assert (client.runtime, client.problem) == ("containerd 2.4.0", "")
+    assert not client.is_connected
+
+
+async def test_node_without_nri_has_no_problem(socket: pathlib.Path) -> None:
+    client = NriClient(socket, jitter=no_jitter)
+    async with running(client):
+        await asyncio.sleep(60)
+        assert (client.problem, client.has_socket) == ("", False)
+
+
+async def test_runtime_that_closes_is_a_problem_and_tried_again_every_ten_seconds(
+    socket: pathlib.Path,
+) -> None:
+    client = NriClient(socket, jitter=no_jitter)
+    tried: list[float] = []
+
+    async def serve(plugin: Plugin) -> None:
+        tried.append(asyncio.get_running_loop().time())
+        await plugin.receive()
+
+    async with runtime.listening(socket, serve), running(client):
+        await asyncio.sleep(60)
+        assert client.has_socket
+        assert client.problem.endswith(" does not call podgate: it has closed the connection.")
+    assert tried[-1] - tried[-2] == pytest.approx(10, abs=0.1)
+
+
+async def test_runtime_that_never_answers_is_a_problem(socket: pathlib.Path) -> None:
+    client = NriClient(socket, jitter=no_jitter)
+
+    async def serve(plugin: Plugin) -> None:
+        await asyncio.sleep(1000)
+
+    async with runtime.listening(socket, serve), running(client):
+        await asyncio.sleep(31)
+        assert client.problem == f"NRI at {socket} does not respond: no response."
+
+
+@pytest.fixture
+def unserved(socket: pathlib.Path) -> pathlib.Path:
+    socket.touch()
+    return socket
+
+
+async def test_socket_that_nothing_listens_on_is_a_problem(unserved: pathlib.Path) -> None:
+    client = NriClient(unserved, jitter=no_jitter)
+    async with running(client):
+        await asyncio.sleep(1)
+        assert client.problem == f"NRI at {unserved} does not respond: Connection refused."
