@@ -222,6 +222,7 @@ class ConditionWriter:
         self._pods.pop(uid, None)
         self._due.pop(uid, None)
         self._failures.forget(uid)
+        self._written.set()
 
     async def run(self) -> None:
         """Write until cancelled."""

@@ -24,8 +24,6 @@ class Containerd2(Containerd):
         self._binaries = binaries
         self.has_nri = True
         """Whether it has NRI, at its next start."""
-        self.required_plugins: tuple[str, ...] = ()
-        """Names of plugins without which it starts no container, likewise."""
         super().__init__(network)
 
     def start(self) -> None:
@@ -51,7 +49,6 @@ class Containerd2(Containerd):
         return ["env", f"PATH={path}", program, "--config", str(self.directory / "config.toml")]
 
     def _config(self) -> str:
-        required = ", ".join(f'"{name}"' for name in self.required_plugins)
         return f"""{super()._config()}
 [plugins."io.containerd.nri.v1.nri"]
 disable = {str(not self.has_nri).lower()}
@@ -60,9 +57,8 @@ plugin_path = "{self.directory}/nri-plugins"
 plugin_config_path = "{self.directory}/nri-config"
 
 [plugins."io.containerd.nri.v1.nri".default_validator]
-enable = {str(bool(required)).lower()}
-required_plugins = [{required}]
-tolerate_missing_plugins_annotation = ""
+# For pods that require a plugin by an annotation.
+enable = true
 """
 
 

@@ -175,6 +175,10 @@ enable_nri = {str(self._has_nri).lower()}
 nri_listen = "/run/nri/nri.sock"
 nri_plugin_dir = "{own}/nri-plugins"
 nri_plugin_config_dir = "{own}/nri-config"
+
+[crio.nri.default_validator]
+# For pods that require a plugin by an annotation.
+nri_enable_default_validator = true
 """
 
 
