@@ -112,7 +112,8 @@ test-networks: setup
 
 # podgate as an NRI plugin of real runtimes, those of which BIN has all programs: containerd 2.x (containerd,
 # containerd-shim-runc-v2, ctr) and CRI-O (crio, pinns; conmon and skopeo are Debian's). Two minutes for
-# each. The same programs beside those of test-cluster make its cluster use them.
+# each. The same programs beside those of test-cluster make its cluster use them; containerd's are used
+# by FILES="tests/runtime tests/node", too.
 test-nri: setup
 	@test -n "$(BIN)" || { echo "name the folder of programs: make test-nri BIN=DIR" >&2; exit 2; }
 	PODGATE_TEST_BIN=$(BIN) $(PYTEST) $(LONG) $(or $(FILES),tests/nri)

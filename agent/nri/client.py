@@ -51,6 +51,8 @@ _CONNECT_SECONDS = 5.0
 _REGISTRATION_SECONDS = 30.0
 _CHUNK_BYTES = 1 << 16
 _FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 10.0
+# While the socket is missing or nothing listens on it: a runtime that restarts starts pods soon.
+_MAX_ABSENT_SECONDS = 1.0
 # A connection that was open for this long was a good one.
 _HEALTHY_SECONDS = 30.0
 
@@ -73,6 +75,7 @@ class NriClient:
         self.has_socket = False
         """Whether the runtime has NRI, or had it when it was last tried."""
         self._socket = socket
+        self._configured: Connected | None = None
         self._pods = counter(PODS)
         for result in _RESULTS:
             self._pods.labels(result)
@@ -95,15 +98,18 @@ class NriClient:
         loop = asyncio.get_running_loop()
         while True:
             started = loop.time()
+            longest_seconds = _MAX_RETRY_SECONDS
             try:
                 await self._connect()
             except (NriError, OSError, TimeoutError) as error:
                 if isinstance(error, OSError) and error.errno in EXHAUSTED:
                     raise
+                if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+                    longest_seconds = _MAX_ABSENT_SECONDS
                 self._lose(error)
             if loop.time() - started >= _HEALTHY_SECONDS:
                 self._backoff.reset()
-            await asyncio.sleep(self._backoff.next_seconds())
+            await asyncio.sleep(min(self._backoff.next_seconds(), longest_seconds))
 
     async def _connect(self) -> None:
         """Raises `NriError`, `OSError` or `TimeoutError` when the connection ends."""
@@ -113,7 +119,7 @@ class NriClient:
         try:
             await self._serve(reader, writer)
         finally:
-            self.runtime = ""
+            self.runtime, self._configured = "", None
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -137,7 +143,7 @@ class NriClient:
                             task.add_done_callback(starting.discard)
                         elif isinstance(happened, Connected):
                             limit.reschedule(None)
-                            self._connected(happened)
+                            self._configured = happened
                         else:
                             log.info(Event.NRI_SHUT_DOWN, runtime=self.runtime)
         finally:
@@ -162,6 +168,8 @@ class NriClient:
             pass
         finally:
             protocol.accept(waiting)
+            if isinstance(waiting, Synchronizing) and waiting.is_last:
+                self._set_connected()
             if not writer.is_closing():
                 writer.write(protocol.data_to_send())
 
@@ -171,7 +179,9 @@ class NriClient:
         async with asyncio.timeout(_CONNECT_SECONDS):
             await writer.drain()
 
-    def _connected(self, found: Connected) -> None:
+    def _set_connected(self) -> None:
+        if (found := self._configured) is None or self.runtime:
+            return
         self.runtime, self.problem = found.runtime or "a container runtime", ""
         log.info(
             Event.NRI_CONNECTED,

@@ -50,10 +50,11 @@ class NewPod:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Synchronizing:
     """The runtime has pods, which it reports now; it calls the plugin for new ones, and counts it
-    as there, once this is accepted. timeout_seconds: how long the runtime waits."""
+    as there, once the last part is accepted. timeout_seconds: how long the runtime waits."""
 
     number: int
     payload: bytes
+    is_last: bool
     timeout_seconds: float
 
 
@@ -160,7 +161,7 @@ class PluginProtocol:
         """Sandboxes that exist are in the runtime's list, which podgate reads."""
         more = nri_pb2.SynchronizeRequest.FromString(call.payload).more
         answer = nri_pb2.SynchronizeResponse(more=more).SerializeToString()
-        return Synchronizing(call.number, answer, self._limit(call))
+        return Synchronizing(call.number, answer, not more, self._limit(call))
 
     def _new_pod(self, call: Call, pod: nri_pb2.PodSandbox) -> NewPod:
         return NewPod(call.number, pods.read(pod), self._limit(call))

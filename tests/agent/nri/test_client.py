@@ -42,20 +42,25 @@ def pods(client: NriClient, result: str) -> float:
     return samples[0]
 
 
-async def started(socket: pathlib.Path, client: NriClient) -> float:
-    """Seconds for which a runtime waits at the start of a pod."""
+async def started(socket: pathlib.Path, client: NriClient, *, is_running: bool = False) -> float:
+    """Seconds for which a runtime waits at the start of a pod; is_running: the client runs
+    already, and the time is that until the pod has started."""
     loop = asyncio.get_running_loop()
     took: asyncio.Future[float] = loop.create_future()
+    before = loop.time()
 
     async def serve(plugin: Plugin) -> None:
         await plugin.register()
-        began = loop.time()
+        began = before if is_running else loop.time()
         plugin.send(runtime.run_pod(5, runtime.pod()))
         assert await plugin.receive() == Response(5, 0, "", b"")
         took.set_result(loop.time() - began)
 
-    async with runtime.listening(socket, serve), running(client):
-        return await took
+    async with runtime.listening(socket, serve):
+        if is_running:
+            return await took
+        async with running(client):
+            return await took
 
 
 async def test_pod_starts_once_all_steps_are_taken_in_order(socket: pathlib.Path) -> None:
@@ -154,6 +159,7 @@ async def test_runtime_is_connected_again_whenever_it_ends(socket: pathlib.Path)
         connections += 1
         await plugin.register()
         if connections == 3:
+            await asyncio.sleep(0.1)
             is_third.set()
             await asyncio.Event().wait()
 
@@ -168,6 +174,24 @@ async def test_node_without_nri_has_no_problem(socket: pathlib.Path) -> None:
     async with running(client):
         await asyncio.sleep(60)
         assert (client.problem, client.has_socket) == ("", False)
+        assert await started(socket, client, is_running=True) < 1.1
+
+
+async def test_runtime_counts_as_connected_once_it_has_synchronized(socket: pathlib.Path) -> None:
+    client = NriClient(socket, jitter=no_jitter)
+    are_gated = asyncio.Event()
+    client.synchronize = are_gated.wait
+
+    async def serve(plugin: Plugin) -> None:
+        await plugin.register()
+        await asyncio.sleep(60)
+
+    async with runtime.listening(socket, serve), running(client):
+        await asyncio.sleep(1)
+        assert not client.is_connected
+        are_gated.set()
+        await asyncio.sleep(0.1)
+        assert client.is_connected
 
 
 async def test_runtime_that_closes_is_a_problem_and_tried_again_every_ten_seconds(
