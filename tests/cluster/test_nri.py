@@ -44,10 +44,11 @@ _REQUIRED = {"required-plugins.noderesource.dev": '["podgate"]'}
 def web(neighbour: str) -> Json:
     """A container whose first act is a connection to the pod next door; it serves if that is
     answered, and else fails."""
-    act = f"wget -q -T 20 -O /dev/null http://{neighbour}:{PORT}/healthz"
+    request = "printf 'GET /healthz HTTP/1.0\\r\\n\\r\\n'"
+    act = f'answer=$({request} | /bin/nc -w 20 {neighbour} {PORT}) && [ -n "$answer" ]'
     return {
         **WEB,
-        "command": ["/bin/sh", "-c", f"/bin/{act} && exec /bin/httpd -f -p {PORT} -h /www"],
+        "command": ["/bin/sh", "-c", f"{act} && exec /bin/httpd -f -p {PORT} -h /www"],
         "startupProbe": {**HTTP_PROBE, "failureThreshold": 900},
         "readinessProbe": _SLOW_PROBE,
     }
