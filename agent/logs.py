@@ -235,6 +235,9 @@ class Event(enum.Enum):
     )
     NRI_GATE_LATE = "Pod starts before its gate is in force: NRI's time is over. The agent retries."
     NRI_SHUT_DOWN = "Container runtime ends its calls (NRI)."
+    NRI_SYNCHRONIZATION_FAILED = (
+        "Conditions of pods that exist cannot be corrected before the runtime's first call (NRI)."
+    )
     OBJECT_INVALID = "API object cannot be decoded; using its previous version."
     OUTSIDE_NOT_PROXIED = (
         "Services are proxied for processes on this node only, without SCTP: nftables is "

@@ -31,7 +31,6 @@ from agent.app.rings import Rings
 from agent.app.roll_out import RollOut
 from agent.app.servers import Servers
 from agent.app.service_outputs import ManifestServices
-from agent.cri.models import NetworkedSandbox
 from agent.kube.client import ApiClient
 from agent.kube.kubelet_version import KubeletVersion
 from agent.kube.node_report import NodeStatus
@@ -155,7 +154,7 @@ class PodServices:
             exporter.add(ClusterCollector(cluster, self._outputs))
             if cluster.nri:
                 exporter.add(cluster.nri)
-                cluster.nri.steps.append(self._correct_conditions)
+                cluster.nri.set_correction(self._correct_conditions)
         publishes_services = self._manifest_services or self._outputs
         if publishes_services and publishes_services.endpoints:
             exporter.add(ServiceCollector(publishes_services.endpoints))
@@ -261,12 +260,18 @@ class PodServices:
         if self._kubelet_version:
             yield "kubelet-version", self._kubelet_version.run
 
-    async def _correct_conditions(self, new: NetworkedSandbox) -> bool:
-        """Conditions from before a reboot must not make a pod Ready whose containers start now."""
-        assert self._outputs is not None  # It is a step of NRI's only then.
+    async def _correct_conditions(self, uid: str | None) -> None:
+        """Conditions from before a reboot must not make a pod Ready whose containers start now.
+        None: of all pods of which no container runs."""
+        cluster, outputs = self._gating.cluster, self._outputs
+        assert cluster is not None  # NRI is a cluster's only.
+        assert outputs is not None
         self._isolation.publish()
-        await self._outputs.writer.correct(new.sandbox.pod_uid)
-        return True
+        sandboxes = cluster.sandboxes
+        uids = [one for one in sandboxes.current if not sandboxes.containers.get(one)]
+        async with asyncio.TaskGroup() as group:
+            for one in uids if uid is None else [uid]:
+                group.create_task(outputs.writer.correct(one), name="correction of conditions")
 
     def _node_status(self) -> NodeStatus | None:
         policies = self._gating.policy.node_policies()

@@ -24,8 +24,11 @@ from agent.settings import NRI_SOCKET
 
 log = structlog.get_logger(__name__)
 
-Step = Callable[[NetworkedSandbox], Awaitable[bool]]
-"""Something that precedes a pod's first container; whether it was done. It may be cancelled."""
+Gate = Callable[[NetworkedSandbox], Awaitable[bool]]
+"""Gates a sandbox; whether it has its gate then, or on purpose none. It may be cancelled."""
+Correct = Callable[[str | None], Awaitable[None]]
+"""Corrects the conditions of a pod, by uid, that are about another sandbox; None: of all pods of
+which no container runs. It may be cancelled."""
 
 PODS = MetricFamily(
     "podgate_nri_pods_total",
@@ -46,6 +49,9 @@ _BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 # Of the time that the runtime waits. The rest is for an event loop that is held up on a busy node.
 _SHARE = 0.7
 _CONNECT_SECONDS = 5.0
+# An agent corrects conditions a second after its first gates. If that part fails, no pod is to wait
+# for it again and again.
+_START_SECONDS = 10.0
 # The runtime's own limit for a registration (DefaultPluginRegistrationTimeout); a busy one waits
 # for pods that are being made before it registers a plugin.
 _REGISTRATION_SECONDS = 30.0
@@ -61,13 +67,19 @@ class NriClient:
     """Registers at the runtime whenever its socket exists. For the event loop."""
 
     def __init__(
-        self, socket: pathlib.Path = NRI_SOCKET, *, jitter: backoff.Jitter = random.random
+        self,
+        socket: pathlib.Path = NRI_SOCKET,
+        *,
+        gate: Gate,
+        are_gated: asyncio.Event,
+        jitter: backoff.Jitter = random.random,
     ) -> None:
-        self.steps: list[Step] = []
-        """What precedes a pod's first container, one after the other; the first one is the gate."""
-        self.synchronize: Callable[[], Awaitable[object]] | None = None
-        """What precedes the first call for a pod, and the end of the registration: the gates of
-        pods that exist."""
+        """are_gated: set once pods that existed before have their gates."""
+        self._gate = gate
+        self._are_gated = are_gated
+        self._correct: Correct | None = None
+        self._can_correct = asyncio.Event()
+        self._waits_until = asyncio.get_running_loop().time() + _START_SECONDS
         self.runtime = ""
         """Name and version of the runtime that calls; empty while none does."""
         self.problem = ""
@@ -87,6 +99,12 @@ class NriClient:
     def collect(self) -> Iterator[core.Metric]:
         yield from self._pods.collect()
         yield from self._seconds.collect()
+
+    def set_correction(self, correct: Correct) -> None:
+        """What follows the gate. It comes later than the first gates: an agent that has just
+        started is waited for, since a reboot may have preceded it."""
+        self._correct = correct
+        self._can_correct.set()
 
     @property
     def is_connected(self) -> bool:
@@ -161,11 +179,14 @@ class NriClient:
         try:
             if isinstance(waiting, NewPod):
                 await self._prepare(waiting)
-            elif self.synchronize:
+            else:
                 async with asyncio.timeout(waiting.timeout_seconds * _SHARE):
-                    await self.synchronize()
+                    await self._are_gated.wait()
+                    await self._correct_conditions(None)
         except TimeoutError:
             pass
+        except Exception as error:
+            log.warning(Event.NRI_SYNCHRONIZATION_FAILED, error=f"{type(error).__name__}: {error}")
         finally:
             protocol.accept(waiting)
             if isinstance(waiting, Synchronizing) and waiting.is_last:
@@ -205,8 +226,14 @@ class NriClient:
             log.warning(Event.NRI_DISCONNECTED, problem=problem)
         self.problem = problem
 
+    async def _correct_conditions(self, uid: str | None) -> None:
+        if asyncio.get_running_loop().time() < self._waits_until:
+            await self._can_correct.wait()
+        if self._correct:
+            await self._correct(uid)
+
     async def _prepare(self, pod: NewPod) -> None:
-        """Take the steps, as far as there is time."""
+        """Gate the pod and correct its conditions, as far as there is time."""
         if pod.sandbox is None:
             self._pods.labels("none").inc()
             return
@@ -216,10 +243,8 @@ class NriClient:
         problem = "the gate was not in force in time"
         try:
             async with asyncio.timeout(pod.timeout_seconds * _SHARE):
-                for step in self.steps:
-                    if not await step(pod.sandbox):
-                        break
-                    is_gated = True
+                is_gated = await self._gate(pod.sandbox)
+                await self._correct_conditions(pod.sandbox.sandbox.pod_uid)
         except TimeoutError:
             pass
         except Exception as error:

@@ -66,9 +66,7 @@ class ClusterSource:
         self.nri: NriClient | None = None
         """None: off."""
         if settings.nri_socket:
-            self.nri = NriClient(settings.nri_socket)
-            self.nri.steps.append(self.gate_new)
-            self.nri.synchronize = store.synced.wait
+            self.nri = NriClient(settings.nri_socket, gate=self.gate_new, are_gated=store.synced)
         self._watchers: tuple[Watcher[Any], ...] = (
             *(self.pods.pods, self.pods.namespaces, self.pods.nodes),
             policies.watcher,

@@ -34,6 +34,8 @@ pytestmark = pytest.mark.kernel
 BOTH = (ISOLATION_READY, PROBES_PASSING)
 _PODS = 60
 _REBOOTED = 12
+# Of sixty, by an agent with the least priority beside a load of 70 on two processors.
+_MAX_LATE = 6
 _SECONDS = 600
 _CONNECT_SECONDS = 0.02
 _SLOW_PROBE = {**HTTP_PROBE, "timeoutSeconds": 30}
@@ -111,15 +113,16 @@ def test_sixty_pods_at_once_have_their_gate_before_their_first_instruction(
             users.run(f"web{number}", web(neighbour["status"]["podIP"]), gates=BOTH)
         polling.wait_until("all are Ready", lambda: are_ready(users.pods()), seconds=_SECONDS)
         seconds = time.monotonic() - began
-    print(f"{_PODS} pods in {mode}: {seconds:.1f} s, {host.attempts} attempts")  # noqa: T201
     after = started(podgate)
-    assert {result: after[result] - before[result] for result in after} == {
-        "gated": _PODS,
-        "late": 0,
-        "none": 0,
-    }
+    results = {result: after[result] - before[result] for result in after}
+    print(f"{_PODS} pods, {mode}: {seconds:.1f} s, {host.attempts} attempts, {results}")  # noqa: T201
     assert host.reached.isdisjoint(pod["status"]["podIP"] for pod in users.pods())
     assert users.restarts() == {}
+    # On a node that is overloaded, some pods start before the answer, and are gated meanwhile.
+    assert results["gated"] + results["late"] == _PODS
+    assert results["late"] <= _MAX_LATE
+    early = [one for one in podgate.log().splitlines() if "containers_started_before_gate" in one]
+    assert not [line for line in early if f'"{users.namespace}/' in line]
 
 
 class Followed:

@@ -9,7 +9,7 @@ import pytest
 
 from agent.backoff import no_jitter
 from agent.cri.models import NetworkedSandbox
-from agent.nri.client import NriClient
+from agent.nri.client import Gate, NriClient
 from agent.nri.ttrpc import Response
 from tests.agent.nri import runtime
 from tests.agent.nri.runtime import Plugin
@@ -31,6 +31,14 @@ async def running(client: NriClient) -> AsyncIterator[None]:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+def made(socket: pathlib.Path, gate: Gate, *, are_gated: asyncio.Event | None = None) -> NriClient:
+    """are_gated: set unless given."""
+    if are_gated is None:
+        are_gated = asyncio.Event()
+        are_gated.set()
+    return NriClient(socket, gate=gate, are_gated=are_gated, jitter=no_jitter)
 
 
 def pods(client: NriClient, result: str) -> float:
@@ -63,23 +71,49 @@ async def started(socket: pathlib.Path, client: NriClient, *, is_running: bool =
             return await took
 
 
-async def test_pod_starts_once_all_steps_are_taken_in_order(socket: pathlib.Path) -> None:
-    client = NriClient(socket, jitter=no_jitter)
-    taken: list[str] = []
+async def test_pod_starts_once_it_is_gated_and_its_conditions_are_corrected(
+    socket: pathlib.Path,
+) -> None:
+    taken: list[str | None] = []
 
-    def step(name: str) -> None:
-        async def take(new: NetworkedSandbox) -> bool:
-            await asyncio.sleep(0.3)
-            taken.append(f"{name} {new.sandbox.full_name}")
-            return True
+    async def gate(new: NetworkedSandbox) -> bool:
+        await asyncio.sleep(0.3)
+        taken.append(new.sandbox.full_name)
+        return True
 
-        client.steps.append(take)
+    async def correct(uid: str | None) -> None:
+        await asyncio.sleep(0.3)
+        taken.append(uid)
 
-    step("gate")
-    step("conditions")
+    client = made(socket, gate)
+    client.set_correction(correct)
     assert await started(socket, client) == pytest.approx(0.6, abs=0.01)
-    assert taken == ["gate demo/web", "conditions demo/web"]
+    # Pods that exist precede it.
+    assert taken == [None, "demo/web", "uid-web"]
     assert (pods(client, "gated"), pods(client, "late")) == (1, 0)
+
+
+async def test_pod_of_an_agent_that_has_just_started_waits_for_its_conditions(
+    socket: pathlib.Path,
+) -> None:
+    corrected: list[str | None] = []
+
+    async def correct(uid: str | None) -> None:
+        corrected.append(uid)
+
+    client = made(socket, at_once)
+    asyncio.get_running_loop().call_later(2, client.set_correction, correct)
+    # Of which 1.4 s before the pod starts.
+    assert await started(socket, client) == pytest.approx(0.6, abs=0.05)
+    assert corrected == ["uid-web"]
+
+
+async def test_agent_whose_conditions_never_come_delays_no_pod_after_its_start(
+    socket: pathlib.Path,
+) -> None:
+    client = made(socket, at_once)
+    await asyncio.sleep(11)
+    assert await started(socket, client) == pytest.approx(0, abs=0.01)
 
 
 async def never(new: NetworkedSandbox) -> bool:
@@ -91,6 +125,9 @@ async def at_once(new: NetworkedSandbox) -> bool:
     return True
 
 
+async def nothing(uid: str | None) -> None: ...
+
+
 async def fails(new: NetworkedSandbox) -> bool:
     raise OSError("no netlink")
 
@@ -98,9 +135,9 @@ async def fails(new: NetworkedSandbox) -> bool:
 async def test_runtime_counts_podgate_as_there_once_pods_that_exist_have_their_gates(
     socket: pathlib.Path,
 ) -> None:
-    client = NriClient(socket, jitter=no_jitter)
     are_gated = asyncio.Event()
-    client.synchronize = are_gated.wait
+    client = made(socket, at_once, are_gated=are_gated)
+    client.set_correction(nothing)
     loop = asyncio.get_running_loop()
     took: asyncio.Future[float] = loop.create_future()
 
@@ -116,41 +153,47 @@ async def test_runtime_counts_podgate_as_there_once_pods_that_exist_have_their_g
 
 
 async def test_registration_ends_before_the_limit_of_the_runtime(socket: pathlib.Path) -> None:
-    client = NriClient(socket, jitter=no_jitter)
-    client.synchronize = asyncio.Event().wait
+    client = made(socket, at_once, are_gated=asyncio.Event())
+    client.set_correction(nothing)
     loop = asyncio.get_running_loop()
     began = loop.time()
     await started(socket, client)
     assert loop.time() - began == pytest.approx(1.4, abs=0.05)
 
 
-async def test_pod_starts_before_the_limit_of_the_runtime_if_a_step_hangs(
+async def test_pod_starts_before_the_limit_of_the_runtime_if_its_gate_hangs(
     socket: pathlib.Path,
 ) -> None:
-    client = NriClient(socket, jitter=no_jitter)
-    client.steps.append(never)
+    client = made(socket, never)
+    client.set_correction(nothing)
     assert await started(socket, client) == pytest.approx(1.4, abs=0.01)
     assert pods(client, "late") == 1
 
 
-async def test_gate_that_is_in_force_counts_also_if_the_next_step_hangs(
+async def hangs(uid: str | None) -> None:
+    if uid is not None:
+        await asyncio.Event().wait()
+
+
+async def test_gate_that_is_in_force_counts_also_if_the_api_server_hangs(
     socket: pathlib.Path,
 ) -> None:
-    client = NriClient(socket, jitter=no_jitter)
-    client.steps += [at_once, never]
+    client = made(socket, at_once)
+    client.set_correction(hangs)
     assert await started(socket, client) == pytest.approx(1.4, abs=0.01)
     assert (pods(client, "gated"), pods(client, "late")) == (1, 0)
 
 
-async def test_pod_starts_at_once_if_a_step_fails(socket: pathlib.Path) -> None:
-    client = NriClient(socket, jitter=no_jitter)
-    client.steps += [fails, never]
+async def test_pod_starts_at_once_if_its_gate_fails(socket: pathlib.Path) -> None:
+    client = made(socket, fails)
+    client.set_correction(hangs)
     assert await started(socket, client) == pytest.approx(0, abs=0.01)
     assert pods(client, "late") == 1
 
 
 async def test_runtime_is_connected_again_whenever_it_ends(socket: pathlib.Path) -> None:
-    client = NriClient(socket, jitter=no_jitter)
+    client = made(socket, at_once)
+    client.set_correction(nothing)
     connections = 0
     is_third = asyncio.Event()
 
@@ -170,7 +213,8 @@ async def test_runtime_is_connected_again_whenever_it_ends(socket: pathlib.Path)
 
 
 async def test_node_without_nri_has_no_problem(socket: pathlib.Path) -> None:
-    client = NriClient(socket, jitter=no_jitter)
+    client = made(socket, at_once)
+    client.set_correction(nothing)
     async with running(client):
         await asyncio.sleep(60)
         assert (client.problem, client.has_socket) == ("", False)
@@ -178,9 +222,9 @@ async def test_node_without_nri_has_no_problem(socket: pathlib.Path) -> None:
 
 
 async def test_runtime_counts_as_connected_once_it_has_synchronized(socket: pathlib.Path) -> None:
-    client = NriClient(socket, jitter=no_jitter)
     are_gated = asyncio.Event()
-    client.synchronize = are_gated.wait
+    client = made(socket, at_once, are_gated=are_gated)
+    client.set_correction(nothing)
 
     async def serve(plugin: Plugin) -> None:
         await plugin.register()
@@ -197,7 +241,8 @@ async def test_runtime_counts_as_connected_once_it_has_synchronized(socket: path
 async def test_runtime_that_closes_is_a_problem_and_tried_again_every_ten_seconds(
     socket: pathlib.Path,
 ) -> None:
-    client = NriClient(socket, jitter=no_jitter)
+    client = made(socket, at_once)
+    client.set_correction(nothing)
     tried: list[float] = []
 
     async def serve(plugin: Plugin) -> None:
@@ -212,7 +257,8 @@ async def test_runtime_that_closes_is_a_problem_and_tried_again_every_ten_second
 
 
 async def test_runtime_that_never_answers_is_a_problem(socket: pathlib.Path) -> None:
-    client = NriClient(socket, jitter=no_jitter)
+    client = made(socket, at_once)
+    client.set_correction(nothing)
 
     async def serve(plugin: Plugin) -> None:
         await asyncio.sleep(1000)
@@ -229,7 +275,7 @@ def unserved(socket: pathlib.Path) -> pathlib.Path:
 
 
 async def test_socket_that_nothing_listens_on_is_a_problem(unserved: pathlib.Path) -> None:
-    client = NriClient(unserved, jitter=no_jitter)
+    client = made(unserved, at_once)
     async with running(client):
         await asyncio.sleep(1)
         assert client.problem == f"NRI at {unserved} does not respond: Connection refused."
