@@ -233,7 +233,7 @@ class Event(enum.Enum):
         "Container runtime does not call podgate for new pods (NRI), which get their gate as they "
         "do without it. Retrying."
     )
-    NRI_GATE_LATE = "Pod starts before its gate is in force: NRI's time is over. The agent retries."
+    NRI_GATE_LATE = "Pod starts by NRI before its gate is in force; the agent retries."
     NRI_SHUT_DOWN = "Container runtime ends its calls (NRI)."
     NRI_SYNCHRONIZATION_FAILED = (
         "Conditions of pods that exist cannot be corrected before the runtime's first call (NRI)."

@@ -240,10 +240,12 @@ class NriClient:
         loop = asyncio.get_running_loop()
         started = loop.time()
         is_gated = False
-        problem = "the gate was not in force in time"
+        problem = "its gate was not in force in time"
         try:
             async with asyncio.timeout(pod.timeout_seconds * _SHARE):
                 is_gated = await self._gate(pod.sandbox)
+                if not is_gated:
+                    problem = "it cannot be gated now; its condition has the reason"
                 await self._correct_conditions(pod.sandbox.sandbox.pod_uid)
         except TimeoutError:
             pass
