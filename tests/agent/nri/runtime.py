@@ -1,4 +1,4 @@
-"""The runtime's side of NRI, as containerd 2.4 and CRI-O 1.37 speak it."""
+"""The runtime's side of NRI, as containerd 2.4 speaks it."""
 
 import asyncio
 import contextlib
