@@ -3,8 +3,10 @@
 PYTHON := .venv/bin/python
 # Where it is set, each process compiles podgate and its tests again, in half of its CPU time.
 unexport PYTHONDONTWRITEBYTECODE
+# What the demo and tests have compiled of the same C sources, they need not compile again.
+COMPILED := PODGATE_COMPILE_CACHE=$(CURDIR)/.venv/compiled
 # A test that fails runs again, alone, at the end: CONTRIBUTING.md, Flaky tests.
-PYTEST := $(PYTHON) -m pytest --twice
+PYTEST := $(COMPILED) $(PYTHON) -m pytest --twice
 UNIT_WORKERS := $(shell expr $$(nproc) + 1)
 # Suites with a target of their own: the image, the proxies, which are off by default, the status page
 # in a browser, and a real cluster, which needs its programs.
@@ -20,7 +22,7 @@ PROTO_FILES := $(shell find agent tests -name '*.proto')
 .PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image push plugin setup clean test-meshes test-crowd test-networks test-nri
 
 demo: .venv/.run
-	@$(PYTHON) -m agent demo $(ARGS)
+	@$(COMPILED) $(PYTHON) -m agent demo $(ARGS)
 
 # Kernel tests, which wait for the kernel an eighth of their time, beside all others one after the other.
 # These have no more workers than processors here: what is alone with the kernel tests is to run well.

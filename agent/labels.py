@@ -21,6 +21,9 @@ While both are equal, mode labels do not close pods: the next installation has n
 INJECT_LABEL = f"{DOMAIN}/inject"
 """Of namespaces: which readiness gates their new pods get; `isolation`, `probes` or `all`."""
 
+VERIFY_LABEL = f"{DOMAIN}/verify"
+"""Of pods that `kubectl podgate verify` may try to reach: "true"."""
+
 # Read from manifests only, which the node's operator wrote; ignored in API objects.
 NETNS_ANNOTATION = f"{DOMAIN}/netns"
 

@@ -264,6 +264,7 @@ class Event(enum.Enum):
     PODS_NOT_SAVED = "Pods cannot be saved."
     POLICIES_APPLIED = "Policies applied."
     POLICIES_NOT_SAVED = "Policies cannot be saved."
+    POLICY_EXPIRED = "Policy expired; it admits nothing."
     POLICY_PROBLEM = "Policy not applied as written."
     POLICY_STATUS_NOT_WRITTEN = "Status of a policy cannot be written; retrying."
     PREVIOUS_RELAY_FOUND = "The relay of a previous agent still runs."

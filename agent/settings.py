@@ -102,6 +102,15 @@ class HostProbeMode(enum.StrEnum):
     """They are rejected, so that these probes fail."""
 
 
+class MetricsLevel(enum.StrEnum):
+    """What metrics of pods are added up to."""
+
+    NODE = "node"
+    NAMESPACE = "namespace"
+    POD = "pod"
+    """Each pod has its own."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class TlsPaths:
     """Files of mutual TLS, PEM: the authority of the other side, the own certificate and key."""
@@ -192,6 +201,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_certificate: tuple[pathlib.Path, pathlib.Path] | None = None
     """Files of the certificate and key for it, which may be renewed. None: one that the agent makes
     at its start and nothing trusts, so that it encrypts and proves nothing."""
+
+    metrics_level: MetricsLevel = MetricsLevel.POD
+    """Some 50 series for each pod name what is dropped or probed late; a thousand nodes afford
+    less."""
 
     run_directory: pathlib.Path = RUN_DIRECTORY
     """Sockets, saved state, and the lock that excludes a second agent."""

@@ -7,9 +7,12 @@ Format: Documentation/bpf/btf.rst. Only what is needed to pass over types is rea
 import contextlib
 import dataclasses
 import errno
+import mmap
+import os
 import pathlib
 import struct
 from collections.abc import Collection, Container, Iterator, Mapping
+from typing import Self
 
 from bpf import errors
 
@@ -39,7 +42,8 @@ class BtfError(errors.BpfError):
 def function_id(name: str, path: pathlib.Path = VMLINUX) -> int:
     """The id of a function of the kernel, by which tracing programs are attached.
 
-    Reads some MB, about 15 ms. Raises `BtfError` where the kernel has no BTF or no such function.
+    Passes over some MB, about 15 ms. Raises `BtfError` where the kernel has no BTF or no such
+    function.
     """
     return _type_id(FUNCTION, name, "function", path)
 
@@ -65,7 +69,7 @@ def member_offsets(
     """Offsets in bytes, by struct and member, of members that are no bit fields.
 
     structs: the names of members, by struct. Those of anonymous structs and unions in it count as
-    its own, as in C. Raises `BtfError`. Reads some MB and stops at the last of them: some
+    its own, as in C. Raises `BtfError`. Passes over some MB and stops at the last of them: some
     milliseconds.
     """
     offsets: dict[tuple[str, str], int] = {}
@@ -92,13 +96,29 @@ def member_offsets(
 def _reading(path: pathlib.Path) -> Iterator["_Types"]:
     """Raises `BtfError` for a file that cannot be read, also in the block."""
     try:
-        yield _Types(path.read_bytes())
+        with _content(path) as content, _Types(content) as types:
+            yield types
     except OSError as error:
         if isinstance(error, BtfError):
             raise
         raise BtfError(error.errno, f"{path} cannot be read ({error.strerror})") from error
     except (struct.error, IndexError, TypeError, ValueError) as error:
         raise BtfError(errno.EINVAL, f"{path} is not type information as expected") from error
+
+
+@contextlib.contextmanager
+def _content(path: pathlib.Path) -> Iterator[bytes | mmap.mmap]:
+    """Mapped where the kernel has that (Linux 6.16, a539e2a6d51d), else a copy: 5 MB or more, of
+    which an agent would touch each page several times."""
+    with path.open("rb", buffering=0) as file:
+        try:
+            size = os.fstat(file.fileno()).st_size
+            found = mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE, mmap.PROT_READ)
+        except (OSError, ValueError):
+            yield file.read()
+            return
+    with found:
+        yield found
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,17 +134,28 @@ class _Type:
 
 
 class _Types:
-    def __init__(self, content: bytes) -> None:
+    """To be closed before its content is (`with`)."""
+
+    def __init__(self, content: bytes | mmap.mmap) -> None:
         """Raises `ValueError` or `struct.error` for other content."""
         magic, _, _, start, types, types_size, names, names_size = HEADER.unpack_from(content)
         if magic != MAGIC:
             raise ValueError("magic number")
-        self._types = memoryview(content)[start + types : start + types + types_size]
-        self._names = content[start + names : start + names + names_size]
+        self._content = content
+        self._types = memoryview(content)[start + types : start + types + types_size].cast("I")
+        self._names = start + names
+        self._names_end = self._names + names_size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._types.release()
 
     def name_offset(self, name: str) -> int:
         """0 if no type has it."""
-        return self._names.find(f"\0{name}\0".encode()) + 1
+        found = self._content.find(f"\0{name}\0".encode(), self._names, self._names_end)
+        return found - self._names + 1 if found >= 0 else 0
 
     def find(
         self, kind: int = 0, names: Container[int] = (), numbers: Container[int] = ()
@@ -134,7 +165,7 @@ class _Types:
         The kernel has 100,000 types, so nothing is made of those in between. Raises `ValueError` or
         `IndexError`.
         """
-        words = self._types.cast("I")
+        words = self._types
         position, number, end = 0, 1, len(words)
         while position < end:
             info = words[position + 1]
@@ -169,8 +200,11 @@ class _Types:
             name, kind, bits = _MEMBER.unpack_from(self._types, position)
             # With bit fields in the struct, the upper byte is the field's width.
             if not bits % 8 and not (found.has_bit_fields and bits >> 24):
-                end = self._names.index(b"\0", name)
-                yield self._names[name:end].decode(), kind, bits // 8
+                start = self._names + name
+                end = self._content.find(b"\0", start, self._names_end)
+                if end < 0:
+                    raise ValueError("a name without an end")
+                yield self._content[start:end].decode(), kind, bits // 8
 
     def _structs(self, numbers: Collection[int]) -> Iterator[_Type]:
         """Those of these types that are structs or unions."""

@@ -7,8 +7,11 @@ python -m bpf.compiler --all DIRECTORY         all artefacts of an image
 import os
 import pathlib
 import sys
+from collections.abc import Collection
 
-from bpf import artefacts, compiling, errors, listeners, loader
+from bpf import artefacts, compile_cache, compiling, errors, listeners, loader
+from bpf.features import Feature
+from bpf.program_sets import ProgramSet
 from bpf.services import services
 
 PROGRAM_SETS = (loader.PROGRAM_SET, listeners.PROGRAM_SET, services.PROGRAM_SET)
@@ -18,13 +21,17 @@ def compile_all(directory: pathlib.Path) -> None:
     """Write an artefact of each program set for each set of features. Raises `CompileError`."""
     for programs in PROGRAM_SETS:
         for used in programs.feature_sets():
-            artefact = compiling.compile_here(programs, used)
-            artefacts.path(directory, programs, used).write_bytes(artefact.encode())
+            content = compile_cache.artefact(programs, used, _compile)
+            artefacts.path(directory, programs, used).write_bytes(content)
 
 
 def _compile_one(source: str, macros: list[str]) -> bytes:
     (programs,) = (candidate for candidate in PROGRAM_SETS if candidate.source == source)
     used = [feature for feature in programs.features if feature.macro in macros]
+    return compile_cache.artefact(programs, used, _compile)
+
+
+def _compile(programs: ProgramSet, used: Collection[Feature]) -> bytes:
     return compiling.compile_here(programs, used).encode()
 
 

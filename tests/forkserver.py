@@ -188,7 +188,8 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from kubernetes.aio import client, config  # noqa: F401  # of agents with a kubeconfig
 
-    from agent.app import http_server, pod_services, preflight, startup  # noqa: F401
+    from agent.admin import client as admin_client  # noqa: F401
+    from agent.app import http_server, pod_services, preflight, removal, startup  # noqa: F401
     from agent.linux import malloc, scheduling  # noqa: F401
     from agent.operate.cli.commands import (  # noqa: F401
         bugtool,
@@ -201,6 +202,11 @@ if __name__ == "__main__":
         status,
     )
     from agent.operate.cli.main import main
+    from agent.operate.cli.views import pinned_status  # noqa: F401
+    from agent.operate.cli.views import status as status_view  # noqa: F401
+    from agent.operate.pinned import report  # noqa: F401
+    from agent.sources import manifest_source  # noqa: F401
+    from probes.protocols import tcp  # noqa: F401
 
     gc.collect()
     gc.freeze()

@@ -323,6 +323,8 @@ class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     rules: list[RuleStatus]
     generation: int = 0
     skipped: dict[str, int] = {}
+    expires: str = ""
+    """When it stops admitting anything (RFC 3339); empty: never."""
 
 
 class RulesReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

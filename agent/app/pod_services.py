@@ -149,6 +149,7 @@ class PodServices:
                 rings,
                 self._loop_lag,
             ),
+            level=settings.metrics_level,
         )
         if cluster and self._outputs:
             exporter.add(ClusterCollector(cluster, self._outputs))
@@ -210,6 +211,7 @@ class PodServices:
             checks=checks,
             component_problems=rings.problems,
         )
+        self._reports = reports
         self._findings = NodeFindings(
             reports.findings, gating.events, store, guards=lambda: gating.guards
         )
@@ -275,7 +277,7 @@ class PodServices:
 
     def _node_status(self) -> NodeStatus | None:
         policies = self._gating.policy.node_policies()
-        return NodeStatus(VERSION, policies) if policies else None
+        return NodeStatus(VERSION, policies, self._reports.summary) if policies else None
 
 
 def _orphan_seconds(settings: Settings) -> float:

@@ -25,7 +25,7 @@ from agent.admin.report import (
     RelayStatus,
     RulesReport,
 )
-from agent.app import service_outputs
+from agent.app import node_summary, service_outputs
 from agent.app.answer_report import AnswerReport
 from agent.app.cluster_outputs import ClusterOutputs
 from agent.app.component_metrics import Check
@@ -35,6 +35,7 @@ from agent.app.gating import Gating
 from agent.app.handover import Handover
 from agent.app.isolation_conditions import IsolationConditions
 from agent.app.ports import Ports
+from agent.kube.node_report import NodeSummary
 from agent.pods import isolation
 from agent.pods.conditions import TRUE
 from agent.pods.pod_state import PodState
@@ -93,6 +94,8 @@ class Reports:
         self._handover = handover
         self._checks = checks
         self._component_problems = component_problems
+        self.summary: NodeSummary | None = None
+        """Of the last report; findings are read every few seconds."""
         self._first_found: dict[tuple[str, str], datetime.datetime] = {}
         """By kind and subject, since when each finding is found."""
 
@@ -164,7 +167,9 @@ class Reports:
             relay=relay_status(self._relays, self._connections, self._store.relay_gates, counts),
             pods=[self._pod_status(state, counts) for state in states],
         )
-        return msgspec.structs.replace(report, findings=self._dated(findings.find(report)))
+        report = msgspec.structs.replace(report, findings=self._dated(findings.find(report)))
+        self.summary = node_summary.of_report(report)
+        return report
 
     def _dated(self, found: list[Finding]) -> list[Finding]:
         """With the time since when each is found, where nothing else has it."""

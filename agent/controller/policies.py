@@ -124,7 +124,7 @@ class PolicyStatusWriter:
         # Without the right to watch them none counts as missing.
         namespaces = {name for _, name in self._namespaces.objects}
         is_complete = self._namespaces.synced.is_set()
-        now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = self._now()
         validated = {}
         for policy in policies:
             key = policy.metadata.uid, policy.metadata.generation

@@ -1,6 +1,7 @@
 """Status of HostAccessPolicies: whether each is valid, and on how many nodes it is in force."""
 
 import dataclasses
+import datetime
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Literal
 
@@ -19,6 +20,7 @@ from agent.policy.selectors import LabelSelector
 ACCEPTED: Final = "Accepted"
 PROGRAMMED: Final = "Programmed"
 NO_NAMESPACE: Final = "NamespaceMissing"
+EXPIRED: Final = "Expired"
 
 # Names in one sentence; kubectl shows it in one line.
 _MAX_NAMES: Final = 3
@@ -60,12 +62,13 @@ class PolicyStatus(msgspec.Struct, frozen=True, rename="camel"):
 @dataclasses.dataclass(frozen=True, slots=True)
 class ValidatedPolicy:
     """A policy as the agents read it. problem: why they cannot; nodes: None for all; rules: in
-    words, in the agents' order; namespaces: those that it names."""
+    words, in the agents' order; namespaces: those that it names; expires: when it ends."""
 
     problem: str = ""
     nodes: LabelSelector | None = None
     rules: tuple[str, ...] = ()
     namespaces: frozenset[str] = frozenset()
+    expires: datetime.datetime | None = None
 
 
 def validated(policy: ApiPolicy) -> ValidatedPolicy:
@@ -77,7 +80,12 @@ def validated(policy: ApiPolicy) -> ValidatedPolicy:
     rules = tuple(f"{one.source}, {one.protocol_text} {one.ports_text}" for one in found.rules)
     selectors = (found.pods, *found.host_pods.values())
     names = (name for selector in selectors for name in selector.namespaces or ())
-    return ValidatedPolicy(nodes=found.nodes, rules=rules, namespaces=frozenset(names))
+    return ValidatedPolicy(
+        nodes=found.nodes,
+        rules=rules,
+        namespaces=frozenset(names),
+        expires=found.document.spec.expires,
+    )
 
 
 def selected(nodes: Mapping[str, Mapping[str, str]], selector: LabelSelector | None) -> list[str]:
@@ -93,13 +101,13 @@ def evaluate(
     reports: Mapping[str, NodePolicies],
     revisions: PolicyRevisions,
     *,
-    now: str,
+    now: datetime.datetime,
     before: PolicyStatus | None,
 ) -> PolicyStatus:
     """The status that a policy should have. missing: of its namespaces, those that do not exist;
     names: of selected nodes; reports: by node.
 
-    now: RFC 3339, for conditions that change; before: the status that it has.
+    now: for conditions that change, and for the policy's end; before: the status that it has.
     """
     name, generation = policy.metadata.name, policy.metadata.generation
     if found.problem:
@@ -128,12 +136,16 @@ def evaluate(
             if without[0]:
                 in_force = "False", without[0], f"{in_force[2][:-1]}; {without[1]}."[:_MAX_MESSAGE]
                 accepted = "True", without[0], f"The spec is valid; {without[1]}."[:_MAX_MESSAGE]
+        if found.expires and found.expires <= now:
+            text = f"It expired at {api_types.time_text(found.expires)}, and admits nothing."
+            in_force = "False", EXPIRED, text
         if missing:
             are = "namespace {} does" if len(missing) == 1 else "namespaces {} do"
             clause = f"{are.format(listed(missing, _MAX_NAMES))} not exist"
             accepted = "True", NO_NAMESPACE, f"The spec is valid; {clause}."[:_MAX_MESSAGE]
+    since = api_types.time_text(now)
     conditions = tuple(
-        _condition(kind, *values, generation=generation, now=now, before=before)
+        _condition(kind, *values, generation=generation, now=since, before=before)
         for kind, values in ((ACCEPTED, accepted), (PROGRAMMED, in_force))
     )
     return PolicyStatus(generation, conditions, counts)

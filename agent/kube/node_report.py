@@ -63,11 +63,39 @@ class NodePolicies(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
         return cls(revision(policies), len(policies), tuple(failed[:_MAX_FAILED]), effects)
 
 
+class NodeSummary(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A node as `kubectl podgate status` counts it, which reads no more of one that is in order.
+
+    problems: findings that are more than a note; desired, in_force: pods by mode, without those of
+    the host network.
+    """
+
+    default_mode: str = ""
+    max_mode: str = ""
+    has_kubelet: bool = False
+    problems: int = 0
+    desired: dict[str, int] = {}
+    in_force: dict[str, int] = {}
+
+    @property
+    def judgement(self) -> tuple[object, ...]:
+        """What does not change while pods of a node that is in order come and go."""
+        is_settled = self.desired == self.in_force
+        return self.default_mode, self.max_mode, self.has_kubelet, self.problems, is_settled
+
+
 class NodeStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """What the agent has in force."""
 
     agent_version: str = ""
     policies: NodePolicies | None = None
+    summary: NodeSummary | None = None
+
+    def differs_from(self, other: "NodeStatus") -> bool:
+        """In more than numbers of pods."""
+        mine, others = (one.summary and one.summary.judgement for one in (self, other))
+        rest = (self.agent_version, self.policies)
+        return mine != others or rest != (other.agent_version, other.policies)
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61gent/kubelet/kubelet.proto\x12\x08v1alpha1\"\x11\n\x0fListPodsRequest\" \n\x10ListPodsResponse\x12\x0c\n\x04pods\x18\x01 \x03(\x0c\"\x1f\n\rGetPodRequest\x12\x0e\n\x06podUID\x18\x01 \x01(\t\"\x1d\n\x0eGetPodResponse\x12\x0b\n\x03pod\x18\x01 \x01(\x0c\"\x12\n\x10WatchPodsRequest\"@\n\x0eWatchPodsEvent\x12!\n\x04type\x18\x01 \x01(\x0e\x32\x13.v1alpha1.EventType\x12\x0b\n\x03pod\x18\x02 \x01(\x0c\"&\n\x04Time\x12\x0f\n\x07seconds\x18\x01 \x01(\x03\x12\r\n\x05nanos\x18\x02 \x01(\x05\";\n\x0bIntOrString\x12\x0c\n\x04type\x18\x01 \x01(\x03\x12\x0e\n\x06intVal\x18\x02 \x01(\x05\x12\x0e\n\x06strVal\x18\x03 \x01(\t\"\x8e\x03\n\nObjectMeta\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x0b\n\x03uid\x18\x05 \x01(\t\x12\x17\n\x0fresourceVersion\x18\x06 \x01(\t\x12\x12\n\ngeneration\x18\x07 \x01(\x03\x12)\n\x11\x63reationTimestamp\x18\x08 \x01(\x0b\x32\x0e.v1alpha1.Time\x12)\n\x11\x64\x65letionTimestamp\x18\t \x01(\x0b\x32\x0e.v1alpha1.Time\x12\x30\n\x06labels\x18\x0b \x03(\x0b\x32 .v1alpha1.ObjectMeta.LabelsEntry\x12:\n\x0b\x61nnotations\x18\x0c \x03(\x0b\x32%.v1alpha1.ObjectMeta.AnnotationsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"X\n\rContainerPort\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08hostPort\x18\x02 \x01(\x05\x12\x15\n\rcontainerPort\x18\x03 \x01(\x05\x12\x10\n\x08protocol\x18\x04 \x01(\t\"\x1d\n\nExecAction\x12\x0f\n\x07\x63ommand\x18\x01 \x03(\t\")\n\nHTTPHeader\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"\x8b\x01\n\rHTTPGetAction\x12\x0c\n\x04path\x18\x01 \x01(\t\x12#\n\x04port\x18\x02 \x01(\x0b\x32\x15.v1alpha1.IntOrString\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0e\n\x06scheme\x18\x04 \x01(\t\x12)\n\x0bhttpHeaders\x18\x05 \x03(\x0b\x32\x14.v1alpha1.HTTPHeader\"D\n\x0fTCPSocketAction\x12#\n\x04port\x18\x01 \x01(\x0b\x32\x15.v1alpha1.IntOrString\x12\x0c\n\x04host\x18\x02 \x01(\t\"+\n\nGRPCAction\x12\x0c\n\x04port\x18\x01 \x01(\x05\x12\x0f\n\x07service\x18\x02 \x01(\t\"\xae\x01\n\x0cProbeHandler\x12\"\n\x04\x65xec\x18\x01 \x01(\x0b\x32\x14.v1alpha1.ExecAction\x12(\n\x07httpGet\x18\x02 \x01(\x0b\x32\x17.v1alpha1.HTTPGetAction\x12,\n\ttcpSocket\x18\x03 \x01(\x0b\x32\x19.v1alpha1.TCPSocketAction\x12\"\n\x04grpc\x18\x04 \x01(\x0b\x32\x14.v1alpha1.GRPCAction\"`\n\x10LifecycleHandler\x12\"\n\x04\x65xec\x18\x01 \x01(\x0b\x32\x14.v1alpha1.ExecAction\x12(\n\x07httpGet\x18\x02 \x01(\x0b\x32\x17.v1alpha1.HTTPGetAction\"g\n\tLifecycle\x12-\n\tpostStart\x18\x01 \x01(\x0b\x32\x1a.v1alpha1.LifecycleHandler\x12+\n\x07preStop\x18\x02 \x01(\x0b\x32\x1a.v1alpha1.LifecycleHandler\"\xfe\x01\n\x05Probe\x12\'\n\x07handler\x18\x01 \x01(\x0b\x32\x16.v1alpha1.ProbeHandler\x12\x1b\n\x13initialDelaySeconds\x18\x02 \x01(\x05\x12\x16\n\x0etimeoutSeconds\x18\x03 \x01(\x05\x12\x15\n\rperiodSeconds\x18\x04 \x01(\x05\x12\x18\n\x10successThreshold\x18\x05 \x01(\x05\x12\x18\n\x10\x66\x61ilureThreshold\x18\x06 \x01(\x05\x12*\n\x1dterminationGracePeriodSeconds\x18\x07 \x01(\x03H\x00\x88\x01\x01\x42 \n\x1e_terminationGracePeriodSeconds\"\xf8\x01\n\tContainer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x05ports\x18\x06 \x03(\x0b\x32\x17.v1alpha1.ContainerPort\x12&\n\rlivenessProbe\x18\n \x01(\x0b\x32\x0f.v1alpha1.Probe\x12\'\n\x0ereadinessProbe\x18\x0b \x01(\x0b\x32\x0f.v1alpha1.Probe\x12&\n\tlifecycle\x18\x0c \x01(\x0b\x32\x13.v1alpha1.Lifecycle\x12%\n\x0cstartupProbe\x18\x16 \x01(\x0b\x32\x0f.v1alpha1.Probe\x12\x15\n\rrestartPolicy\x18\x18 \x01(\t\")\n\x10PodReadinessGate\x12\x15\n\rconditionType\x18\x01 \x01(\t\"\xba\x01\n\x07PodSpec\x12\'\n\ncontainers\x18\x02 \x03(\x0b\x32\x13.v1alpha1.Container\x12\x10\n\x08nodeName\x18\n \x01(\t\x12\x13\n\x0bhostNetwork\x18\x0b \x01(\x08\x12+\n\x0einitContainers\x18\x14 \x03(\x0b\x32\x13.v1alpha1.Container\x12\x32\n\x0ereadinessGates\x18\x1c \x03(\x0b\x32\x1a.v1alpha1.PodReadinessGate\"\xbc\x01\n\x0cPodCondition\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\t\x12%\n\rlastProbeTime\x18\x03 \x01(\x0b\x32\x0e.v1alpha1.Time\x12*\n\x12lastTransitionTime\x18\x04 \x01(\x0b\x32\x0e.v1alpha1.Time\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\x1a\n\x12observedGeneration\x18\x07 \x01(\x03\"\x13\n\x05PodIP\x12\n\n\x02ip\x18\x01 \x01(\t\":\n\x15\x43ontainerStateRunning\x12!\n\tstartedAt\x18\x01 \x01(\x0b\x32\x0e.v1alpha1.Time\"B\n\x0e\x43ontainerState\x12\x30\n\x07running\x18\x02 \x01(\x0b\x32\x1f.v1alpha1.ContainerStateRunning\"\xa4\x01\n\x0f\x43ontainerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0b\x32\x18.v1alpha1.ContainerState\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x14\n\x0crestartCount\x18\x05 \x01(\x05\x12\x13\n\x0b\x63ontainerID\x18\x08 \x01(\t\x12\x14\n\x07started\x18\t \x01(\x08H\x00\x88\x01\x01\x42\n\n\x08_started\"\xd7\x01\n\tPodStatus\x12\r\n\x05phase\x18\x01 \x01(\t\x12*\n\nconditions\x18\x02 \x03(\x0b\x32\x16.v1alpha1.PodCondition\x12\x34\n\x11\x63ontainerStatuses\x18\x08 \x03(\x0b\x32\x19.v1alpha1.ContainerStatus\x12\x38\n\x15initContainerStatuses\x18\n \x03(\x0b\x32\x19.v1alpha1.ContainerStatus\x12\x1f\n\x06podIPs\x18\x0c \x03(\x0b\x32\x0f.v1alpha1.PodIP\"s\n\x03Pod\x12&\n\x08metadata\x18\x01 \x01(\x0b\x32\x14.v1alpha1.ObjectMeta\x12\x1f\n\x04spec\x18\x02 \x01(\x0b\x32\x11.v1alpha1.PodSpec\x12#\n\x06status\x18\x03 \x01(\x0b\x32\x13.v1alpha1.PodStatus*]\n\tEventType\x12\x0f\n\x0bUNSPECIFIED\x10\x00\x12\t\n\x05\x41\x44\x44\x45\x44\x10\x01\x12\x0c\n\x08MODIFIED\x10\x02\x12\x0b\n\x07\x44\x45LETED\x10\x03\x12\x19\n\x15INITIAL_SYNC_COMPLETE\x10\x04\x32\xd1\x01\n\x04Pods\x12\x43\n\x08ListPods\x12\x19.v1alpha1.ListPodsRequest\x1a\x1a.v1alpha1.ListPodsResponse\"\x00\x12\x45\n\tWatchPods\x12\x1a.v1alpha1.WatchPodsRequest\x1a\x18.v1alpha1.WatchPodsEvent\"\x00\x30\x01\x12=\n\x06GetPod\x12\x17.v1alpha1.GetPodRequest\x1a\x18.v1alpha1.GetPodResponse\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61gent/kubelet/kubelet.proto\x12\x08v1alpha1\"\x11\n\x0fListPodsRequest\" \n\x10ListPodsResponse\x12\x0c\n\x04pods\x18\x01 \x03(\x0c\"\x1f\n\rGetPodRequest\x12\x0e\n\x06podUID\x18\x01 \x01(\t\"\x1d\n\x0eGetPodResponse\x12\x0b\n\x03pod\x18\x01 \x01(\x0c\"\x12\n\x10WatchPodsRequest\"@\n\x0eWatchPodsEvent\x12!\n\x04type\x18\x01 \x01(\x0e\x32\x13.v1alpha1.EventType\x12\x0b\n\x03pod\x18\x02 \x01(\x0c\"&\n\x04Time\x12\x0f\n\x07seconds\x18\x01 \x01(\x03\x12\r\n\x05nanos\x18\x02 \x01(\x05\";\n\x0bIntOrString\x12\x0c\n\x04type\x18\x01 \x01(\x03\x12\x0e\n\x06intVal\x18\x02 \x01(\x05\x12\x0e\n\x06strVal\x18\x03 \x01(\t\"\x8e\x03\n\nObjectMeta\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\x12\x0b\n\x03uid\x18\x05 \x01(\t\x12\x17\n\x0fresourceVersion\x18\x06 \x01(\t\x12\x12\n\ngeneration\x18\x07 \x01(\x03\x12)\n\x11\x63reationTimestamp\x18\x08 \x01(\x0b\x32\x0e.v1alpha1.Time\x12)\n\x11\x64\x65letionTimestamp\x18\t \x01(\x0b\x32\x0e.v1alpha1.Time\x12\x30\n\x06labels\x18\x0b \x03(\x0b\x32 .v1alpha1.ObjectMeta.LabelsEntry\x12:\n\x0b\x61nnotations\x18\x0c \x03(\x0b\x32%.v1alpha1.ObjectMeta.AnnotationsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"X\n\rContainerPort\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08hostPort\x18\x02 \x01(\x05\x12\x15\n\rcontainerPort\x18\x03 \x01(\x05\x12\x10\n\x08protocol\x18\x04 \x01(\t\"\x1d\n\nExecAction\x12\x0f\n\x07\x63ommand\x18\x01 \x03(\t\")\n\nHTTPHeader\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"\x9d\x01\n\rHTTPGetAction\x12\x0c\n\x04path\x18\x01 \x01(\t\x12#\n\x04port\x18\x02 \x01(\x0b\x32\x15.v1alpha1.IntOrString\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0e\n\x06scheme\x18\x04 \x01(\t\x12)\n\x0bhttpHeaders\x18\x05 \x03(\x0b\x32\x14.v1alpha1.HTTPHeader\x12\x10\n\x08protocol\x18\x06 \x01(\t\"D\n\x0fTCPSocketAction\x12#\n\x04port\x18\x01 \x01(\x0b\x32\x15.v1alpha1.IntOrString\x12\x0c\n\x04host\x18\x02 \x01(\t\"9\n\nGRPCAction\x12\x0c\n\x04port\x18\x01 \x01(\x05\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\t\"\xae\x01\n\x0cProbeHandler\x12\"\n\x04\x65xec\x18\x01 \x01(\x0b\x32\x14.v1alpha1.ExecAction\x12(\n\x07httpGet\x18\x02 \x01(\x0b\x32\x17.v1alpha1.HTTPGetAction\x12,\n\ttcpSocket\x18\x03 \x01(\x0b\x32\x19.v1alpha1.TCPSocketAction\x12\"\n\x04grpc\x18\x04 \x01(\x0b\x32\x14.v1alpha1.GRPCAction\"`\n\x10LifecycleHandler\x12\"\n\x04\x65xec\x18\x01 \x01(\x0b\x32\x14.v1alpha1.ExecAction\x12(\n\x07httpGet\x18\x02 \x01(\x0b\x32\x17.v1alpha1.HTTPGetAction\"g\n\tLifecycle\x12-\n\tpostStart\x18\x01 \x01(\x0b\x32\x1a.v1alpha1.LifecycleHandler\x12+\n\x07preStop\x18\x02 \x01(\x0b\x32\x1a.v1alpha1.LifecycleHandler\"\xfe\x01\n\x05Probe\x12\'\n\x07handler\x18\x01 \x01(\x0b\x32\x16.v1alpha1.ProbeHandler\x12\x1b\n\x13initialDelaySeconds\x18\x02 \x01(\x05\x12\x16\n\x0etimeoutSeconds\x18\x03 \x01(\x05\x12\x15\n\rperiodSeconds\x18\x04 \x01(\x05\x12\x18\n\x10successThreshold\x18\x05 \x01(\x05\x12\x18\n\x10\x66\x61ilureThreshold\x18\x06 \x01(\x05\x12*\n\x1dterminationGracePeriodSeconds\x18\x07 \x01(\x03H\x00\x88\x01\x01\x42 \n\x1e_terminationGracePeriodSeconds\"\xf8\x01\n\tContainer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x05ports\x18\x06 \x03(\x0b\x32\x17.v1alpha1.ContainerPort\x12&\n\rlivenessProbe\x18\n \x01(\x0b\x32\x0f.v1alpha1.Probe\x12\'\n\x0ereadinessProbe\x18\x0b \x01(\x0b\x32\x0f.v1alpha1.Probe\x12&\n\tlifecycle\x18\x0c \x01(\x0b\x32\x13.v1alpha1.Lifecycle\x12%\n\x0cstartupProbe\x18\x16 \x01(\x0b\x32\x0f.v1alpha1.Probe\x12\x15\n\rrestartPolicy\x18\x18 \x01(\t\")\n\x10PodReadinessGate\x12\x15\n\rconditionType\x18\x01 \x01(\t\"\xba\x01\n\x07PodSpec\x12\'\n\ncontainers\x18\x02 \x03(\x0b\x32\x13.v1alpha1.Container\x12\x10\n\x08nodeName\x18\n \x01(\t\x12\x13\n\x0bhostNetwork\x18\x0b \x01(\x08\x12+\n\x0einitContainers\x18\x14 \x03(\x0b\x32\x13.v1alpha1.Container\x12\x32\n\x0ereadinessGates\x18\x1c \x03(\x0b\x32\x1a.v1alpha1.PodReadinessGate\"\xbc\x01\n\x0cPodCondition\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\t\x12%\n\rlastProbeTime\x18\x03 \x01(\x0b\x32\x0e.v1alpha1.Time\x12*\n\x12lastTransitionTime\x18\x04 \x01(\x0b\x32\x0e.v1alpha1.Time\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\t\x12\x1a\n\x12observedGeneration\x18\x07 \x01(\x03\"\x13\n\x05PodIP\x12\n\n\x02ip\x18\x01 \x01(\t\":\n\x15\x43ontainerStateRunning\x12!\n\tstartedAt\x18\x01 \x01(\x0b\x32\x0e.v1alpha1.Time\"B\n\x0e\x43ontainerState\x12\x30\n\x07running\x18\x02 \x01(\x0b\x32\x1f.v1alpha1.ContainerStateRunning\"\xa4\x01\n\x0f\x43ontainerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0b\x32\x18.v1alpha1.ContainerState\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x14\n\x0crestartCount\x18\x05 \x01(\x05\x12\x13\n\x0b\x63ontainerID\x18\x08 \x01(\t\x12\x14\n\x07started\x18\t \x01(\x08H\x00\x88\x01\x01\x42\n\n\x08_started\"\xd7\x01\n\tPodStatus\x12\r\n\x05phase\x18\x01 \x01(\t\x12*\n\nconditions\x18\x02 \x03(\x0b\x32\x16.v1alpha1.PodCondition\x12\x34\n\x11\x63ontainerStatuses\x18\x08 \x03(\x0b\x32\x19.v1alpha1.ContainerStatus\x12\x38\n\x15initContainerStatuses\x18\n \x03(\x0b\x32\x19.v1alpha1.ContainerStatus\x12\x1f\n\x06podIPs\x18\x0c \x03(\x0b\x32\x0f.v1alpha1.PodIP\"s\n\x03Pod\x12&\n\x08metadata\x18\x01 \x01(\x0b\x32\x14.v1alpha1.ObjectMeta\x12\x1f\n\x04spec\x18\x02 \x01(\x0b\x32\x11.v1alpha1.PodSpec\x12#\n\x06status\x18\x03 \x01(\x0b\x32\x13.v1alpha1.PodStatus*]\n\tEventType\x12\x0f\n\x0bUNSPECIFIED\x10\x00\x12\t\n\x05\x41\x44\x44\x45\x44\x10\x01\x12\x0c\n\x08MODIFIED\x10\x02\x12\x0b\n\x07\x44\x45LETED\x10\x03\x12\x19\n\x15INITIAL_SYNC_COMPLETE\x10\x04\x32\xd1\x01\n\x04Pods\x12\x43\n\x08ListPods\x12\x19.v1alpha1.ListPodsRequest\x1a\x1a.v1alpha1.ListPodsResponse\"\x00\x12\x45\n\tWatchPods\x12\x1a.v1alpha1.WatchPodsRequest\x1a\x18.v1alpha1.WatchPodsEvent\"\x00\x30\x01\x12=\n\x06GetPod\x12\x17.v1alpha1.GetPodRequest\x1a\x18.v1alpha1.GetPodResponse\"\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OBJECTMETA_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_OBJECTMETA_ANNOTATIONSENTRY']._loaded_options = None
   _globals['_OBJECTMETA_ANNOTATIONSENTRY']._serialized_options = b'8\001'
-  _globals['_EVENTTYPE']._serialized_start=3129
-  _globals['_EVENTTYPE']._serialized_end=3222
+  _globals['_EVENTTYPE']._serialized_start=3161
+  _globals['_EVENTTYPE']._serialized_end=3254
   _globals['_LISTPODSREQUEST']._serialized_start=41
   _globals['_LISTPODSREQUEST']._serialized_end=58
   _globals['_LISTPODSRESPONSE']._serialized_start=60
@@ -66,39 +66,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HTTPHEADER']._serialized_start=867
   _globals['_HTTPHEADER']._serialized_end=908
   _globals['_HTTPGETACTION']._serialized_start=911
-  _globals['_HTTPGETACTION']._serialized_end=1050
-  _globals['_TCPSOCKETACTION']._serialized_start=1052
-  _globals['_TCPSOCKETACTION']._serialized_end=1120
-  _globals['_GRPCACTION']._serialized_start=1122
-  _globals['_GRPCACTION']._serialized_end=1165
-  _globals['_PROBEHANDLER']._serialized_start=1168
-  _globals['_PROBEHANDLER']._serialized_end=1342
-  _globals['_LIFECYCLEHANDLER']._serialized_start=1344
-  _globals['_LIFECYCLEHANDLER']._serialized_end=1440
-  _globals['_LIFECYCLE']._serialized_start=1442
-  _globals['_LIFECYCLE']._serialized_end=1545
-  _globals['_PROBE']._serialized_start=1548
-  _globals['_PROBE']._serialized_end=1802
-  _globals['_CONTAINER']._serialized_start=1805
-  _globals['_CONTAINER']._serialized_end=2053
-  _globals['_PODREADINESSGATE']._serialized_start=2055
-  _globals['_PODREADINESSGATE']._serialized_end=2096
-  _globals['_PODSPEC']._serialized_start=2099
-  _globals['_PODSPEC']._serialized_end=2285
-  _globals['_PODCONDITION']._serialized_start=2288
-  _globals['_PODCONDITION']._serialized_end=2476
-  _globals['_PODIP']._serialized_start=2478
-  _globals['_PODIP']._serialized_end=2497
-  _globals['_CONTAINERSTATERUNNING']._serialized_start=2499
-  _globals['_CONTAINERSTATERUNNING']._serialized_end=2557
-  _globals['_CONTAINERSTATE']._serialized_start=2559
-  _globals['_CONTAINERSTATE']._serialized_end=2625
-  _globals['_CONTAINERSTATUS']._serialized_start=2628
-  _globals['_CONTAINERSTATUS']._serialized_end=2792
-  _globals['_PODSTATUS']._serialized_start=2795
-  _globals['_PODSTATUS']._serialized_end=3010
-  _globals['_POD']._serialized_start=3012
-  _globals['_POD']._serialized_end=3127
-  _globals['_PODS']._serialized_start=3225
-  _globals['_PODS']._serialized_end=3434
+  _globals['_HTTPGETACTION']._serialized_end=1068
+  _globals['_TCPSOCKETACTION']._serialized_start=1070
+  _globals['_TCPSOCKETACTION']._serialized_end=1138
+  _globals['_GRPCACTION']._serialized_start=1140
+  _globals['_GRPCACTION']._serialized_end=1197
+  _globals['_PROBEHANDLER']._serialized_start=1200
+  _globals['_PROBEHANDLER']._serialized_end=1374
+  _globals['_LIFECYCLEHANDLER']._serialized_start=1376
+  _globals['_LIFECYCLEHANDLER']._serialized_end=1472
+  _globals['_LIFECYCLE']._serialized_start=1474
+  _globals['_LIFECYCLE']._serialized_end=1577
+  _globals['_PROBE']._serialized_start=1580
+  _globals['_PROBE']._serialized_end=1834
+  _globals['_CONTAINER']._serialized_start=1837
+  _globals['_CONTAINER']._serialized_end=2085
+  _globals['_PODREADINESSGATE']._serialized_start=2087
+  _globals['_PODREADINESSGATE']._serialized_end=2128
+  _globals['_PODSPEC']._serialized_start=2131
+  _globals['_PODSPEC']._serialized_end=2317
+  _globals['_PODCONDITION']._serialized_start=2320
+  _globals['_PODCONDITION']._serialized_end=2508
+  _globals['_PODIP']._serialized_start=2510
+  _globals['_PODIP']._serialized_end=2529
+  _globals['_CONTAINERSTATERUNNING']._serialized_start=2531
+  _globals['_CONTAINERSTATERUNNING']._serialized_end=2589
+  _globals['_CONTAINERSTATE']._serialized_start=2591
+  _globals['_CONTAINERSTATE']._serialized_end=2657
+  _globals['_CONTAINERSTATUS']._serialized_start=2660
+  _globals['_CONTAINERSTATUS']._serialized_end=2824
+  _globals['_PODSTATUS']._serialized_start=2827
+  _globals['_PODSTATUS']._serialized_end=3042
+  _globals['_POD']._serialized_start=3044
+  _globals['_POD']._serialized_end=3159
+  _globals['_PODS']._serialized_start=3257
+  _globals['_PODS']._serialized_end=3466
 # @@protoc_insertion_point(module_scope)

@@ -135,18 +135,20 @@ class HTTPHeader(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class HTTPGetAction(_message.Message):
-    __slots__ = ("path", "port", "host", "scheme", "httpHeaders")
+    __slots__ = ("path", "port", "host", "scheme", "httpHeaders", "protocol")
     PATH_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SCHEME_FIELD_NUMBER: _ClassVar[int]
     HTTPHEADERS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     path: str
     port: IntOrString
     host: str
     scheme: str
     httpHeaders: _containers.RepeatedCompositeFieldContainer[HTTPHeader]
-    def __init__(self, path: _Optional[str] = ..., port: _Optional[_Union[IntOrString, _Mapping]] = ..., host: _Optional[str] = ..., scheme: _Optional[str] = ..., httpHeaders: _Optional[_Iterable[_Union[HTTPHeader, _Mapping]]] = ...) -> None: ...
+    protocol: str
+    def __init__(self, path: _Optional[str] = ..., port: _Optional[_Union[IntOrString, _Mapping]] = ..., host: _Optional[str] = ..., scheme: _Optional[str] = ..., httpHeaders: _Optional[_Iterable[_Union[HTTPHeader, _Mapping]]] = ..., protocol: _Optional[str] = ...) -> None: ...
 
 class TCPSocketAction(_message.Message):
     __slots__ = ("port", "host")
@@ -157,12 +159,14 @@ class TCPSocketAction(_message.Message):
     def __init__(self, port: _Optional[_Union[IntOrString, _Mapping]] = ..., host: _Optional[str] = ...) -> None: ...
 
 class GRPCAction(_message.Message):
-    __slots__ = ("port", "service")
+    __slots__ = ("port", "service", "mode")
     PORT_FIELD_NUMBER: _ClassVar[int]
     SERVICE_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     port: int
     service: str
-    def __init__(self, port: _Optional[int] = ..., service: _Optional[str] = ...) -> None: ...
+    mode: str
+    def __init__(self, port: _Optional[int] = ..., service: _Optional[str] = ..., mode: _Optional[str] = ...) -> None: ...
 
 class ProbeHandler(_message.Message):
     __slots__ = ("exec", "httpGet", "tcpSocket", "grpc")

@@ -2,8 +2,6 @@
 
 Fields that JSON omits (zeros, empty strings) are omitted here too, so that defaults and errors are
 the same: Kubernetes' marshaller writes every field that is not a pointer, also if it is zero.
-Fields added as alpha in 1.37 (`httpGet.protocol`, `grpc.mode`) are not read: such probes count as
-the previous kind until the API server's copy of the pod arrives.
 """
 
 import datetime

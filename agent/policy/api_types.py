@@ -6,6 +6,7 @@ cycles, so the garbage collector skips them (gc=False): with thousands of polici
 event loop for a tenth of a second.
 """
 
+import datetime
 import re
 from collections.abc import Iterable
 from typing import Annotated, Literal
@@ -112,6 +113,7 @@ class SpecField(
     from_: Annotated[tuple[FromField, ...], msgspec.Meta(min_length=1)] = msgspec.field(name="from")
     ports: Annotated[tuple[PortField, ...], msgspec.Meta(min_length=1)] | None = None
     node_selector: LabelSelector | None = None
+    expires: Annotated[datetime.datetime, msgspec.Meta(tz=True)] | None = None
 
 
 class PolicyMetadata(msgspec.Struct, frozen=True, gc=False):
@@ -191,6 +193,23 @@ class Policy(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     nodes: LabelSelector | None = None
     host_pods: dict[str, PodSelector] = {}
     generation: int = 0
+
+    @property
+    def expires(self) -> float | None:
+        """When it stops admitting anything, as Unix time; None: never."""
+        expires = self.document.spec.expires
+        return expires.timestamp() if expires else None
+
+    @property
+    def expires_text(self) -> str:
+        """The same in RFC 3339; empty: never."""
+        expires = self.document.spec.expires
+        return time_text(expires) if expires else ""
+
+
+def time_text(moment: datetime.datetime) -> str:
+    """RFC 3339 in UTC and whole seconds."""
+    return moment.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def name_of(document: object) -> str | None:

@@ -247,6 +247,15 @@ class PolicyController:
         return list(self._effects.problems()) if self._store.is_settled else []
 
     @property
+    def expiries(self) -> dict[str, float]:
+        """When policies in force expire, as Unix time, by name; without those that never do."""
+        return {
+            policy.name: policy.expires
+            for policy in self._rule_set.policies
+            if policy.expires is not None
+        }
+
+    @property
     def skipped(self) -> dict[str, int]:
         """Rules that gates have no room for, by policy."""
         names = (state.admission.skipped for state in self._store.states() if state.admission)

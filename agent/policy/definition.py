@@ -28,6 +28,7 @@ _DESCRIPTIONS: Final = {
         "from": "The admitted sources: any of these.",
         "ports": "The ports they may use: any of these. Default: all.",
         "nodeSelector": "The nodes on which the policy is in force. Default: all.",
+        "expires": "When it stops admitting anything. Default: never.",
     },
     "PodSelector": {
         "namespaces": "The pods' namespaces. Default: all.",

@@ -3,7 +3,9 @@
 import asyncio
 import dataclasses
 import functools
-from collections.abc import AsyncIterator, Iterable, Sequence
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Protocol
 
 import structlog
@@ -59,10 +61,17 @@ class EffectivePolicies:
     force: if it were the first to arrive, a restart could change it.
     """
 
-    def __init__(self, sources: Sequence[PolicyProvider]) -> None:
+    def __init__(
+        self, sources: Sequence[PolicyProvider], *, clock: Callable[[], float] = time.time
+    ) -> None:
+        """clock: Unix time, by which policies expire."""
         self._sources = sources
+        self._clock = clock
         self._logged: tuple[str, ...] | None = None
+        self._next_expiry = math.inf
         self.policies: tuple[Policy, ...] = ()
+        self.expired: tuple[Policy, ...] = ()
+        """Those that admit nothing any more."""
 
     @property
     def names(self) -> list[str]:
@@ -81,16 +90,30 @@ class EffectivePolicies:
             source.restore()
 
     def refresh(self) -> bool:
-        """Read changes since the last refresh; returns whether there were any. Blocks."""
+        """Read changes since the last refresh; returns whether there were any, or whether a policy
+        has expired. Blocks."""
         changed = [source.refresh() for source in self._sources]
-        if self._logged is not None and not any(changed):
+        now = self._clock()
+        if self._logged is not None and not any(changed) and now < self._next_expiry:
             return False
         batches = [source.batch for source in self._sources]
         joined = join(batches, name=" together with ".join(batch.name for batch in batches))
         for problem in joined.problems:
             if problem not in (self._logged or ()):
                 log.warning(Event.POLICY_PROBLEM, problem=problem)
-        self.policies, self._logged = joined.policies, joined.problems
+        self._logged = joined.problems
+        by_expiry = [(policy.expires or math.inf, policy) for policy in joined.policies]
+        self.policies = tuple(policy for expires, policy in by_expiry if now < expires)
+        before, self.expired = (
+            self.expired,
+            tuple(policy for expires, policy in by_expiry if expires <= now),
+        )
+        self._next_expiry = min(
+            (expires for expires, _ in by_expiry if now < expires), default=math.inf
+        )
+        for policy in self.expired:
+            if policy not in before:
+                log.info(Event.POLICY_EXPIRED, policy=policy.name, expires=policy.expires_text)
         return True
 
     async def follow(self, wake: asyncio.Event, *, at_least_every_seconds: float) -> None:

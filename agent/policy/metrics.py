@@ -19,6 +19,12 @@ POLICY_PROBLEMS = MetricFamily(
     "gauge",
     "Policies, or policy sources, that are not applied as written; `podgate rules` lists them.",
 )
+POLICY_EXPIRES = MetricFamily(
+    "podgate_policy_expires_timestamp_seconds",
+    "gauge",
+    "When a policy in force with spec.expires stops admitting its sources, as Unix time.",
+    ("policy",),
+)
 RULES_SKIPPED = MetricFamily(
     "podgate_rules_skipped",
     "gauge",
@@ -48,5 +54,8 @@ class PolicyCollector:
         yield labelled(
             RULES_SKIPPED,
             (((policy,), count) for policy, count in self._policy.skipped.items()),
+        )
+        yield labelled(
+            POLICY_EXPIRES, (((policy,), at) for policy, at in self._policy.expiries.items())
         )
         yield single(POLICY_PROBLEMS, len(self._policy.problems))

@@ -53,6 +53,7 @@ def of(
                 for rule in policy.rules
             ],
             generation=policy.generation,
+            expires=policy.expires_text,
             skipped={
                 pod.full_name: count
                 for pod, admission in gated
@@ -62,6 +63,11 @@ def of(
         for policy in rule_set.policies
     ]
     problems = effective.problems
+    problems += [
+        f"Policy {policy.name} expired at {policy.expires_text} and admits nothing; delete it, or "
+        "set a later time in spec.expires."
+        for policy in effective.expired
+    ]
     problems += sorted(
         f"Pod {pod.full_name}: {admission.problem}"
         for pod, admission in gated

@@ -19,7 +19,7 @@ from probes.engine.joint import Cancellable
 from probes.engine.slots import PodSlots, Slot
 from probes.engine.spreading import Spread
 from probes.engine.targets import ProbedContainer, ProbedPod, ProbeKey, ProbeState, desired_probes
-from probes.engine.workers import ContainerInstance, ProbeType, Worker
+from probes.engine.workers import ContainerInstance, ProbeType, Worker, is_same_attempt
 from probes.netns import Netns
 from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.definitions import Exec
@@ -98,7 +98,8 @@ class Scheduler:
         return len(self._due)
 
     def set_pod(self, target: ProbedPod) -> None:
-        """Add or update a pod; workers with an unchanged probe keep their state.
+        """Add or update a pod; workers with an unchanged probe keep their state, and those with
+        another one the result that counts (`Worker.change`).
 
         Raises ValueError for an invalid address. Calls on_result only for results that the update
         changes: a restarted container's.
@@ -116,14 +117,16 @@ class Scheduler:
             self._drop(pod.slots.pop(key))
         for key, (probe, plan) in plans.items():
             slot = pod.slots.get(key)
-            if slot is None or slot.worker.probe != probe:
-                if slot is not None:
-                    self._drop(slot)
+            if slot is None:
                 worker = Worker(key.type, probe, first_at=self._spread.next())
                 pod.slots[key] = Slot(key, worker, plan, target.netns)
-            elif slot.netns != target.netns or has_moved:
+                continue
+            is_same = is_same_attempt(slot.worker.probe, probe)
+            if slot.netns != target.netns or has_moved or not is_same:
                 self._stop_run(slot)
                 slot.plan, slot.netns = plan, target.netns
+            if slot.worker.probe != probe:
+                slot.worker.change(probe, self._loop.time())
         self._observe(pod)
 
     def remove_pod(self, uid: str) -> None:
@@ -209,6 +212,8 @@ class Scheduler:
             container = ContainerInstance(
                 target.container_id, self._on_loop(pod, target), target.running, target.restarts
             )
+            if container.running and self._has_started(pod, target):
+                pod.started[name] = container.container_id
             # Startup is first in a container's slots: the others use its result.
             for type in ProbeType:
                 slot = pod.slots.get(ProbeKey(pod.target.uid, name, type))
@@ -229,7 +234,7 @@ class Scheduler:
                     started=started,
                     deleting=pod.target.deleting,
                     now=now,
-                    restored=target.restored.get(type),
+                    restored=self._restored(pod, target, type),
                 )
                 if worker.over:
                     self._stop_run(slot)
@@ -237,12 +242,22 @@ class Scheduler:
                 if before is not None:
                     self._report(slot, before)
 
+    def _restored(
+        self, pod: PodSlots, target: ProbedContainer, type: ProbeType
+    ) -> ProbeResult | None:
+        """The result that a new worker begins with, in place of the initial one."""
+        if type is ProbeType.STARTUP and pod.has_started(target):
+            return ProbeResult.SUCCESS
+        return target.restored.get(type)
+
     def _has_started(self, pod: PodSlots, target: ProbedContainer) -> bool:
         if target.started is not None:
             return target.started
         slot = pod.slots.get(ProbeKey(pod.target.uid, target.probes.name, ProbeType.STARTUP))
         if slot is None:
             # It has no startup probe, or one that the kubelet runs and whose result is unknown.
+            return True
+        if pod.has_started(target):
             return True
         worker = slot.worker
         if not worker.container_id:

@@ -4,7 +4,7 @@ import asyncio
 
 from probes.engine import prober
 from probes.engine.joint import Cancellable
-from probes.engine.targets import ProbedPod, ProbeKey, ProbeState
+from probes.engine.targets import ProbedContainer, ProbedPod, ProbeKey, ProbeState
 from probes.engine.workers import Worker
 from probes.netns import Netns
 from probes.results import ProbeOutcome
@@ -67,10 +67,17 @@ class Slot:
 class PodSlots:
     """A pod as last set, and its probes."""
 
-    __slots__ = ("slots", "started_at", "target")
+    __slots__ = ("slots", "started", "started_at", "target")
 
     def __init__(self, target: ProbedPod) -> None:
         self.target = target
         self.slots: dict[ProbeKey, Slot] = {}
+        self.started: dict[str, str] = {}
+        """By container: the id of the newest that has started. A startup probe that is added or
+        changed later does not change that (KEP-6318)."""
         self.started_at: dict[str, tuple[float, float]] = {}
         """By container: the start in Unix time, and on the loop's clock, fixed when first seen."""
+
+    def has_started(self, target: ProbedContainer) -> bool:
+        """Whether this run of the container has started at any time."""
+        return self.started.get(target.probes.name, "") == target.container_id != ""

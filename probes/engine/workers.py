@@ -53,6 +53,7 @@ class Worker:
     __slots__ = (
         "_closed",
         "_gated",
+        "_has_run",
         "_retrying",
         "_running",
         "_started_at",
@@ -87,6 +88,7 @@ class Worker:
         self._started_at = 0.0
         self._running = False
         self._gated = False
+        self._has_run = False
         self._tries = 0
         self._retrying = False
 
@@ -95,9 +97,13 @@ class Worker:
         """When the next probe is due; None if none is scheduled."""
         if self.over or self.in_flight or self.is_paused or self._gated or not self._running:
             return None
+        return self._tick if self._has_run else max(self._tick, self._delayed)
+
+    @property
+    def _delayed(self) -> float:
         # worker.go compares whole seconds since the start with whole seconds of delay; that is
         # the same as comparing times, and goes below the second.
-        return max(self._tick, self._started_at + self.probe.initial_delay_seconds)
+        return self._started_at + self.probe.initial_delay_seconds
 
     def observe(
         self,
@@ -123,6 +129,7 @@ class Worker:
             self.cached = restored or INITIAL_RESULTS[self.type]
             self.is_paused = False
             self._closed = False
+            self._has_run = False
         if self.is_paused:
             return
         was_waiting = self._gated or not self._running
@@ -148,6 +155,28 @@ class Worker:
             # which readiness waits, is no worse served. Only liveness keeps its rhythm.
             self._tick = now
 
+    def change(self, probe: Probe, now: float) -> None:
+        """Take another configuration for the same container (KEP-6318, "Kubelet Behavior").
+
+        The result that counts stays, whatever has changed. Other thresholds begin a new count.
+        Another period counts from the newest probe. What another attempt differs in (its handler,
+        timeout, addresses, whether it answers) begins a new count and is tried at once; the caller
+        abandons the attempt that runs.
+        """
+        old, self.probe = self.probe, probe
+        is_other_attempt = not is_same_attempt(old, probe)
+        if is_other_attempt or _thresholds(old) != _thresholds(probe):
+            self.run_result, self.streak = None, 0
+        if is_other_attempt:
+            self._closed = False
+            self._tick = now
+        elif self._has_run:
+            # The rhythm is that of the starts, as the kubelet's ticker has it.
+            self._tick = max(self._tick - old.period_seconds + probe.period_seconds, now)
+        if old.answered is not probe.answered:
+            has_started = self.type is ProbeType.STARTUP and self.cached is ProbeResult.SUCCESS
+            self.is_paused = has_started and not probe.answered
+
     def trigger(self, now: float) -> None:
         """Probe now, and then every period from now (worker.go manualTriggerCh).
 
@@ -169,9 +198,10 @@ class Worker:
         self.in_flight = True
         self._tries += 1
         if not self._retrying:
-            due = self._started_at + self.probe.initial_delay_seconds
-            self._tick = max(self._tick, due)
+            if not self._has_run:
+                self._tick = max(self._tick, self._delayed)
             self._skip_missed_ticks(now)
+        self._has_run = True
         self._retrying = False
 
     def finish(self, outcome: ProbeOutcome) -> bool:
@@ -229,3 +259,24 @@ class Worker:
             self._tick += period * (math.floor((now - self._tick) / period) + 1)
             if self._tick <= now:  # the sum was rounded down
                 self._tick += period
+
+
+def is_same_attempt(one: Probe, other: Probe) -> bool:
+    """Whether they differ in nothing but when attempts are made, and what results mean."""
+    return _attempt(one) == _attempt(other)
+
+
+def _thresholds(probe: Probe) -> tuple[int, int]:
+    return probe.success_threshold, probe.failure_threshold
+
+
+def _attempt(probe: Probe) -> Probe:
+    return msgspec.structs.replace(
+        probe,
+        initial_delay_seconds=0.0,
+        period_seconds=0.0,
+        success_threshold=0,
+        failure_threshold=0,
+        termination_grace_period_seconds=None,
+        fail_when_listener_closes=False,
+    )

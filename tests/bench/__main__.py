@@ -20,7 +20,7 @@ BENCHES = (
     "burst",
 )
 # These need the programs of a cluster, so they run only if they are named.
-APART = ("cluster", "nri")
+APART = ("cluster", "fleet", "nri")
 
 
 def main() -> int:

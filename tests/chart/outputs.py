@@ -23,6 +23,7 @@ _OPTIONAL: dict[str, Json] = {
     "deny-probe-hosts.yaml": {"guards": {"denyProbeHosts": True}},
     "injection.yaml": {"injection": {"mechanism": "policies"}},
     "proxy.yaml": {"proxy": {"enabled": True}},
+    "verify-cronjob.yaml": {"verify": {"enabled": True}},
 }
 # Groups that are one value.
 _WHOLE = ("resources", "labels")

@@ -14,6 +14,7 @@ from bpf import (
     abi,
     artefacts,
     buffer_layout,
+    compile_cache,
     compiling,
     errors,
     listeners,
@@ -139,7 +140,8 @@ async def test_moving_copies_are_loaded_once_and_only_when_they_are_needed(
     again.close()
 
 
-async def test_compiler_is_never_mapped_here() -> None:
+async def test_compiler_is_never_mapped_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(compile_cache.DIRECTORY_VARIABLE, raising=False)
     await compiling.compile_in_process(listeners.PROGRAM_SET, ())
     mapped = _mapped_files()
     assert "libbcc" not in mapped

@@ -94,6 +94,30 @@ def test_a_scrape_shows_coverage_and_what_is_in_force(
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
+def test_pods_are_added_up_by_node(operator: AgentProcess, pods: list[LabPod]) -> None:
+    for pod in pods:
+        operator.write_manifest(pod, mode=pod.name, container=LISTENING)
+    operator.start("--mode", "enforce", "--metrics", "node")
+    operator.wait_for("both gates", isolated_as("enforce", "Enforced"))
+    report = operator.wait_for("both gates", isolated_as("audit", "Audit"))
+    text = scrape(report)
+    found = samples(text)
+    assert not [
+        labels for _, labels in found if {"pod", "namespace"} & {name for name, _ in labels}
+    ]
+    condition = (
+        ("condition", "podgate.io/isolation-ready"),
+        ("reason", "Audit"),
+        ("status", "True"),
+    )
+    assert found["podgate_pod_condition", condition] == 1
+    assert any(name == "podgate_gate_packets_total" for name, _ in found)
+    checked = subprocess.run(
+        (PROMTOOL, "check", "metrics"), input=text, capture_output=True, text=True, timeout=60
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
 def test_counters_go_on_without_the_agent(operator: AgentProcess, pods: list[LabPod]) -> None:
     operator.write_manifest(pods[1], mode="enforce", container=LISTENING)
     operator.start("--mode", "enforce")

@@ -1,6 +1,7 @@
 """Policies with the whole agent: which sources a rule admits, and what the agent reports."""
 
 import asyncio
+import datetime
 import json
 import pathlib
 import select
@@ -225,6 +226,28 @@ def test_agent_without_rules_removes_existing_counters(
     with Map.open(counters_of(node), abi.RULE_HITS) as counters:
         assert list(counters.items()) == []
     assert "without --rules" in node.podgate("rules")
+
+
+def test_expired_policy_admits_nothing_until_its_time_is_later(
+    node: Node, web: LabPod, service: Cgroup
+) -> None:
+    document = policy("backup", cgroup(service), PORT)
+    document["spec"]["expires"] = "2026-01-01T00:00:00Z"
+    node.write("backup.yaml", document)
+    node.start(web)
+    assert is_dropped(service, web, PORT)
+    (problem,) = node.rules().problems
+    assert problem.startswith("Policy backup expired at 2026-01-01T00:00:00Z and admits nothing")
+    document["spec"]["expires"] = "2126-01-01T00:00:00Z"
+    node.write("backup.yaml", document)
+    found = node.wait_for_rules("the rule", has_policy("backup"))
+    node.operator.wait_for("the gate", lambda _: reaches(service, web, PORT))
+    assert [one.expires for one in found.policies] == ["2126-01-01T00:00:00Z"]
+    report = node.operator.report()
+    assert report is not None
+    times = [line for line in metrics(report) if line.startswith("podgate_policy_expires_")]
+    later = datetime.datetime(2126, 1, 1, tzinfo=datetime.UTC)
+    assert [float(line.split()[-1]) for line in times] == [later.timestamp()]
 
 
 def test_missing_cgroup_is_reported_until_it_exists(node: Node, web: LabPod) -> None:

@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 
 from agent.lab import lab as labs
-from bpf import artefacts, compiling, errors, features, listeners, loader, pinning, pins, sources
+from bpf import (
+    artefacts,
+    compile_cache,
+    compiling,
+    errors,
+    features,
+    listeners,
+    loader,
+    pinning,
+    pins,
+    sources,
+)
 from bpf.compiler import PROGRAM_SETS
 from bpf.features import Feature
 from bpf.gates import Attachment, Gates
@@ -22,6 +33,7 @@ from tests.kernel.test_attach import enforcing
 
 pytestmark = pytest.mark.kernel
 
+_ROOT = pathlib.Path(__file__).parents[2]
 _TRACING = 26  # BPF_PROG_TYPE_TRACING
 
 # bcc loads every program of a set itself, and prints the tags by which the kernel identifies them:
@@ -145,22 +157,37 @@ def test_programs_for_other_kernels_load(
     assert pinned >= {program.name for program in programs.programs if not program.is_optional}
 
 
-_COMPILE_WITHOUT_SYMBOLS = """
+_COMPILE_AS_IN_A_BUILD = """
 mount --bind /dev/null /proc/kallsyms
-exec "$0" -m bpf.compiler "$@"
+gcc -shared -fPIC -o "$0" deploy/no_maps.c
+LD_PRELOAD="$0" exec "$@"
 """
 
 
 @pytest.mark.parametrize("programs", PROGRAM_SETS, ids=lambda programs: programs.source)
-def test_programs_are_the_same_where_an_image_s_build_sees_no_kernel_symbols(
-    programs: ProgramSet, prebuilt_programs: pathlib.Path
+def test_programs_are_the_same_where_an_image_s_build_has_neither_kernel_symbols_nor_maps(
+    programs: ProgramSet,
+    prebuilt_programs: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Then bcc replaces its names for the helpers that read the kernel's memory."""
+    """Without symbols bcc replaces its names for the helpers that read the kernel's memory."""
+    monkeypatch.delenv(compile_cache.DIRECTORY_VARIABLE, raising=False)
     used = features.offered(programs.features)
     macros = [feature.macro for feature in used]
-    shell = ["unshare", "--mount", "sh", "-ec", _COMPILE_WITHOUT_SYMBOLS]
+    shell = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-ec",
+        _COMPILE_AS_IN_A_BUILD,
+        str(tmp_path / "no_maps.so"),
+    ]
     output = subprocess.run(
-        [*shell, sys.executable, programs.source, *macros], check=True, capture_output=True
+        [*shell, sys.executable, "-m", "bpf.compiler", programs.source, *macros],
+        cwd=_ROOT,
+        check=True,
+        capture_output=True,
     ).stdout
     found = artefacts.decode(output, programs)
     file = artefacts.path(prebuilt_programs, programs, used)
@@ -192,10 +219,11 @@ def test_damaged_file_is_not_used(fresh_pins: pins.Pins, file: pathlib.Path) -> 
 
 @pytest.fixture
 def without_bcc(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Started processes cannot import bcc, as in the image."""
+    """Started processes cannot import bcc, as in the image, nor find what it has compiled."""
     directory = tmp_path / "packages"
     directory.mkdir()
     (directory / "bcc.py").write_text("raise ImportError", encoding="ascii")
+    monkeypatch.delenv(compile_cache.DIRECTORY_VARIABLE, raising=False)
     monkeypatch.setenv("PYTHONPATH", str(directory))
 
 

@@ -23,6 +23,7 @@ from agent.operate.kubectl import (
     strict,
     suggest,
     uninstall,
+    verify,
     why_not_ready,
 )
 from agent.operate.kubectl.cluster import Cluster, KubectlError
@@ -38,6 +39,7 @@ _COMMANDS = (
     explain,
     why_not_ready,
     doctor,
+    verify,
     suggest,
     enforce,
     strict,

@@ -2,12 +2,18 @@
 the pods that are not as desired."""
 
 import argparse
+import concurrent.futures
 import dataclasses
+import datetime
+import sys
+import time
+from collections.abc import Callable
 
 from agent.operate.kubectl import (
     ceilings,
     cluster_findings,
     findings,
+    node_reports,
     node_status,
     output,
     printing,
@@ -20,6 +26,9 @@ from agent.operate.kubectl.node_status import NodeStatus, PodInForce
 from agent.operate.kubectl.printing import Cell
 from agent.operate.text import printable
 
+# Home, and clear what is below (ECMA-48).
+_CLEAR = "\x1b[H\x1b[J"
+_PERIOD_SECONDS = 5.0
 _COLOURS = {"off": printing.YELLOW, "audit": printing.YELLOW, "none": printing.RED}
 
 
@@ -44,18 +53,63 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     parser.add_argument(
         "--problems", action="store_true", help="Leave out the lines of nodes that are in order."
     )
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="Query all agents. Otherwise, in a cluster of more than 100 nodes, the table counts "
+        "nodes that are in order by their NodeReports.",
+    )
+    parser.add_argument(
+        "--watch",
+        "-w",
+        nargs="?",
+        type=_period,
+        const=_PERIOD_SECONDS,
+        metavar="SECONDS",
+        help="Show it again and again, with this time in between (5).",
+    )
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
-    """1 if a node's agent did not respond."""
+def _period(text: str) -> float:
+    seconds = float(text)
+    if not 1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError("1 to 3600 seconds")
+    return seconds
+
+
+def run(
+    arguments: argparse.Namespace,
+    cluster: Cluster,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """1 if a node's agent did not respond; with --watch it ends by an interrupt."""
+    if not arguments.watch:
+        return _once(arguments, cluster)
+    while True:
+        if sys.stdout.isatty():
+            printing.line(_CLEAR)
+        printing.line(f"{datetime.datetime.now().astimezone():%H:%M:%S %Z}")
+        try:
+            _once(arguments, cluster)
+        except KubectlError as error:
+            # An API server that restarts is what a user may be watching.
+            printing.progress(f"kubectl podgate: {error}")
+        printing.line()
+        sleep(arguments.watch)
+
+
+def _once(arguments: argparse.Namespace, cluster: Cluster) -> int:
     chosen = arguments.node
     if arguments.selector:
         chosen = cluster.nodes_with(arguments.selector)
-    answers = node_status.query(cluster, chosen, is_fresh=False)
-    namespaces = ceilings.labelled_namespaces(cluster)
-    nodes = [ceilings.with_findings(node_status.read(one), namespaces) for one in answers]
-    found = [] if chosen else _of_cluster(cluster)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        of_cluster = None if chosen else pool.submit(_of_cluster, cluster)
+        namespaces = pool.submit(ceilings.labelled_namespaces, cluster)
+        nodes = _nodes(arguments, cluster, chosen)
+        nodes = [ceilings.with_findings(node, namespaces.result()) for node in nodes]
+        found = of_cluster.result() if of_cluster else []
     found += [one for node in nodes for one in node.findings]
     pods = [pod for node in nodes for pod in node.pods if not pod.is_as_desired]
     for note in node_status.version_notes(nodes):
@@ -66,6 +120,25 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
         is_wide = arguments.output == output.WIDE
         _show(nodes, pods, found, is_wide=is_wide, only_problems=arguments.problems)
     return of_nodes([node.problem for node in nodes])
+
+
+def _nodes(
+    arguments: argparse.Namespace, cluster: Cluster, chosen: list[str] | None
+) -> list[NodeStatus]:
+    """By answers of agents; in a large cluster for the table alone, of nodes that are not in
+    order."""
+    is_complete = bool(chosen) or arguments.fresh or arguments.output != output.TABLE
+    fleet = None if is_complete else node_reports.read(cluster)
+    if fleet is None:
+        return list(map(node_status.read, node_status.query(cluster, chosen, is_fresh=False)))
+    if fleet.in_order:
+        printing.progress(
+            f"{len(fleet.in_order)} nodes by their NodeReports, whose numbers of pods are up to "
+            "five minutes old; --fresh queries all agents."
+        )
+    answers = node_status.query(cluster, fleet.others, is_fresh=False) if fleet.others else []
+    found = [*fleet.in_order.values(), *map(node_status.read, answers)]
+    return sorted(found, key=lambda node: node.node)
 
 
 def _of_cluster(cluster: Cluster) -> list[Finding]:

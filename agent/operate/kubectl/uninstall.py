@@ -21,7 +21,7 @@ _ADMISSION = (
     "validatingwebhookconfigurations",
 )
 # What restores that: controllers of previous versions, and the Job of their webhooks' certificate.
-_WRITERS = ("deployments.apps", "jobs.batch")
+_WRITERS = ("deployments.apps", "cronjobs.batch", "jobs.batch")
 _NAMESPACED = (
     *_WRITERS,
     "daemonsets.apps",

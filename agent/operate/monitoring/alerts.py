@@ -18,6 +18,18 @@ from agent.admin.finding_kinds import Kind
 # Of the PodMonitor, "podgate/podgate"; of a job of one's own, "podgate".
 _UP = 'up{job=~"(.*/)?podgate"}'
 _CONTROLLER_UP = 'up{job=~"(.*/)?podgate-controller"}'
+# Of kube-state-metrics. A Job that still runs has neither failed nor succeeded.
+_VERIFY = 'job_name=~"podgate-verify-.*"'
+_VERIFY_START = f"kube_job_status_start_time{{{_VERIFY}}}"
+
+
+def _last_verified(outcome: str) -> str:
+    return (
+        f"max by (namespace) ({_VERIFY_START} and on (namespace, job_name) "
+        f"kube_job_status_{outcome}{{{_VERIFY}}} > 0)"
+    )
+
+
 _NODE = "{{ $labels.node }}"
 _NODE_OR_INSTANCE = "{{ or $labels.node $labels.instance }}"
 
@@ -293,6 +305,14 @@ ALERTS = (
         f"{_CONTROLLER_UP} == 0",
         "15m",
         "The controller {{ $labels.instance }} does not respond.",
+    ),
+    Alert(
+        "PodgateVerifyFailed",
+        Severity.CRITICAL,
+        f"{_last_verified('failed')} > ({_last_verified('succeeded')} or "
+        f"max by (namespace) ({_VERIFY_START}) * 0)",
+        "0m",
+        "kubectl podgate verify found pods open, or could not try all nodes.",
     ),
     Alert(
         "PodgateWebhookCertificate",

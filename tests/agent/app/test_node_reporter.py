@@ -8,9 +8,14 @@ import pytest
 import structlog.testing
 from aiohttp import web
 
-from agent.app.node_reporter import PERIOD_SECONDS, SPREAD_SECONDS, NodeReporter
+from agent.app.node_reporter import (
+    COUNTS_SECONDS,
+    PERIOD_SECONDS,
+    SPREAD_SECONDS,
+    NodeReporter,
+)
 from agent.kube.client import APPLY, ApiClient
-from agent.kube.node_report import PATH, FailedPolicy, NodePolicies, NodeStatus
+from agent.kube.node_report import PATH, FailedPolicy, NodePolicies, NodeStatus, NodeSummary
 from agent.logs import Event
 from tests.agent.kube.apiserver import ApiServer, error_response
 from tests.agent.kube.conftest import api, kubeconfig, listening, server
@@ -127,3 +132,59 @@ async def test_report_that_is_rejected_is_written_later(
         count = len(server.patches())
         await asyncio.sleep(600)
     assert len(server.patches()) == count
+
+
+def _counted(pods: int, in_force: int | None = None, problems: int = 0) -> NodeStatus:
+    """With pods in enforce."""
+    mine = pods if in_force is None else in_force
+    summary = NodeSummary(
+        has_kubelet=True,
+        problems=problems,
+        desired={"enforce": pods},
+        in_force={"enforce": mine},
+    )
+    return NodeStatus("0.1.0", NodePolicies("r1", 2), summary)
+
+
+async def test_pods_that_come_and_go_are_written_every_five_minutes(
+    server: ApiServer, api: ApiClient
+) -> None:
+    node = Node()
+    async with running(api, node):
+        for number in range(3600):
+            node.status = _counted(number)
+            await asyncio.sleep(1)
+    count = len(server.patches())
+    assert 3600 / (COUNTS_SECONDS + SPREAD_SECONDS + 1) - 1 <= count <= 3600 / COUNTS_SECONDS + 1
+
+
+@pytest.mark.parametrize("worse", [_counted(4, 3), _counted(4, problems=1)])
+async def test_node_that_is_not_in_order_reports_it_within_the_spread(
+    server: ApiServer, api: ApiClient, worse: NodeStatus
+) -> None:
+    node = Node()
+    node.status = _counted(4)
+    async with running(api, node):
+        await asyncio.sleep(200)
+        server.received.clear()
+        changed_at = asyncio.get_running_loop().time()
+        node.status = worse
+        await asyncio.sleep(200)
+    (request,) = server.patches()
+    assert request.at - changed_at <= SPREAD_SECONDS + 1
+    summary = request.body["status"]["summary"]
+    assert (summary["inForce"]["enforce"], summary.get("problems", 0)) in {(3, 0), (4, 1)}
+
+
+async def test_pod_that_starts_is_no_report(server: ApiServer, api: ApiClient) -> None:
+    """Its gate is in force moments later."""
+    node = Node()
+    node.status = _counted(4)
+    async with running(api, node):
+        await asyncio.sleep(200)
+        server.received.clear()
+        node.status = _counted(5, 4)
+        await asyncio.sleep(2)
+        node.status = _counted(4)
+        await asyncio.sleep(600)
+    assert not server.patches()

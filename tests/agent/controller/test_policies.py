@@ -137,6 +137,23 @@ async def test_policy_is_programmed_when_all_nodes_have_it(
     assert len(cluster.writes) == count, "a status that is right is not written"
 
 
+async def test_policy_that_expires_is_no_longer_programmed(
+    cluster: Cluster, api: ApiClient
+) -> None:
+    cluster.node("one")
+    cluster.policy("backup", expires="2026-11-22T13:00:00+01:00")  # at START
+    cluster.policy("longer", expires="2026-11-22T12:01:00Z")
+    cluster.report("one")
+    async with running(api):
+        await asyncio.sleep(20)
+        assert cluster.condition("backup", "Accepted") == ("True", "Valid")
+        assert cluster.condition("backup", "Programmed") == ("False", "Expired")
+        assert "expired at 2026-11-22T12:00:00Z" in json.dumps(cluster.status("backup"))
+        assert cluster.condition("longer", "Programmed") == ("True", "Programmed")
+        await asyncio.sleep(180)
+        assert cluster.condition("longer", "Programmed") == ("False", "Expired")
+
+
 @pytest.mark.parametrize(
     ("effects", "reason", "words"),
     [

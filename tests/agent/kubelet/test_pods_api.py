@@ -78,6 +78,7 @@ def rich() -> Any:
                     "port": "http",
                     "scheme": "HTTPS",
                     "httpHeaders": [{"name": "A", "value": ""}],
+                    "protocol": "HTTP1",
                 },
                 "failureThreshold": 30,
             },
@@ -88,7 +89,11 @@ def rich() -> Any:
             },
             "lifecycle": {"preStop": {"httpGet": {"port": 9, "path": "/bye"}}},
         },
-        {"name": "other", "readinessProbe": {"grpc": {"port": 5, "service": "s"}}},
+        {
+            "name": "other",
+            "readinessProbe": {"grpc": {"port": 5, "service": "s", "mode": "TLS"}},
+            "livenessProbe": {"httpGet": {"port": 6, "protocol": "HTTP2"}},
+        },
     ]
     return thing
 
@@ -99,6 +104,12 @@ def rich() -> Any:
 def test_kubelets_pod_is_the_api_servers(thing: Any) -> None:
     from_api = msgspec.convert(thing, ApiPod)
     assert pods_api_reading.read(encoded(thing)) == from_api
+
+
+def test_fields_of_1_37_have_the_numbers_of_their_keps() -> None:
+    """KEP-5999 and KEP-4939; the others are held to recordings."""
+    assert kubelet_pb2.HTTPGetAction.FromString(b"\x32\x05HTTP2").protocol == "HTTP2"
+    assert kubelet_pb2.GRPCAction.FromString(b"\x1a\x03TLS").mode == "TLS"
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xff", b"\x0a\x05ab", encoded({"metadata": {}})])

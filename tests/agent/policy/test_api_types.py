@@ -55,6 +55,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         },
         "spec.pods.podSelector.matchExpressions[0]: In needs values",
     ),
+    ({"expires": "tomorrow"}, "spec.expires: invalid RFC3339"),
+    ({"expires": "2026-12-01T10:00:00"}, "spec.expires: expected `datetime` with a timezone"),
     ({"from": []}, "spec.from: expected `array` of length >= 1"),
     ({"from": [{}]}, "spec.from[0]: set exactly one of"),
     ({"from": [{"kernel": {}, "anyProcess": {}}]}, "spec.from[0]: set exactly one of"),
@@ -104,6 +106,8 @@ VALID: list[dict[str, Any]] = [
     },
     {"nodeSelector": {"matchLabels": {"node-role.kubernetes.io/control-plane": ""}}},
     {"nodeSelector": {}},
+    {"expires": "2026-12-01T10:00:00Z"},
+    {"expires": "2026-12-01T10:00:00.5+01:00"},
     {"pods": {"namespaces": ["a"]}},
     {"pods": {"namespaceSelector": {}}},
     {"pods": {"podSelector": {}}},
@@ -227,9 +231,12 @@ def test_a_policy_is_written_as_it_was_read() -> None:
     ports = [{"port": 1, "protocol": "UDP"}, {"protocol": 47}, {"port": 2, "endPort": 3}]
     senders = [{"kernel": {}}, {"cgroup": {"path": SERVICE, "match": "subtree"}}]
     pods = {"namespaces": ["a"], "podSelector": {"matchLabels": {"app": "web"}}}
-    read = api_types.read(document(**{"from": senders}, pods=pods, ports=ports), source="a.yaml")
+    expires = "2026-12-01T10:00:00Z"
+    fields = {"from": senders, "pods": pods, "ports": ports, "expires": expires}
+    read = api_types.read(document(**fields), source="a.yaml")
     written = msgspec.to_builtins(read.document)
     assert api_types.read(written, source="a.yaml") == read
+    assert (written["spec"]["expires"], read.expires_text) == (expires, expires)
 
 
 def test_a_policy_for_all_pods_is_for_all_pods() -> None:

@@ -1,5 +1,6 @@
 """Policies of several sources: which of two is in force, and what is reported of the others."""
 
+import datetime
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,12 +12,12 @@ from agent.policy.api_types import Policy
 from agent.policy.effective import EffectivePolicies, PolicyBatch
 
 
-def policy(name: str, source: str = "a file") -> Policy:
+def policy(name: str, source: str = "a file", **fields: str) -> Policy:
     document = {
         "apiVersion": "policy.podgate.io/v1alpha1",
         "kind": "HostAccessPolicy",
         "metadata": {"name": name},
-        "spec": {"pods": {"podSelector": {}}, "from": [{"cgroup": {"path": "/x"}}]},
+        "spec": {"pods": {"podSelector": {}}, "from": [{"cgroup": {"path": "/x"}}], **fields},
     }
     return api_types.read(document, source=source)
 
@@ -101,6 +102,50 @@ def test_policies_are_joined_again_only_after_a_change() -> None:
     assert policies.refresh()
     assert [found.name for found in policies.policies] == ["a"]
     assert not policies.refresh()
+
+
+def test_policy_is_in_force_until_it_expires() -> None:
+    now = START = 1_796_000_000.0
+    source = Source("one")
+    policies = EffectivePolicies([source], clock=lambda: now)
+
+    def in_force() -> list[str]:
+        return [found.name for found in policies.policies]
+
+    def after(seconds: int) -> str:
+        moment = datetime.datetime.fromtimestamp(START + seconds, datetime.UTC)
+        return api_types.time_text(moment)
+
+    source.set(policy("a", expires=after(60)), policy("b"), policy("c", expires=after(30)))
+    with structlog.testing.capture_logs() as lines:
+        policies.refresh()
+        assert in_force() == ["a", "b", "c"]
+        now = START + 29.9
+        assert not policies.refresh()
+        now = START + 30
+        assert policies.refresh()
+        assert in_force() == ["a", "b"]
+        assert not policies.refresh()
+        now = START + 60
+        assert policies.refresh()
+        assert in_force() == ["b"]
+        now = START + 9999
+        assert not policies.refresh()
+    logged = [(line["policy"], line["expires"]) for line in lines]
+    assert logged == [("c", after(30)), ("a", after(60))]
+    assert [found.name for found in policies.expired] == ["a", "c"]
+    assert policies.problems == []
+    source.set(policy("a", expires=after(20_000)))
+    policies.refresh()
+    assert (in_force(), policies.expired) == (["a"], ())
+
+
+def test_policy_that_has_expired_is_never_in_force() -> None:
+    source = Source("one")
+    source.set(policy("a", expires="2026-01-01T00:00:00Z"))
+    policies = EffectivePolicies([source], clock=lambda: 1_796_000_000.0)
+    policies.refresh()
+    assert policies.policies == ()
 
 
 def test_each_problem_is_logged_once_while_it_lasts() -> None:

@@ -98,6 +98,17 @@ def test_nothing_has_changed_where_nothing_changed(files: Files) -> None:
     assert not files.source.refresh()
 
 
+@pytest.mark.parametrize("text", ["2026-12-01T10:00:00Z", '"2026-12-01T11:00:00+01:00"'])
+def test_time_of_expiry_may_be_yamls_or_a_string(files: Files, text: str) -> None:
+    content = yaml.safe_dump(policy("a")).replace("spec:", f"spec:\n  expires: {text}")
+    files.write("a.yaml", content)
+    assert files.refresh() == ["a"]
+    files.restart()
+    assert files.refresh() == ["a"]
+    (found,) = files.source.batch.policies
+    assert found.expires_text == "2026-12-01T10:00:00Z"
+
+
 def test_changes_and_removals_are_followed(files: Files) -> None:
     files.write("a.yaml", policy("a"), policy("b"))
     files.refresh()

@@ -16,6 +16,7 @@ from agent.settings import (
     FeatureGates,
     HostProbeMode,
     KubeletSetting,
+    MetricsLevel,
     RawSocketMode,
     RelayRanges,
     ServiceSettings,
@@ -131,6 +132,14 @@ def _parse_names(text: str) -> tuple[str, ...]:
     "--metrics-tls-key",
     type=options.PATH,
     help="Its private key (PEM).",
+)
+@click.option(
+    "--metrics",
+    "metrics_level",
+    type=click.Choice([choice.value for choice in MetricsLevel]),
+    default="pod",
+    show_default=True,
+    help="Series of each pod, or added up by namespace or node.",
 )
 @click.option(
     "--attach",
@@ -264,6 +273,7 @@ def run(
     metrics_address: tuple[str, int] | None,
     metrics_tls_cert: pathlib.Path | None,
     metrics_tls_key: pathlib.Path | None,
+    metrics_level: str,
     attachment: str,
     kubelet: KubeletSetting,
     dead_man_hours: float,
@@ -325,6 +335,7 @@ def run(
         metrics_certificate=(metrics_tls_cert, metrics_tls_key)
         if metrics_tls_cert and metrics_tls_key
         else None,
+        metrics_level=MetricsLevel(metrics_level),
         run_directory=run_directory,
         bpffs=bpffs,
         attachment=None if attachment == "auto" else Attachment(attachment),

@@ -53,6 +53,9 @@ def show(screen: Screen, report: RulesReport, found: Sequence[PolicyRow]) -> Non
         screen.line(f"No policy of {' or '.join(report.sources)} is in force.")
     else:
         screen.table(RULES, found)
+    for policy in report.policies:
+        if policy.expires:
+            screen.line(f"Policy {policy.name} admits its sources until {policy.expires}.")
     absent = [rule.problem for policy in report.policies for rule in policy.rules if rule.problem]
     for problem in (*report.problems, *dict.fromkeys(absent)):
         screen.line(problem, Signal.CAUTION)

@@ -1,11 +1,14 @@
 """The plugin's command line, and the one file that it is packed into."""
 
 import argparse
+import hashlib
+import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import tarfile
 from types import ModuleType
 
 import pytest
@@ -126,3 +129,29 @@ def test_interrupt_is_no_traceback(
     monkeypatch.setattr("agent.operate.kubectl.status.run", interrupt)
     assert main.main(["--kubectl", kubectl.command, "status"]) == 130
     assert capsys.readouterr().err == ""
+
+
+def test_krew_installs_the_packed_file(tmp_path: pathlib.Path) -> None:
+    plugin = tmp_path / "kubectl-podgate"
+    subprocess.run([sys.executable, ROOT / "deploy/plugin.py", plugin], check=True)
+    url = "https://github.com/OWNER/REPOSITORY/releases/download/v0.1.0/"
+    made = []
+    for _ in range(2):
+        subprocess.run([sys.executable, ROOT / "deploy/krew.py", plugin, url], check=True)
+        made.append((tmp_path / "kubectl-podgate.tar.gz").read_bytes())
+    assert made[0] == made[1]
+    manifest = json.loads((tmp_path / "podgate.krew.yaml").read_text(encoding="utf-8"))
+    spec = manifest["spec"]
+    (platform,) = spec["platforms"]
+    assert (manifest["metadata"]["name"], spec["version"]) == ("podgate", f"v{VERSION}")
+    # krew's index rejects longer ones.
+    assert len(spec["shortDescription"]) <= 50
+    assert spec["homepage"] == "https://github.com/OWNER/REPOSITORY"
+    assert platform["uri"] == f"{url}kubectl-podgate.tar.gz"
+    assert platform["sha256"] == hashlib.sha256(made[0]).hexdigest()
+    with tarfile.open(tmp_path / "kubectl-podgate.tar.gz") as archive:
+        assert archive.getnames() == [one["from"] for one in platform["files"]]
+        assert archive.getmember(platform["bin"]).mode & 0o111
+        content = archive.extractfile(platform["bin"])
+        assert content is not None
+        assert content.read() == plugin.read_bytes()

@@ -74,6 +74,17 @@ def _fill(entries: int, kind: str = "hash") -> dict[str, str]:
     }
 
 
+def _verified(failed: int, succeeded: int) -> dict[str, str]:
+    """Start times of the last Jobs that failed and that succeeded, and of one that runs."""
+    starts = {"failed": failed, "succeeded": succeeded, "active": 900}
+    series = {}
+    for outcome, second in starts.items():
+        job = f'{{namespace="podgate",job_name="podgate-verify-{outcome}"}}'
+        series[f"kube_job_status_start_time{job}"] = f"{second}{HOUR}"
+        series[f"kube_job_status_{outcome}{job}"] = f"1{HOUR}"
+    return series
+
+
 CASES = {
     "PodgateHoleOpen": Case(
         {_gate("stale"): "0x50 3x8"},
@@ -186,6 +197,11 @@ CASES = {
         {_CONTROLLER_UP: "1x40 0x18"},
         {_CONTROLLER_UP: f"1{HOUR}", _UP: f"0{HOUR}"},
         {"job": "podgate/podgate-controller"},
+    ),
+    "PodgateVerifyFailed": Case(
+        _verified(failed=200, succeeded=100),
+        _verified(failed=100, succeeded=200),
+        {"namespace": "podgate", "node": "", "instance": ""},
     ),
     "PodgateWebhookCertificate": one(
         _gauge("podgate_controller_webhook_certificate_valid"), "1x40 0x18", "0x5 1x53"

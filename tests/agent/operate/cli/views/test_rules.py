@@ -29,6 +29,13 @@ def test_no_policy_is_one_sentence(
     assert shown(report, capsys) == [sentence, "a.yaml is broken."]
 
 
+def test_policy_that_will_expire_has_its_time(capsys: pytest.CaptureFixture[str]) -> None:
+    (policy, *_) = RULES.policies
+    policy = msgspec.structs.replace(policy, name="debug", expires="2026-12-01T18:00:00Z")
+    report = msgspec.structs.replace(RULES, policies=[policy])
+    assert "Policy debug admits its sources until 2026-12-01T18:00:00Z." in shown(report, capsys)
+
+
 def test_problem_of_several_rules_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     (policy, *_) = RULES.policies
     rule = msgspec.structs.replace(policy.rules[0], problem="No such unit.")
