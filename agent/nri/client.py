@@ -15,6 +15,7 @@ import structlog
 from prometheus_client import core
 
 from agent import backoff
+from agent.cri import sandbox_netns
 from agent.cri.models import NetworkedSandbox
 from agent.errors import EXHAUSTED
 from agent.logs import Event
@@ -234,7 +235,7 @@ class NriClient:
 
     async def _prepare(self, pod: NewPod) -> None:
         """Gate the pod and correct its conditions, as far as there is time."""
-        if pod.sandbox is None:
+        if pod.sandbox is None or sandbox_netns.is_of_host(pod.sandbox.netns_path):
             self._pods.labels("none").inc()
             return
         loop = asyncio.get_running_loop()

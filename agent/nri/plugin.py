@@ -40,7 +40,8 @@ class NriError(Exception):
 @dataclasses.dataclass(frozen=True, slots=True)
 class NewPod:
     """A pod that starts when it is accepted. timeout_seconds: how long the runtime waits;
-    sandbox: None for a pod of the host's network, or not of Kubernetes."""
+    sandbox: None for a pod without a network namespace, as containerd reports a pod of the host
+    network, or not of Kubernetes."""
 
     number: int
     sandbox: NetworkedSandbox | None

@@ -48,6 +48,7 @@ elif "exec" in arguments:
 os.execv({runc!r}, [{runc!r}, *sys.argv[1:]])
 """
 _CAP_SYS_RESOURCE = 24
+_UUID = "-".join("?" * length for length in (8, 4, 4, 4, 12))
 _REGISTRIES = "/etc/containers/registries.conf"
 
 
@@ -55,6 +56,7 @@ class Crio(Containerd):
     """One runtime. `start` it; `end` takes it and its containers away."""
 
     sockets: ClassVar = pathlib.Path("/run/crio")
+    namespaces: ClassVar = tuple(f"{kind}/{_UUID}" for kind in ("netns", "ipcns", "utsns"))
 
     def __init__(
         self, network: dict[str, Any], binaries: pathlib.Path, *, has_nri: bool = False

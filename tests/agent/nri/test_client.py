@@ -71,6 +71,32 @@ async def started(socket: pathlib.Path, client: NriClient, *, is_running: bool =
             return await took
 
 
+async def test_pod_in_the_host_s_namespace_is_answered_without_a_gate(
+    socket: pathlib.Path,
+) -> None:
+    """CRI-O reports a path also for a pod of the host network."""
+    taken: list[str] = []
+
+    async def gate(new: NetworkedSandbox) -> bool:
+        taken.append(new.netns_path)
+        return False
+
+    client = made(socket, gate)
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[None] = loop.create_future()
+
+    async def serve(plugin: Plugin) -> None:
+        await plugin.register()
+        plugin.send(runtime.run_pod(5, runtime.pod(netns="/proc/self/ns/net")))
+        assert await plugin.receive() == Response(5, 0, "", b"")
+        answered.set_result(None)
+
+    async with runtime.listening(socket, serve), running(client):
+        await answered
+    assert taken == []
+    assert (pods(client, "none"), pods(client, "late")) == (1, 0)
+
+
 async def test_pod_starts_once_it_is_gated_and_its_conditions_are_corrected(
     socket: pathlib.Path,
 ) -> None:

@@ -51,7 +51,9 @@ def test_plugin_answers_what_the_runtime_accepted(path: pathlib.Path, size: int)
 def test_new_pod_is_read_with_all_that_the_runtime_reports(path: pathlib.Path) -> None:
     received = [content for side, content in recording.read(path) if side == "runtime"]
     web, agent = [one for one in answered(received)[0] if isinstance(one, NewPod)]
-    assert agent.sandbox is None
+    # CRI-O reports the host's namespace by a path, which only the node can recognise.
+    assert (agent.sandbox is None) == (path.stem != "crio")
+    assert agent.sandbox is None or not agent.sandbox.sandbox.ips
     assert web.sandbox is not None
     sandbox = web.sandbox.sandbox
     assert (sandbox.full_name, sandbox.pod_uid) == ("tests/web", "uid-web")
