@@ -204,12 +204,14 @@ class ClusterSource:
         first container; whether that is its gate, or on purpose none (mode off)."""
         sandbox = new.sandbox
         in_force = self._store.in_force.subscribe()
+        self._store.awaited.add(sandbox.pod_uid)
         try:
             await self.sandboxes.add(new, is_started=True)
             self._update()
             while (is_done := self._is_done(sandbox.pod_uid, sandbox.id)) is None:
                 await in_force.next()
         finally:
+            self._store.awaited.discard(sandbox.pod_uid)
             self._store.in_force.unsubscribe(in_force)
         return is_done
 

@@ -128,8 +128,8 @@ async def test_pod_of_an_agent_that_has_just_started_waits_for_its_conditions(
         corrected.append(uid)
 
     client = made(socket, at_once)
-    asyncio.get_running_loop().call_later(2, client.set_correction, correct)
-    # Of which 1.4 s before the pod starts.
+    asyncio.get_running_loop().call_later(1.6, client.set_correction, correct)
+    # Of which 1 s before the pod starts.
     assert await started(socket, client) == pytest.approx(0.6, abs=0.05)
     assert corrected == ["uid-web"]
 
@@ -184,7 +184,7 @@ async def test_registration_ends_before_the_limit_of_the_runtime(socket: pathlib
     loop = asyncio.get_running_loop()
     began = loop.time()
     await started(socket, client)
-    assert loop.time() - began == pytest.approx(1.4, abs=0.05)
+    assert loop.time() - began == pytest.approx(1.0, abs=0.05)
 
 
 async def test_pod_starts_before_the_limit_of_the_runtime_if_its_gate_hangs(
@@ -192,7 +192,7 @@ async def test_pod_starts_before_the_limit_of_the_runtime_if_its_gate_hangs(
 ) -> None:
     client = made(socket, never)
     client.set_correction(nothing)
-    assert await started(socket, client) == pytest.approx(1.4, abs=0.01)
+    assert await started(socket, client) == pytest.approx(1.0, abs=0.01)
     assert pods(client, "late") == 1
 
 
@@ -206,7 +206,7 @@ async def test_gate_that_is_in_force_counts_also_if_the_api_server_hangs(
 ) -> None:
     client = made(socket, at_once)
     client.set_correction(hangs)
-    assert await started(socket, client) == pytest.approx(1.4, abs=0.01)
+    assert await started(socket, client) == pytest.approx(1.0, abs=0.01)
     assert (pods(client, "gated"), pods(client, "late")) == (1, 0)
 
 

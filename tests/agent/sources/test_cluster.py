@@ -219,9 +219,11 @@ async def test_sandbox_that_starts_replaces_a_ready_one_and_waits_for_its_gate(
     cluster.store.in_force.mark("uid-web")
     await asyncio.sleep(0.01)
     assert not starting.done()
+    assert cluster.store.awaited == {"uid-web"}
     state.gated_netns = NEW_NETNS
     cluster.store.in_force.mark("uid-web")
     assert await starting
+    assert not cluster.store.awaited
 
 
 @pytest.mark.parametrize("reason", ["NoInterface", "GateFailed"])
