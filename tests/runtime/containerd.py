@@ -68,7 +68,7 @@ class Containerd:
 
     sockets: ClassVar = pathlib.Path("/run/containerd")
     """Where nodes have its socket."""
-    namespaces: ClassVar = ("netns/cni-*",)
+    namespaces: ClassVar[tuple[str, ...]] = ("netns/cni-*",)
     """Its pods' in /run, as patterns."""
 
     def __init__(self, network: dict[str, Any]) -> None:
