@@ -11,7 +11,7 @@ UNIT_WORKERS := $(shell expr $$(nproc) + 1)
 # Suites with a target of their own: the image, the proxies, which are off by default, the status page
 # in a browser, and a real cluster, which needs its programs.
 APART := --ignore tests/image --ignore tests/proxy --ignore tests/cluster --ignore tests/page \
-	--ignore tests/networks --ignore tests/fleet \
+	--ignore tests/networks --ignore tests/fleet --ignore tests/nri \
 	--ignore tests/kernel/devices
 # Time limits of suites that take more than minutes for a test.
 LONG := --timeout 3600 -o faulthandler_timeout=7200
@@ -19,7 +19,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image push plugin setup clean test-meshes test-crowd test-networks test-fleet
+.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image push plugin setup clean test-meshes test-crowd test-networks test-fleet test-nri
 
 demo: .venv/.run
 	@$(COMPILED) $(PYTHON) -m agent demo $(ARGS)
@@ -89,7 +89,7 @@ test-chart: setup
 
 # podgate in a cluster of one node, which starts in namespaces of its own from the programs in BIN:
 # kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, and etcd 3.5 or newer (Debian's if
-# there is none). Some tests with `make test-cluster BIN=DIR FILES="tests/cluster/test_deployment.py"`.
+# there is none); with the programs of test-nri there, its node has that runtime. Some tests with `make test-cluster BIN=DIR FILES="tests/cluster/test_deployment.py"`.
 # 75 minutes, ten of them a soak: PODGATE_TEST_SOAK_SECONDS and PODGATE_TEST_SEED change that,
 # PODGATE_TEST_KILLS=20 kills more relays, PODGATE_TEST_IMAGE=FILE tests an image that exists.
 # HELM=PATH installs podgate by the chart, instead of deploy/manifests, which are made of it.
@@ -123,6 +123,14 @@ test-fleet: setup
 		PODGATE_TEST_PROXY=$(PROXY) PODGATE_TEST_NODES=$(NODES) \
 		PODGATE_TEST_SOAK_SECONDS=$(SECONDS) PODGATE_TEST_SEED=$(SEED) \
 		$(PYTEST) $(LONG) $(or $(FILES),tests/fleet)
+
+# podgate as an NRI plugin of real runtimes, those of which BIN has all programs: containerd 2.x (containerd,
+# containerd-shim-runc-v2, ctr) and CRI-O (crio, pinns; conmon and skopeo are Debian's). Two minutes for
+# each. The same programs beside those of test-cluster make its cluster use them; containerd's are used
+# by FILES="tests/runtime tests/node", too.
+test-nri: setup
+	@test -n "$(BIN)" || { echo "name the folder of programs: make test-nri BIN=DIR" >&2; exit 2; }
+	PODGATE_TEST_BIN=$(BIN) $(PYTEST) $(LONG) $(or $(FILES),tests/nri)
 
 # Gates and connections over 20 killed agents, 5 upgrades and 200 pods, by tcx and by clsact; and ten
 # minutes without an agent, in which the kubelet restarts five times.

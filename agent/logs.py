@@ -228,6 +228,16 @@ class Event(enum.Enum):
     NODE_LABEL_INVALID = "Mode label of the node is invalid."
     NODE_MODES_CHANGED = "Default mode or ceiling of the node changed."
     NODE_REPORT_NOT_WRITTEN = "Report of this node cannot be written; retrying."
+    NRI_CONNECTED = "Container runtime calls podgate for each new pod (NRI)."
+    NRI_DISCONNECTED = (
+        "Container runtime does not call podgate for new pods (NRI), which get their gate as they "
+        "do without it. Retrying."
+    )
+    NRI_GATE_LATE = "Pod starts by NRI before its gate is in force; the agent retries."
+    NRI_SHUT_DOWN = "Container runtime ends its calls (NRI)."
+    NRI_SYNCHRONIZATION_FAILED = (
+        "Conditions of pods that exist cannot be corrected before the runtime's first call (NRI)."
+    )
     OBJECT_INVALID = "API object cannot be decoded; using its previous version."
     OUTSIDE_NOT_PROXIED = (
         "Services are proxied for processes on this node only, without SCTP: nftables is "

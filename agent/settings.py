@@ -16,6 +16,8 @@ from bpf.verdicts import Mode
 RUN_DIRECTORY = pathlib.Path("/run/podgate")
 CNI_CONF_DIRECTORY = pathlib.Path("/etc/cni/net.d")
 CNI_BIN_DIRECTORY = pathlib.Path("/opt/cni/bin")
+NRI_SOCKET = pathlib.Path("/run/nri/nri.sock")
+"""/var/run/nri/nri.sock of containerd and CRI-O (NRI's DefaultSocketPath); /var/run is /run."""
 
 DEFAULT_RULE_GROUPS = ("api-server", "node-dns", "cni", "storage", "ingress", "metrics")
 """Rules of podgate's own, which can be switched off (agent/policy/default_rules.py)."""
@@ -257,6 +259,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     cni_strict_start: bool = False
     """Whether pods wait for the agent after a reboot. Off: without an agent no pod would start."""
+
+    nri_socket: pathlib.Path | None = NRI_SOCKET
+    """Socket of the container runtime's NRI, which calls the agent for each new pod before its
+    first container. Used where it exists: it needs no file of another product. None: off."""
 
     service_endpoints: ServiceSettings | None = None
     """Whether to publish this node's endpoints of each service. None: each node that watches all

@@ -75,7 +75,7 @@ def _of_product() -> Iterator[CodeType]:
     from agent.cni import added
     from agent.cni.publisher import CniStatePublisher
     from agent.cri import client as cri
-    from agent.cri import endpoints
+    from agent.cri import endpoints, sandbox_netns
     from agent.kube import api_pods
     from agent.kube import client as kube
     from agent.lab import polling
@@ -119,6 +119,7 @@ def _of_product() -> Iterator[CodeType]:
             # Names of sockets, namespaces and cgroups, each in a tmpfs, procfs or cgroupfs.
             cri._unavailable,
             endpoints.open_runtime,
+            sandbox_netns.is_of_host,
             Netns.exists,
             Netns.open,
             CgroupMatches.exists,

@@ -20,8 +20,9 @@ COMPONENT_UP = MetricFamily(
     "gauge",
     "1 if a component works: hooks (at connect), default_deny (the table that blocks pods before "
     "their gate), relay, api_server (watches and writes), runtime, kubelet_pods_api, policies (all "
-    "applied as written), cni_plugin, http (the port for this machine), metrics (the one for "
-    "others). Absent for one that the node does not need.",
+    "applied as written), cni_plugin, nri (the runtime calls the agent for new pods), http (the "
+    "port for this machine), metrics (the one for others). Absent for one that the node does not "
+    "need.",
     ("component",),
 )
 HOOK_ATTACHED = MetricFamily(
@@ -72,6 +73,8 @@ def checks(
     if cluster and outputs:
         found["api_server"] = lambda: not outputs.api_problems
         found["runtime"] = lambda: not cluster.sandboxes.problem
+        if nri := cluster.nri:
+            found["nri"] = lambda: nri.is_connected if nri.has_socket else None
         found["kubelet_pods_api"] = lambda: cluster.kubelet_pods.is_connected
     return found
 

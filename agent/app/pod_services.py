@@ -153,6 +153,9 @@ class PodServices:
         )
         if cluster and self._outputs:
             exporter.add(ClusterCollector(cluster, self._outputs))
+            if cluster.nri:
+                exporter.add(cluster.nri)
+                cluster.nri.set_correction(self._correct_conditions)
         publishes_services = self._manifest_services or self._outputs
         if publishes_services and publishes_services.endpoints:
             exporter.add(ServiceCollector(publishes_services.endpoints))
@@ -258,6 +261,19 @@ class PodServices:
             yield "roll-out", self._roll_out.run
         if self._kubelet_version:
             yield "kubelet-version", self._kubelet_version.run
+
+    async def _correct_conditions(self, uid: str | None) -> None:
+        """Conditions from before a reboot must not make a pod Ready whose containers start now.
+        None: of all pods of which no container runs."""
+        cluster, outputs = self._gating.cluster, self._outputs
+        assert cluster is not None  # NRI is a cluster's only.
+        assert outputs is not None
+        self._isolation.publish()
+        sandboxes = cluster.sandboxes
+        uids = [one for one in sandboxes.current if not sandboxes.containers.get(one)]
+        async with asyncio.TaskGroup() as group:
+            for one in uids if uid is None else [uid]:
+                group.create_task(outputs.writer.correct(one), name="correction of conditions")
 
     def _node_status(self) -> NodeStatus | None:
         policies = self._gating.policy.node_policies()

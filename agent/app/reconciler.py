@@ -141,7 +141,7 @@ class Reconciler:
         while uids := self._next_marked(done):
             done.update(uids)
             states = [state for uid in uids if (state := self._store.get(uid))]
-            if any(state.is_pending for state in states):
+            if any(state.is_pending for state in states) and self._store.awaited.isdisjoint(uids):
                 await self._grace_periods.wait_for_room()
             for uid in uids:
                 self._store.to_reconcile.take_one(uid)
@@ -181,8 +181,11 @@ class Reconciler:
                 self._store.mark(state.pod.uid)
 
     def _next_marked(self, done: Collection[str]) -> list[str]:
-        """Marked pods that are not done yet: some without a gate, else the first one."""
+        """Marked pods that are not done yet: those for which the runtime waits, then some without a
+        gate, else the first one."""
         waiting = [uid for uid in self._store.to_reconcile.waiting if uid not in done]
+        if awaited := [uid for uid in waiting if uid in self._store.awaited]:
+            return awaited
         first = (uid for uid in waiting if (state := self._store.get(uid)) and state.is_pending)
         return list(itertools.islice(first, _AT_ONCE)) or waiting[:1]
 

@@ -7,6 +7,7 @@ addresses.
 """
 
 import dataclasses
+import os
 from collections.abc import Iterator
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from agent.cri.models import SandboxDetails
 from agent.linux import pod_network
 from bpf.abi import IPAddress
-from probes.netns import Netns, NetnsError, NetnsUnreadableError
+from probes.netns import OWN_NETNS, Netns, NetnsError, NetnsUnreadableError
 
 
 class _LinuxNamespace(msgspec.Struct):
@@ -107,8 +108,19 @@ def netns_paths(details: SandboxDetails) -> Iterator[str]:
         if info.pid > 0 and details.ips:
             paths.append(f"/proc/{info.pid}/ns/net")
         for path in dict.fromkeys(paths):
-            if path.startswith("/var/run/"):
-                # A link to /run on the node, but not in every image.
-                yield path.removeprefix("/var")
-            elif path.startswith("/"):
-                yield path
+            if path.startswith("/"):
+                yield _without_link(path)
+
+
+def is_of_host(path: str) -> bool:
+    """Whether the namespace at a reported path is the host's. CRI-O mounts that for a pod of the
+    host network as it mounts a pod's own. False for one that cannot be read."""
+    try:
+        return os.path.samefile(_without_link(path), OWN_NETNS)
+    except (OSError, ValueError):
+        return False
+
+
+def _without_link(path: str) -> str:
+    """/var/run is a link to /run on the node, but not in every image."""
+    return path.removeprefix("/var") if path.startswith("/var/run/") else path

@@ -114,18 +114,21 @@ class Sandboxes:
         self._hinted_at = asyncio.get_running_loop().time()
         self._hinted.set()
 
-    async def add(self, added: NetworkedSandbox) -> None:
+    async def add(self, added: NetworkedSandbox, *, is_started: bool = False) -> None:
         """A sandbox that has its network, and that the runtime is about to list.
 
         It is the pod's current one until the runtime lists it, or its namespace is gone, unless the
-        pod has a ready one. Its path is verified as those that the runtime reports.
+        pod has a ready one. Its path is verified as those that the runtime reports. is_started:
+        whether the runtime itself reports that it starts now, so that no other is ready any more.
         """
         sandbox = added.sandbox
         info = {"": json.dumps({"sandboxMetadata": {"NetNSPath": added.netns_path}})}
         details = SandboxDetails(host_network=False, ips=sandbox.ips, info=info)
         found = await self._locate(details)
         before = self.current.get(sandbox.pod_uid)
-        has_current = before is not None and (before.is_ready or before.id == sandbox.id)
+        has_current = before is not None and (
+            before.id == sandbox.id or (before.is_ready and not is_started)
+        )
         if found.netns is None or has_current or sandbox.id in self._listed_ids:
             return
         sandbox = msgspec.structs.replace(

@@ -271,9 +271,10 @@ class PodGates:
             if is_first_gate:
                 self._crowds.arrive()
             quickly = self._crowds.is_under_way
-            installed = await self._gate_worker.run(
-                _install, self._gates, interface.ifindex, config, quickly=quickly
-            )
+            # Calls for other pods' relays and reply tables may wait for the thread.
+            is_awaited = state.pod.uid in self._store.awaited
+            run = self._gate_worker.run_first if is_awaited else self._gate_worker.run
+            installed = await run(_install, self._gates, interface.ifindex, config, quickly=quickly)
             state.gate_problem = installed.problem or state.gate_problem
             if is_first_gate and not installed.was_attached:
                 state.first_gated_at = datetime.datetime.now(datetime.UTC)

@@ -83,6 +83,8 @@ class _PodWrites:
         self.urgency = _Urgency.OTHER
         self.stale_since: float | None = None
         """Since when a condition in the API is about a deleted sandbox."""
+        self.starts_when_corrected = False
+        """Whether the pod's containers wait until no such condition is left."""
         self.not_before = 0.0
         """When to retry after a rejection."""
         self.rejection = ""
@@ -123,6 +125,7 @@ class ConditionWriter:
         self._in_flight = 0
         self._failing_in_flight = 0
         self._wake = asyncio.Event()
+        self._written = asyncio.Event()
         self._bucket = backoff.Bucket(per_second=_PATCHES_PER_SECOND, burst=_BURST)
         self._failures = WriteFailures(jitter)
 
@@ -171,6 +174,7 @@ class ConditionWriter:
         if found is Difference.NONE:
             self._due.pop(uid, None)
             pod.differs_since = pod.stale_since = None
+            self._written.set()
             return
         now = asyncio.get_running_loop().time()
         if pod.differs_since is None:
@@ -179,7 +183,7 @@ class ConditionWriter:
         pod.urgency = self._urgency(uid, pod, desired)
         if pod.urgency is _Urgency.STALE:
             pod.stale_since = now if pod.stale_since is None else pod.stale_since
-            if patches.may_become_true(desired):
+            if patches.may_become_true(desired) and not pod.starts_when_corrected:
                 due = max(due, pod.stale_since + _STALE_SECONDS)
         else:
             pod.stale_since = None
@@ -192,6 +196,22 @@ class ConditionWriter:
         self._due[uid] = due
         self._wake.set()
 
+    async def correct(self, uid: str) -> None:
+        """Write the pod's conditions at once if some are of a deleted sandbox, and wait until none
+        is left; for a pod of which no container has started, so that what is False now is not
+        wrong a moment later. Cancelled if the API server takes too long."""
+        pod = self._pods.get(uid)
+        if pod is None:
+            return
+        pod.starts_when_corrected = True
+        try:
+            self.enqueue(uid)
+            while self._pods.get(uid) is pod and not pod.is_replaced and self._is_stale(uid, pod):
+                self._written.clear()
+                await self._written.wait()
+        finally:
+            pod.starts_when_corrected = False
+
     def enqueue_all(self) -> None:
         """Any pod's conditions may have changed."""
         for uid in list(self._pods):
@@ -202,6 +222,7 @@ class ConditionWriter:
         self._pods.pop(uid, None)
         self._due.pop(uid, None)
         self._failures.forget(uid)
+        self._written.set()
 
     async def run(self) -> None:
         """Write until cancelled."""
@@ -263,6 +284,7 @@ class ConditionWriter:
             self._in_flight -= 1
             self._failing_in_flight -= is_failing
             self._wake.set()
+            self._written.set()
             if self._pods.get(uid) is pod:
                 self.enqueue(uid)
 
@@ -295,11 +317,15 @@ class ConditionWriter:
     def _urgency(
         self, uid: str, pod: _PodWrites, desired: tuple[objects.PodCondition, ...]
     ) -> _Urgency:
-        stamp = SandboxStamp(self._sandbox_of(uid), self._boot)
-        actual = [condition for kind in TYPES if (condition := pod.actual.condition(kind))]
-        if any(patches.is_stale(condition, stamp) for condition in actual):
+        if self._is_stale(uid, pod):
             return _Urgency.STALE
         return _Urgency.ISOLATED if patches.isolates(pod.actual, desired) else _Urgency.OTHER
+
+    def _is_stale(self, uid: str, pod: _PodWrites) -> bool:
+        """Whether a condition in the API is about a deleted sandbox."""
+        stamp = SandboxStamp(self._sandbox_of(uid), self._boot)
+        actual = [condition for kind in TYPES if (condition := pod.actual.condition(kind))]
+        return any(patches.is_stale(condition, stamp) for condition in actual)
 
     def _handle_response(
         self, content: bytes, pod: _PodWrites, conditions: tuple[objects.PodCondition, ...]

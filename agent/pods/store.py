@@ -39,6 +39,8 @@ class PodStore:
         """A source added, changed or removed the pod."""
         self.in_force = Changes()
         """What is in force for the pod may have changed: gates, addresses, status, path test."""
+        self.awaited: set[str] = set()
+        """Pods, by uid, for whose gates the container runtime waits: theirs come first."""
         self.to_reconcile = self.desired.subscribe()
         """Pods whose gates are to be brought into the desired state: the reconciler's queue."""
         self.changed_rules = Subscription(self.to_reconcile.changed)

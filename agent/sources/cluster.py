@@ -12,13 +12,14 @@ from agent.cni import added
 from agent.cri import sandbox_netns
 from agent.cri.client import Runtime
 from agent.cri.endpoints import open_runtime
-from agent.cri.models import CriContainer, CriContainerState
+from agent.cri.models import CriContainer, CriContainerState, NetworkedSandbox
 from agent.cri.sandboxes import Sandboxes
 from agent.kube.api_pods import ApiPods
 from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod, ContainerStatus
 from agent.kube.watcher import Watcher
 from agent.kubelet.pods_api import KubeletPods
+from agent.nri.client import NriClient
 from agent.pods.changes import Changes
 from agent.pods.container_runs import ContainerRun, PodContainers
 from agent.pods.pod_modes import HELD, NODE, PodModes
@@ -48,6 +49,7 @@ class ClusterSource:
         self.changes = Changes()
         """Pods of which the API's object, the sandbox or a container changed."""
         self._settings = settings
+        self._store = store
         self._policies = policies.watcher
         self._joined = PodSandboxJoin(store, modes)
         self.pods = ApiPods(
@@ -61,6 +63,10 @@ class ClusterSource:
             self._open_runtime, sandbox_netns.locate, is_awaited=self._awaits_sandbox
         )
         self.kubelet_pods = KubeletPods(self.pods, keeps_whole=settings.feature_gates.pod_info_api)
+        self.nri: NriClient | None = None
+        """None: off."""
+        if settings.nri_socket:
+            self.nri = NriClient(settings.nri_socket, gate=self.gate_new, are_gated=store.synced)
         self._watchers: tuple[Watcher[Any], ...] = (
             *(self.pods.pods, self.pods.namespaces, self.pods.nodes),
             policies.watcher,
@@ -84,6 +90,8 @@ class ClusterSource:
             tasks.start(group, "pods and sandboxes", self._follow)
             tasks.start(group, "modes of sandboxes", self._follow_modes)
             tasks.start(group, "sandboxes of podgate-cni", self._follow_added)
+            if self.nri:
+                tasks.start(group, "nri", self.nri.run)
 
     def node_uid(self) -> str:
         """Of this node's object in the API; empty while it is unknown."""
@@ -140,6 +148,8 @@ class ClusterSource:
         if problem := self.sandboxes.problem:
             text = f"Container runtime: {problem}"
             problems.append(SourceProblem(part="runtime", text=text))
+        elif self.nri and self.nri.problem:
+            problems.append(SourceProblem(part="nri", text=self.nri.problem))
         return PodSourceStatus(
             pods_from=f"API server{kubelet}, node {self._settings.node_name}; "
             f"{len(self.sandboxes.current)} sandboxes",
@@ -188,6 +198,33 @@ class ClusterSource:
         creates them, so that the kubelet has these before the containers are ready."""
         async for found in added.received(self._settings.run_directory):
             await self.sandboxes.add(found)
+
+    async def gate_new(self, new: NetworkedSandbox) -> bool:
+        """Wait until a sandbox that the runtime is about to start has what it will have before its
+        first container; whether that is its gate, or on purpose none (mode off)."""
+        sandbox = new.sandbox
+        in_force = self._store.in_force.subscribe()
+        self._store.awaited.add(sandbox.pod_uid)
+        try:
+            await self.sandboxes.add(new, is_started=True)
+            self._update()
+            while (is_done := self._is_done(sandbox.pod_uid, sandbox.id)) is None:
+                await in_force.next()
+        finally:
+            self._store.awaited.discard(sandbox.pod_uid)
+            self._store.in_force.unsubscribe(in_force)
+        return is_done
+
+    def _is_done(self, uid: str, sandbox_id: str) -> bool | None:
+        """Whether the pod's gate is in force in this sandbox; None: not yet."""
+        sandbox, state = self.sandboxes.current.get(uid), self._store.get(uid)
+        if sandbox is None or state is None or sandbox.id != sandbox_id:
+            return False
+        if state.gated_netns is not None and state.gated_netns == sandbox.netns:
+            return True
+        # A kernel error may pass; what a pass has found to be missing stays so.
+        has_failed = state.status is not None and state.status.reason != "GateFailed"
+        return False if has_failed else None
 
     async def _follow_modes(self) -> None:
         """`ApiPods` follows the labels that it reads; here are sandboxes without a pod of the API,

@@ -19,8 +19,8 @@ BENCHES = (
     "off",
     "burst",
 )
-# Needs the programs of a cluster, so it runs only if it is named.
-APART = ("cluster", "fleet")
+# These need the programs of a cluster, so they run only if they are named.
+APART = ("cluster", "fleet", "nri")
 
 
 def main() -> int:

@@ -73,13 +73,13 @@ def main() -> None:
 
 def _run(node: OneNode) -> None:
     _note(f"{_BURST_PODS} pods at once, without podgate")
-    without = [_burst_seconds(node, "", ()) for _ in range(_BURSTS)]
+    without = [burst_seconds(node, "", ()) for _ in range(_BURSTS)]
     podgate = Deployment(node.api)
     podgate.apply()
     podgate.wait_until_ready()
     _note(f"{_BURST_PODS} pods at once, strict and with both gates")
     gates = (ISOLATION_READY, PROBES_PASSING)
-    bursts = [_burst_seconds(node, "strict", gates) for _ in range(_BURSTS)]
+    bursts = [burst_seconds(node, "strict", gates) for _ in range(_BURSTS)]
     figures.emit("cluster", "burst_60_pods_seconds", bursts, "s", baseline=without)
     _note(f"{_SINGLE_PODS} pods one by one")
     _emit_delays(node, "ready_minus_containers_ready")
@@ -101,7 +101,7 @@ def _namespace(node: OneNode, mode: str) -> Iterator[tuple[Workloads, Watch]]:
         yield users, seen
 
 
-def _burst_seconds(node: OneNode, mode: str, gates: tuple[str, ...]) -> float:
+def burst_seconds(node: OneNode, mode: str, gates: tuple[str, ...]) -> float:
     """From the first pod's creation until all are Ready."""
     names = [f"web{number}" for number in range(_BURST_PODS)]
     with _namespace(node, mode) as (users, seen):

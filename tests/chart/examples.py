@@ -42,6 +42,7 @@ VALUES: dict[str, dict[str, Any]] = {
         },
         "runtime": {"socket": "/run/cri-dockerd.sock"},
         "kubelet": {"directory": "/var/lib/k0s/kubelet"},
+        "nri": {"enabled": False},
         "cni": {"enabled": True, "strictStart": True},
         "controller": {
             "replicas": 3,

@@ -46,6 +46,17 @@ _NO_BIN = "this test starts a cluster; run it by `make test-cluster BIN=DIR`"
 
 _run = records.Run()
 
+# Debian's containerd has no NRI.
+collect_ignore = (
+    []
+    if any(
+        pathlib.Path(os.environ[_BIN], name).is_file()
+        for name in ("crio", "containerd")
+        if os.environ.get(_BIN)
+    )
+    else ["test_nri.py"]
+)
+
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = terminalreporter.stats.get("skipped", [])

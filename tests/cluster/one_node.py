@@ -18,7 +18,7 @@ from tests.cluster.control_plane import SERVICE_ADDRESS, ControlPlane
 from tests.cluster.kubelet import TUNABLES, Kubelet
 from tests.conftest import fresh_lab
 from tests.image.node import as_on_a_node
-from tests.runtime import containerd, crio
+from tests.runtime import containerd, containerd2, crio
 from tests.runtime.containerd import Containerd
 
 NAME = "node1"
@@ -42,7 +42,8 @@ class OneNode:
         """End all processes of pods at once, and wait until none is left."""
         cgroup2 = cgroup2_mount()
         assert cgroup2 is not None
-        pods = cgroup2 / self.runtime.pods_cgroup[1:]
+        # Below the kubelet's root. The runtime's `pods_cgroup` is for tests that play the kubelet.
+        pods = cgroup2 / self.runtime.name / "kubepods"
         (pods / "cgroup.kill").write_text("1")
         polling.wait_until(
             "all containers have ended",
@@ -96,9 +97,12 @@ def running(binaries: pathlib.Path, image: pathlib.Path) -> Iterator[OneNode]:
 
 
 def _runtime(binaries: pathlib.Path) -> contextlib.AbstractContextManager[Containerd]:
-    """CRI-O if its program is among the binaries, else containerd."""
+    """CRI-O or containerd 2.x, with NRI, if its program is among the binaries, else Debian's
+    containerd."""
     if (binaries / "crio").is_file():
-        return crio.running(containerd.ptp(), binaries)
+        return crio.running(containerd.ptp(), binaries, has_nri=True)
+    if (binaries / "containerd").is_file():
+        return containerd2.running(containerd.ptp(), binaries)
     return containerd.running(containerd.ptp())
 
 

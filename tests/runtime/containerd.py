@@ -26,7 +26,8 @@ from tests.runtime import images
 
 PLUGINS = pathlib.Path("/usr/lib/cni")
 BRIDGE = "pgcni0"
-_NETNS = pathlib.Path("/run/netns")
+_RUN = pathlib.Path("/run")
+_NETNS = _RUN / "netns"
 _MNT_DETACH = 2
 _UNMOUNT_ROUNDS = 3
 _numbers = itertools.count()
@@ -67,6 +68,8 @@ class Containerd:
 
     sockets: ClassVar = pathlib.Path("/run/containerd")
     """Where nodes have its socket."""
+    namespaces: ClassVar[tuple[str, ...]] = ("netns/cni-*",)
+    """Its pods' in /run, as patterns."""
 
     def __init__(self, network: dict[str, Any]) -> None:
         self.name = f"podgate-runtime-{os.getpid()}-{next(_numbers)}"
@@ -170,8 +173,9 @@ class Containerd:
             for mount in reversed(self._mounts()):
                 _libc.umount2(os.fsencode(mount), _MNT_DETACH)
         assert not (left := self._mounts()), f"mounts of the runtime are left: {left}"
-        for name in _NETNS.glob("cni-*"):
-            name.unlink()
+        for pattern in self.namespaces:
+            for name in _RUN.glob(pattern):
+                name.unlink()
         shutil.rmtree(self.directory)
         with pyroute2.IPRoute() as netlink:
             for ifindex in netlink.link_lookup(ifname=BRIDGE):
@@ -185,7 +189,8 @@ class Containerd:
         return [_NETNS] * of_netns + [
             mount
             for mount in found
-            if mount.match(f"{_NETNS}/cni-*") or mount.is_relative_to(self.directory)
+            if any(mount.match(f"{_RUN}/{pattern}") for pattern in self.namespaces)
+            or mount.is_relative_to(self.directory)
         ]
 
     def _command(self) -> list[str]:

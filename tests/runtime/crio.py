@@ -48,6 +48,7 @@ elif "exec" in arguments:
 os.execv({runc!r}, [{runc!r}, *sys.argv[1:]])
 """
 _CAP_SYS_RESOURCE = 24
+_UUID = "-".join("?" * length for length in (8, 4, 4, 4, 12))
 _REGISTRIES = "/etc/containers/registries.conf"
 
 
@@ -55,10 +56,14 @@ class Crio(Containerd):
     """One runtime. `start` it; `end` takes it and its containers away."""
 
     sockets: ClassVar = pathlib.Path("/run/crio")
+    namespaces: ClassVar = tuple(f"{kind}/{_UUID}" for kind in ("netns", "ipcns", "utsns"))
 
-    def __init__(self, network: dict[str, Any], binaries: pathlib.Path) -> None:
+    def __init__(
+        self, network: dict[str, Any], binaries: pathlib.Path, *, has_nri: bool = False
+    ) -> None:
         """binaries: the directory with `crio` and `pinns`."""
         self._binaries = binaries
+        self._has_nri = has_nri
         super().__init__(network)
         self.socket = self.directory / "socket" / "crio.sock"
         policy = {"default": [{"type": "insecureAcceptAnything"}]}
@@ -168,15 +173,24 @@ network_dir = "{self.cni_directory}"
 plugin_dirs = ["{self.plugins}"]
 
 [crio.nri]
-enable_nri = false
+enable_nri = {str(self._has_nri).lower()}
+nri_listen = "/run/nri/nri.sock"
+nri_plugin_dir = "{own}/nri-plugins"
+nri_plugin_config_dir = "{own}/nri-config"
+
+[crio.nri.default_validator]
+# For pods that require a plugin by an annotation.
+nri_enable_default_validator = true
 """
 
 
 @contextlib.contextmanager
-def running(network: dict[str, Any], binaries: pathlib.Path) -> Iterator[Crio]:
+def running(
+    network: dict[str, Any], binaries: pathlib.Path, *, has_nri: bool = False
+) -> Iterator[Crio]:
     """A runtime with images, in the lab that this process is in; gone afterwards."""
     with containerd.covered(), _short_names():
-        made = Crio(network, binaries)
+        made = Crio(network, binaries, has_nri=has_nri)
         try:
             made.import_images()
             made.start()

@@ -99,7 +99,7 @@ class Driver:
                 pod_sandbox_id=sandbox_id,
                 config=driving_pb2.ContainerConfig(
                     metadata=runtime_pb2.ContainerMetadata(name=name, attempt=attempt),
-                    image=driving_pb2.ImageSpec(image=images.POD),
+                    image=driving_pb2.ImageSpec(image=images.POD, user_specified_image=images.POD),
                     command=command,
                     log_path=f"{name}-{attempt}.log",
                     linux=driving_pb2.LinuxContainerConfig(

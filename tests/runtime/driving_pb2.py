@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from agent.cri import runtime_pb2 as agent_dot_cri_dot_runtime__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btests/runtime/driving.proto\x12\nruntime.v1\x1a\x17\x61gent/cri/runtime.proto\"\x92\x01\n\x0fSecurityProfile\x12=\n\x0cprofile_type\x18\x01 \x01(\x0e\x32\'.runtime.v1.SecurityProfile.ProfileType\"@\n\x0bProfileType\x12\x12\n\x0eRuntimeDefault\x10\x00\x12\x0e\n\nUnconfined\x10\x01\x12\r\n\tLocalhost\x10\x02\"\x97\x01\n\x1bLinuxSandboxSecurityContext\x12\x36\n\x11namespace_options\x18\x01 \x01(\x0b\x32\x1b.runtime.v1.NamespaceOption\x12\x12\n\nprivileged\x18\x06 \x01(\x08\x12,\n\x07seccomp\x18\t \x01(\x0b\x32\x1b.runtime.v1.SecurityProfile\"q\n\x15LinuxPodSandboxConfig\x12\x15\n\rcgroup_parent\x18\x01 \x01(\t\x12\x41\n\x10security_context\x18\x02 \x01(\x0b\x32\'.runtime.v1.LinuxSandboxSecurityContext\"\x88\x02\n\x10PodSandboxConfig\x12\x30\n\x08metadata\x18\x01 \x01(\x0b\x32\x1e.runtime.v1.PodSandboxMetadata\x12\x10\n\x08hostname\x18\x02 \x01(\t\x12\x15\n\rlog_directory\x18\x03 \x01(\t\x12\x38\n\x06labels\x18\x06 \x03(\x0b\x32(.runtime.v1.PodSandboxConfig.LabelsEntry\x12\x30\n\x05linux\x18\x08 \x01(\x0b\x32!.runtime.v1.LinuxPodSandboxConfig\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"D\n\x14RunPodSandboxRequest\x12,\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxConfig\"/\n\x15RunPodSandboxResponse\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\"/\n\x15StopPodSandboxRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\"\x18\n\x16StopPodSandboxResponse\"1\n\x17RemovePodSandboxRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\"\x1a\n\x18RemovePodSandboxResponse\"\x1a\n\tImageSpec\x12\r\n\x05image\x18\x01 \x01(\t\"A\n\nCapability\x12\x18\n\x10\x61\x64\x64_capabilities\x18\x01 \x03(\t\x12\x19\n\x11\x64rop_capabilities\x18\x02 \x03(\t\"\xa4\x02\n\x1dLinuxContainerSecurityContext\x12,\n\x0c\x63\x61pabilities\x18\x01 \x01(\x0b\x32\x16.runtime.v1.Capability\x12\x12\n\nprivileged\x18\x02 \x01(\x08\x12\x36\n\x11namespace_options\x18\x03 \x01(\x0b\x32\x1b.runtime.v1.NamespaceOption\x12\x17\n\x0freadonly_rootfs\x18\x07 \x01(\x08\x12\x14\n\x0cno_new_privs\x18\x0b \x01(\x08\x12\x14\n\x0cmasked_paths\x18\r \x03(\t\x12\x16\n\x0ereadonly_paths\x18\x0e \x03(\t\x12,\n\x07seccomp\x18\x0f \x01(\x0b\x32\x1b.runtime.v1.SecurityProfile\"s\n\x17LinuxContainerResources\x12\x12\n\ncpu_period\x18\x01 \x01(\x03\x12\x11\n\tcpu_quota\x18\x02 \x01(\x03\x12\x12\n\ncpu_shares\x18\x03 \x01(\x03\x12\x1d\n\x15memory_limit_in_bytes\x18\x04 \x01(\x03\"\x93\x01\n\x14LinuxContainerConfig\x12\x36\n\tresources\x18\x01 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\x12\x43\n\x10security_context\x18\x02 \x01(\x0b\x32).runtime.v1.LinuxContainerSecurityContext\"&\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"w\n\x05Mount\x12\x16\n\x0e\x63ontainer_path\x18\x01 \x01(\t\x12\x11\n\thost_path\x18\x02 \x01(\t\x12\x10\n\x08readonly\x18\x03 \x01(\x08\x12\x31\n\x0bpropagation\x18\x05 \x01(\x0e\x32\x1c.runtime.v1.MountPropagation\"\xa6\x02\n\x0f\x43ontainerConfig\x12/\n\x08metadata\x18\x01 \x01(\x0b\x32\x1d.runtime.v1.ContainerMetadata\x12$\n\x05image\x18\x02 \x01(\x0b\x32\x15.runtime.v1.ImageSpec\x12\x0f\n\x07\x63ommand\x18\x03 \x03(\t\x12\x0c\n\x04\x61rgs\x18\x04 \x03(\t\x12\x13\n\x0bworking_dir\x18\x05 \x01(\t\x12\"\n\x04\x65nvs\x18\x06 \x03(\x0b\x32\x14.runtime.v1.KeyValue\x12!\n\x06mounts\x18\x07 \x03(\x0b\x32\x11.runtime.v1.Mount\x12\x10\n\x08log_path\x18\x0b \x01(\t\x12/\n\x05linux\x18\x0f \x01(\x0b\x32 .runtime.v1.LinuxContainerConfig\"\x93\x01\n\x16\x43reateContainerRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\x12+\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x1b.runtime.v1.ContainerConfig\x12\x34\n\x0esandbox_config\x18\x03 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxConfig\"/\n\x17\x43reateContainerResponse\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"-\n\x15StartContainerRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"\x18\n\x16StartContainerResponse\"=\n\x14StopContainerRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07timeout\x18\x02 \x01(\x03\"\x17\n\x15StopContainerResponse\".\n\x16RemoveContainerRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"\x19\n\x17RemoveContainerResponse\"E\n\x0f\x45xecSyncRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0b\n\x03\x63md\x18\x02 \x03(\t\x12\x0f\n\x07timeout\x18\x03 \x01(\x03\"E\n\x10\x45xecSyncResponse\x12\x0e\n\x06stdout\x18\x01 \x01(\x0c\x12\x0e\n\x06stderr\x18\x02 \x01(\x0c\x12\x11\n\texit_code\x18\x03 \x01(\x05*m\n\x10MountPropagation\x12\x17\n\x13PROPAGATION_PRIVATE\x10\x00\x12!\n\x1dPROPAGATION_HOST_TO_CONTAINER\x10\x01\x12\x1d\n\x19PROPAGATION_BIDIRECTIONAL\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btests/runtime/driving.proto\x12\nruntime.v1\x1a\x17\x61gent/cri/runtime.proto\"\x92\x01\n\x0fSecurityProfile\x12=\n\x0cprofile_type\x18\x01 \x01(\x0e\x32\'.runtime.v1.SecurityProfile.ProfileType\"@\n\x0bProfileType\x12\x12\n\x0eRuntimeDefault\x10\x00\x12\x0e\n\nUnconfined\x10\x01\x12\r\n\tLocalhost\x10\x02\"\x97\x01\n\x1bLinuxSandboxSecurityContext\x12\x36\n\x11namespace_options\x18\x01 \x01(\x0b\x32\x1b.runtime.v1.NamespaceOption\x12\x12\n\nprivileged\x18\x06 \x01(\x08\x12,\n\x07seccomp\x18\t \x01(\x0b\x32\x1b.runtime.v1.SecurityProfile\"q\n\x15LinuxPodSandboxConfig\x12\x15\n\rcgroup_parent\x18\x01 \x01(\t\x12\x41\n\x10security_context\x18\x02 \x01(\x0b\x32\'.runtime.v1.LinuxSandboxSecurityContext\"\x88\x02\n\x10PodSandboxConfig\x12\x30\n\x08metadata\x18\x01 \x01(\x0b\x32\x1e.runtime.v1.PodSandboxMetadata\x12\x10\n\x08hostname\x18\x02 \x01(\t\x12\x15\n\rlog_directory\x18\x03 \x01(\t\x12\x38\n\x06labels\x18\x06 \x03(\x0b\x32(.runtime.v1.PodSandboxConfig.LabelsEntry\x12\x30\n\x05linux\x18\x08 \x01(\x0b\x32!.runtime.v1.LinuxPodSandboxConfig\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"D\n\x14RunPodSandboxRequest\x12,\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxConfig\"/\n\x15RunPodSandboxResponse\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\"/\n\x15StopPodSandboxRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\"\x18\n\x16StopPodSandboxResponse\"1\n\x17RemovePodSandboxRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\"\x1a\n\x18RemovePodSandboxResponse\"8\n\tImageSpec\x12\r\n\x05image\x18\x01 \x01(\t\x12\x1c\n\x14user_specified_image\x18\x12 \x01(\t\"A\n\nCapability\x12\x18\n\x10\x61\x64\x64_capabilities\x18\x01 \x03(\t\x12\x19\n\x11\x64rop_capabilities\x18\x02 \x03(\t\"\xa4\x02\n\x1dLinuxContainerSecurityContext\x12,\n\x0c\x63\x61pabilities\x18\x01 \x01(\x0b\x32\x16.runtime.v1.Capability\x12\x12\n\nprivileged\x18\x02 \x01(\x08\x12\x36\n\x11namespace_options\x18\x03 \x01(\x0b\x32\x1b.runtime.v1.NamespaceOption\x12\x17\n\x0freadonly_rootfs\x18\x07 \x01(\x08\x12\x14\n\x0cno_new_privs\x18\x0b \x01(\x08\x12\x14\n\x0cmasked_paths\x18\r \x03(\t\x12\x16\n\x0ereadonly_paths\x18\x0e \x03(\t\x12,\n\x07seccomp\x18\x0f \x01(\x0b\x32\x1b.runtime.v1.SecurityProfile\"s\n\x17LinuxContainerResources\x12\x12\n\ncpu_period\x18\x01 \x01(\x03\x12\x11\n\tcpu_quota\x18\x02 \x01(\x03\x12\x12\n\ncpu_shares\x18\x03 \x01(\x03\x12\x1d\n\x15memory_limit_in_bytes\x18\x04 \x01(\x03\"\x93\x01\n\x14LinuxContainerConfig\x12\x36\n\tresources\x18\x01 \x01(\x0b\x32#.runtime.v1.LinuxContainerResources\x12\x43\n\x10security_context\x18\x02 \x01(\x0b\x32).runtime.v1.LinuxContainerSecurityContext\"&\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"w\n\x05Mount\x12\x16\n\x0e\x63ontainer_path\x18\x01 \x01(\t\x12\x11\n\thost_path\x18\x02 \x01(\t\x12\x10\n\x08readonly\x18\x03 \x01(\x08\x12\x31\n\x0bpropagation\x18\x05 \x01(\x0e\x32\x1c.runtime.v1.MountPropagation\"\xa6\x02\n\x0f\x43ontainerConfig\x12/\n\x08metadata\x18\x01 \x01(\x0b\x32\x1d.runtime.v1.ContainerMetadata\x12$\n\x05image\x18\x02 \x01(\x0b\x32\x15.runtime.v1.ImageSpec\x12\x0f\n\x07\x63ommand\x18\x03 \x03(\t\x12\x0c\n\x04\x61rgs\x18\x04 \x03(\t\x12\x13\n\x0bworking_dir\x18\x05 \x01(\t\x12\"\n\x04\x65nvs\x18\x06 \x03(\x0b\x32\x14.runtime.v1.KeyValue\x12!\n\x06mounts\x18\x07 \x03(\x0b\x32\x11.runtime.v1.Mount\x12\x10\n\x08log_path\x18\x0b \x01(\t\x12/\n\x05linux\x18\x0f \x01(\x0b\x32 .runtime.v1.LinuxContainerConfig\"\x93\x01\n\x16\x43reateContainerRequest\x12\x16\n\x0epod_sandbox_id\x18\x01 \x01(\t\x12+\n\x06\x63onfig\x18\x02 \x01(\x0b\x32\x1b.runtime.v1.ContainerConfig\x12\x34\n\x0esandbox_config\x18\x03 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxConfig\"/\n\x17\x43reateContainerResponse\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"-\n\x15StartContainerRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"\x18\n\x16StartContainerResponse\"=\n\x14StopContainerRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07timeout\x18\x02 \x01(\x03\"\x17\n\x15StopContainerResponse\".\n\x16RemoveContainerRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\"\x19\n\x17RemoveContainerResponse\"E\n\x0f\x45xecSyncRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0b\n\x03\x63md\x18\x02 \x03(\t\x12\x0f\n\x07timeout\x18\x03 \x01(\x03\"E\n\x10\x45xecSyncResponse\x12\x0e\n\x06stdout\x18\x01 \x01(\x0c\x12\x0e\n\x06stderr\x18\x02 \x01(\x0c\x12\x11\n\texit_code\x18\x03 \x01(\x05*m\n\x10MountPropagation\x12\x17\n\x13PROPAGATION_PRIVATE\x10\x00\x12!\n\x1dPROPAGATION_HOST_TO_CONTAINER\x10\x01\x12\x1d\n\x19PROPAGATION_BIDIRECTIONAL\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PODSANDBOXCONFIG_LABELSENTRY']._loaded_options = None
   _globals['_PODSANDBOXCONFIG_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_MOUNTPROPAGATION']._serialized_start=2718
-  _globals['_MOUNTPROPAGATION']._serialized_end=2827
+  _globals['_MOUNTPROPAGATION']._serialized_start=2748
+  _globals['_MOUNTPROPAGATION']._serialized_end=2857
   _globals['_SECURITYPROFILE']._serialized_start=69
   _globals['_SECURITYPROFILE']._serialized_end=215
   _globals['_SECURITYPROFILE_PROFILETYPE']._serialized_start=151
@@ -61,39 +61,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REMOVEPODSANDBOXRESPONSE']._serialized_start=998
   _globals['_REMOVEPODSANDBOXRESPONSE']._serialized_end=1024
   _globals['_IMAGESPEC']._serialized_start=1026
-  _globals['_IMAGESPEC']._serialized_end=1052
-  _globals['_CAPABILITY']._serialized_start=1054
-  _globals['_CAPABILITY']._serialized_end=1119
-  _globals['_LINUXCONTAINERSECURITYCONTEXT']._serialized_start=1122
-  _globals['_LINUXCONTAINERSECURITYCONTEXT']._serialized_end=1414
-  _globals['_LINUXCONTAINERRESOURCES']._serialized_start=1416
-  _globals['_LINUXCONTAINERRESOURCES']._serialized_end=1531
-  _globals['_LINUXCONTAINERCONFIG']._serialized_start=1534
-  _globals['_LINUXCONTAINERCONFIG']._serialized_end=1681
-  _globals['_KEYVALUE']._serialized_start=1683
-  _globals['_KEYVALUE']._serialized_end=1721
-  _globals['_MOUNT']._serialized_start=1723
-  _globals['_MOUNT']._serialized_end=1842
-  _globals['_CONTAINERCONFIG']._serialized_start=1845
-  _globals['_CONTAINERCONFIG']._serialized_end=2139
-  _globals['_CREATECONTAINERREQUEST']._serialized_start=2142
-  _globals['_CREATECONTAINERREQUEST']._serialized_end=2289
-  _globals['_CREATECONTAINERRESPONSE']._serialized_start=2291
-  _globals['_CREATECONTAINERRESPONSE']._serialized_end=2338
-  _globals['_STARTCONTAINERREQUEST']._serialized_start=2340
-  _globals['_STARTCONTAINERREQUEST']._serialized_end=2385
-  _globals['_STARTCONTAINERRESPONSE']._serialized_start=2387
-  _globals['_STARTCONTAINERRESPONSE']._serialized_end=2411
-  _globals['_STOPCONTAINERREQUEST']._serialized_start=2413
-  _globals['_STOPCONTAINERREQUEST']._serialized_end=2474
-  _globals['_STOPCONTAINERRESPONSE']._serialized_start=2476
-  _globals['_STOPCONTAINERRESPONSE']._serialized_end=2499
-  _globals['_REMOVECONTAINERREQUEST']._serialized_start=2501
-  _globals['_REMOVECONTAINERREQUEST']._serialized_end=2547
-  _globals['_REMOVECONTAINERRESPONSE']._serialized_start=2549
-  _globals['_REMOVECONTAINERRESPONSE']._serialized_end=2574
-  _globals['_EXECSYNCREQUEST']._serialized_start=2576
-  _globals['_EXECSYNCREQUEST']._serialized_end=2645
-  _globals['_EXECSYNCRESPONSE']._serialized_start=2647
-  _globals['_EXECSYNCRESPONSE']._serialized_end=2716
+  _globals['_IMAGESPEC']._serialized_end=1082
+  _globals['_CAPABILITY']._serialized_start=1084
+  _globals['_CAPABILITY']._serialized_end=1149
+  _globals['_LINUXCONTAINERSECURITYCONTEXT']._serialized_start=1152
+  _globals['_LINUXCONTAINERSECURITYCONTEXT']._serialized_end=1444
+  _globals['_LINUXCONTAINERRESOURCES']._serialized_start=1446
+  _globals['_LINUXCONTAINERRESOURCES']._serialized_end=1561
+  _globals['_LINUXCONTAINERCONFIG']._serialized_start=1564
+  _globals['_LINUXCONTAINERCONFIG']._serialized_end=1711
+  _globals['_KEYVALUE']._serialized_start=1713
+  _globals['_KEYVALUE']._serialized_end=1751
+  _globals['_MOUNT']._serialized_start=1753
+  _globals['_MOUNT']._serialized_end=1872
+  _globals['_CONTAINERCONFIG']._serialized_start=1875
+  _globals['_CONTAINERCONFIG']._serialized_end=2169
+  _globals['_CREATECONTAINERREQUEST']._serialized_start=2172
+  _globals['_CREATECONTAINERREQUEST']._serialized_end=2319
+  _globals['_CREATECONTAINERRESPONSE']._serialized_start=2321
+  _globals['_CREATECONTAINERRESPONSE']._serialized_end=2368
+  _globals['_STARTCONTAINERREQUEST']._serialized_start=2370
+  _globals['_STARTCONTAINERREQUEST']._serialized_end=2415
+  _globals['_STARTCONTAINERRESPONSE']._serialized_start=2417
+  _globals['_STARTCONTAINERRESPONSE']._serialized_end=2441
+  _globals['_STOPCONTAINERREQUEST']._serialized_start=2443
+  _globals['_STOPCONTAINERREQUEST']._serialized_end=2504
+  _globals['_STOPCONTAINERRESPONSE']._serialized_start=2506
+  _globals['_STOPCONTAINERRESPONSE']._serialized_end=2529
+  _globals['_REMOVECONTAINERREQUEST']._serialized_start=2531
+  _globals['_REMOVECONTAINERREQUEST']._serialized_end=2577
+  _globals['_REMOVECONTAINERRESPONSE']._serialized_start=2579
+  _globals['_REMOVECONTAINERRESPONSE']._serialized_end=2604
+  _globals['_EXECSYNCREQUEST']._serialized_start=2606
+  _globals['_EXECSYNCREQUEST']._serialized_end=2675
+  _globals['_EXECSYNCRESPONSE']._serialized_start=2677
+  _globals['_EXECSYNCRESPONSE']._serialized_end=2746
 # @@protoc_insertion_point(module_scope)

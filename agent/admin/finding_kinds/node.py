@@ -128,6 +128,14 @@ CNI_PLUGIN_MISSING = define(
     "See the agent's log for what prevents the installation.",
     "podgate cni status",
 )
+NRI_NOT_CONNECTED = define(
+    "nri-not-connected",
+    DEGRADED,
+    "The container runtime has NRI and does not call the agent for new pods, so these get their "
+    "gate as they do without NRI: some milliseconds after their network exists.",
+    "Solve the reason in the sentence; the agent retries.",
+    "podgate doctor",
+)
 KUBELET_API_MISSING = define(
     "kubelet-api-missing",
     NOTE,

@@ -44,7 +44,7 @@ async def check(
         return [found(kinds.AGENT_UNREADABLE, str(error))]
     except msgspec.DecodeError as error:
         return [found(kinds.AGENT_UNREADABLE, f"The agent's answer cannot be read ({error})")]
-    of_cluster = [dns_rule(report, rules)] if is_in_cluster else []
+    of_cluster = [dns_rule(report, rules), *nri(report)] if is_in_cluster else []
     of_pods = await asyncio.to_thread(_of_pods, report)
     return [*of_report(report), *of_pods, *of_cluster]
 
@@ -73,6 +73,23 @@ def dns_rule(report: AgentReport, rules: RulesReport) -> Result:
         f"Rule {NODE_DNS} is not in force: once kube-system is enforced, processes of this node "
         "cannot resolve names by CoreDNS",
     )
+
+
+def nri(report: AgentReport) -> Iterator[Result]:
+    """Whether the runtime calls the agent for new pods. Why not is in the agent's findings."""
+    is_connected = report.components.get("nri")
+    if is_connected:
+        yield Passed(
+            "nri",
+            "The container runtime calls podgate for each new pod (NRI), so gates precede the "
+            "first container; podgate-cni is not needed.",
+        )
+    elif is_connected is None:
+        yield Passed(
+            "nri",
+            "NRI is not used: containerd before 2.0 lacks it or has it switched off, or "
+            "podgate does (--no-nri); podgate-cni is the other way to gates before a pod starts.",
+        )
 
 
 def _without_agent(

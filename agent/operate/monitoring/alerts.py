@@ -188,7 +188,8 @@ ALERTS = (
         _found(
             *(kinds.RELAY_MISSING, kinds.RELAY_MISSING_PROBES_FAIL, kinds.RUNTIME_UNREACHABLE),
             *(kinds.WATCH_BROKEN, kinds.DEFINITION_MISSING, kinds.CONDITIONS_NOT_WRITTEN),
-            *(kinds.CNI_PLUGIN_MISSING, kinds.COMPONENT_FAILING, kinds.PORT_NOT_OPEN),
+            *(kinds.CNI_PLUGIN_MISSING, kinds.NRI_NOT_CONNECTED),
+            *(kinds.COMPONENT_FAILING, kinds.PORT_NOT_OPEN),
             *(kinds.STATE_NOT_WRITTEN, kinds.HOST_PROBES_NOT_DENIED, kinds.PODS_CGROUP_MISSING),
         ),
         "5m",

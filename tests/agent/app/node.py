@@ -1,8 +1,10 @@
 """A node in memory: network namespaces, gates as `bpf.gates` keeps them, and a reconciler."""
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
+import functools
 import ipaddress
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, ParamSpec, TypeVar
@@ -146,13 +148,43 @@ class Worker:
         self.gates = gates
         self.seconds = {"fill_reply_table": 0.0}
         """By name of the method: how long it takes, if not as long as an attach by tcx."""
-        self._thread = asyncio.Lock()
+        self._is_busy = False
+        self._urgent: collections.deque[asyncio.Future[None]] = collections.deque()
+        self._usual: collections.deque[asyncio.Future[None]] = collections.deque()
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        async with self._thread:
-            result = function(*args, **kwargs)
-            await asyncio.sleep(self.seconds.get(function.__name__, 0.01))
+        return await self._call(self._usual, functools.partial(function, *args, **kwargs))
+
+    async def run_first(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._call(self._urgent, functools.partial(function, *args, **kwargs))
+
+    async def _call(
+        self, queue: collections.deque[asyncio.Future[None]], call: functools.partial[T]
+    ) -> T:
+        if self._is_busy:
+            turn = asyncio.get_running_loop().create_future()
+            queue.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():
+                    self._next()
+                raise
+        self._is_busy = True
+        try:
+            result = call()
+            await asyncio.sleep(self.seconds.get(call.func.__name__, 0.01))
             return result
+        finally:
+            self._next()
+
+    def _next(self) -> None:
+        while queue := self._urgent or self._usual:
+            turn = queue.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._is_busy = False
 
     async def move_first(self, ifindex: int) -> None:
         await self.run(self.gates.move_first, ifindex)

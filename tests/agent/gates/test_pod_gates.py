@@ -39,6 +39,30 @@ async def test_gated_pod_has_the_reason_of_its_mode_and_its_interface(
     assert "veth7" in node.message("web")
 
 
+async def test_gate_for_which_the_runtime_waits_precedes_calls_for_other_pods(node: Node) -> None:
+    """Such as those of their relays and reply tables."""
+    async with node.running():
+        await asyncio.sleep(1)
+        node.store.awaited.add("web")
+        others = [asyncio.create_task(node.worker.run(lambda: None)) for _ in range(200)]
+        node.add("web", 7)
+        await asyncio.sleep(0.1)
+        assert node.status("web") == (TRUE, "Enforced")
+        assert not all(other.done() for other in others)
+        await asyncio.gather(*others)
+
+
+async def test_pod_for_which_the_runtime_waits_is_gated_before_a_crowd(node: Node) -> None:
+    for number in range(1, 41):
+        node.add(f"pod{number}", number)
+    node.add("web", 41)
+    node.store.awaited.add("web")
+    async with node.running():
+        await asyncio.sleep(0.1)
+        assert node.status("web") == (TRUE, "Enforced")
+        assert "install pod40" not in node.gates.calls
+
+
 async def test_pod_in_mode_off_has_no_gate(node: Node) -> None:
     node.add("web", 7, mode=Mode.OFF)
     await settled(node)

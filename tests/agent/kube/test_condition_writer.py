@@ -686,6 +686,46 @@ async def test_condition_of_a_previous_boot_is_never_false_if_the_pod_is_gated_s
     assert patch.body["status"]["conditions"][0]["message"].endswith(f"boot {BOOT})")
 
 
+async def test_pod_that_waits_for_it_has_no_condition_of_a_previous_boot_any_more(
+    server: ApiServer, api: ApiClient
+) -> None:
+    server.put(with_condition(apiserver.gated("a"), message=OF_BEFORE))
+    async with Agent(api).running() as agent:
+        agent.know("a")
+        agent.know("a", labels.PROBES_PASSING, status=FALSE, reason="ContainerNotRunning")
+        before = asyncio.get_running_loop().time()
+        await agent.writer.correct("uid-a")
+        assert asyncio.get_running_loop().time() - before < 0.1
+        found = conditions(server, "a")
+    assert found[labels.ISOLATION_READY]["message"].endswith(f"boot {BOOT})")
+    assert found[labels.PROBES_PASSING]["status"] == FALSE
+    assert len(server.patches()) == 1
+
+
+@pytest.mark.parametrize("name", ["a", "unknown"])
+async def test_pod_without_a_condition_of_another_sandbox_waits_for_nothing(
+    server: ApiServer, api: ApiClient, name: str
+) -> None:
+    server.put(with_condition(gated("a")))
+    async with Agent(api).running() as agent:
+        await agent.writer.correct(f"uid-{name}")
+        assert server.patches() == []
+
+
+async def test_pod_that_is_deleted_meanwhile_waits_no_longer(
+    server: ApiServer, api: ApiClient
+) -> None:
+    server.put(with_condition(gated("a"), message=OF_BEFORE))
+    server.faults.append(failing)
+    async with Agent(api).running() as agent:
+        waiting = asyncio.create_task(agent.writer.correct("uid-a"))
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        server.delete("a")
+        async with asyncio.timeout(1):
+            await waiting
+
+
 async def test_condition_of_a_previous_boot_is_false_at_once_without_a_sandbox(
     server: ApiServer, api: ApiClient
 ) -> None:

@@ -353,6 +353,11 @@ MADE: dict[str, dict[str, dict[str, str]]] = {
             "conditions-not-written": "pending_conditions == 1",
         },
     },
+    "agent/nri/test_client.py": {
+        "test_socket_that_nothing_listens_on_is_a_problem": {
+            "nri-not-connected": "does not respond: Connection refused.",
+        },
+    },
     "node/test_policies.py": {
         "test_cluster_without_the_resource_has_no_policies": {
             "definition-missing": "DEFINITION_MISSING",

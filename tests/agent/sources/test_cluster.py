@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from agent.cri.models import Sandbox
+from agent.cri.models import NetworkedSandbox, Sandbox, SandboxDetails
+from agent.cri.sandbox_netns import SandboxNetns
 from agent.kube.client import ApiClient
 from agent.pods.conditions import Conditions
 from agent.pods.pod import SANDBOX_MISSING
 from agent.pods.pod_modes import PodModes
+from agent.pods.pod_state import IsolationStatus
 from agent.pods.store import PodStore
 from agent.policy.api_source import ApiPolicies
 from agent.settings import Settings
@@ -46,7 +48,10 @@ class Cluster:
         self.store = PodStore(Conditions())
         self.modes = PodModes(Mode.AUDIT, is_complete=False)
         settings = Settings(
-            node_name=NODE, run_directory=directory, cri_socket=directory / "no-runtime.sock"
+            node_name=NODE,
+            run_directory=directory,
+            cri_socket=directory / "no-runtime.sock",
+            nri_socket=directory / "no-nri.sock",
         )
         policies = ApiPolicies(api, state=directory / "policies.json")
         self.source = ClusterSource(api, settings, self.store, policies, self.modes)
@@ -172,3 +177,70 @@ async def test_ceiling_of_the_node_is_followed(cluster: Cluster) -> None:
     await polling.until("the ceiling", lambda: mode() is Mode.OFF)
     cluster.modes.set_off(is_off=False)
     await polling.until("the mode before", lambda: mode() is Mode.AUDIT)
+
+
+NEW = NetworkedSandbox(
+    Sandbox(
+        id="two",
+        pod_uid="uid-web",
+        pod_name="web",
+        pod_namespace="default",
+        attempt=0,
+        created=None,
+        is_ready=False,
+    ),
+    "/run/netns/new",
+)
+NEW_NETNS = Netns("/run/netns/new", 4, 200)
+
+
+@pytest.fixture
+async def starting(cluster: Cluster) -> AsyncIterator[asyncio.Task[bool]]:
+    """The runtime starts another sandbox of the pod, which waits for its gate."""
+
+    async def locate(details: SandboxDetails) -> SandboxNetns:
+        return SandboxNetns(NEW_NETNS)
+
+    await polling.until("the pod", lambda: cluster.store.get("uid-web"))
+    cluster.set_sandboxes(SANDBOX)
+    cluster.source.sandboxes._locate = locate
+    task = asyncio.create_task(cluster.source.gate_new(NEW))
+    await polling.until("the namespace", lambda: cluster.netns_path() == NEW_NETNS.path)
+    yield task
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_sandbox_that_starts_replaces_a_ready_one_and_waits_for_its_gate(
+    cluster: Cluster, starting: asyncio.Task[bool]
+) -> None:
+    state = cluster.store.pods["uid-web"]
+    state.gated_netns = NETNS
+    cluster.store.in_force.mark("uid-web")
+    await asyncio.sleep(0.01)
+    assert not starting.done()
+    assert cluster.store.awaited == {"uid-web"}
+    state.gated_netns = NEW_NETNS
+    cluster.store.in_force.mark("uid-web")
+    assert await starting
+    assert not cluster.store.awaited
+
+
+@pytest.mark.parametrize("reason", ["NoInterface", "GateFailed"])
+async def test_sandbox_waits_for_a_gate_that_fails_but_not_for_one_that_cannot_be(
+    cluster: Cluster, starting: asyncio.Task[bool], reason: str
+) -> None:
+    cluster.store.pods["uid-web"].status = IsolationStatus("False", reason, "")
+    cluster.store.in_force.mark("uid-web")
+    await asyncio.sleep(0.01)
+    assert starting.done() == (reason == "NoInterface")
+    if starting.done():
+        assert not await starting
+
+
+async def test_sandbox_that_is_gone_again_waits_no_longer(
+    cluster: Cluster, starting: asyncio.Task[bool]
+) -> None:
+    cluster.set_sandboxes()
+    cluster.store.in_force.mark("uid-web")
+    assert not await starting

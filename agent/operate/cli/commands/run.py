@@ -12,6 +12,7 @@ from agent.logs import LogFormat, LogLevel
 from agent.operate.cli.commands import cni, options, service_options
 from agent.settings import (
     DEFAULT_RULE_GROUPS,
+    NRI_SOCKET,
     FeatureGates,
     HostProbeMode,
     KubeletSetting,
@@ -209,6 +210,15 @@ def _parse_names(text: str) -> tuple[str, ...]:
 )
 @options.relay_range4
 @options.relay_range6
+@click.option(
+    "--nri-socket",
+    type=options.PATH,
+    default=NRI_SOCKET,
+    show_default=True,
+    help="NRI socket of the container runtime, which calls the agent for each new pod before its "
+    "first container, where the socket exists.",
+)
+@click.option("--no-nri", is_flag=True, help="Do not use NRI.")
 @cni.kept_conf_directory
 @cni.bin_directory
 @cni.strict_start
@@ -275,6 +285,8 @@ def run(
     kubelet_host_probes: str,
     relay_range4: ipaddress.IPv4Network,
     relay_range6: ipaddress.IPv6Network,
+    nri_socket: pathlib.Path,
+    no_nri: bool,
     cni_conf_dir: pathlib.Path | None,
     cni_bin_dir: pathlib.Path,
     cni_strict_start: bool,
@@ -336,6 +348,7 @@ def run(
         kubelet_host_probes=HostProbeMode(kubelet_host_probes),
         raw_sockets=RawSocketMode(raw_sockets),
         relay_ranges=RelayRanges(relay_range4, relay_range6),
+        nri_socket=None if no_nri else nri_socket,
         cni_conf_directory=cni_conf_dir,
         cni_bin_directory=cni_bin_dir,
         cni_strict_start=cni_strict_start,

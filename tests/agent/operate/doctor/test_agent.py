@@ -41,6 +41,26 @@ def test_dns_rule_is_needed_where_something_may_be_enforced() -> None:
     assert isinstance(agent.dns_rule(limited, RULES), Passed)
 
 
+@pytest.mark.parametrize(
+    ("components", "texts"),
+    [
+        ({"nri": True}, ["podgate-cni is not needed"]),
+        ({}, ["NRI is not used"]),
+        # The agent's findings have the reason.
+        ({"nri": False}, []),
+    ],
+)
+def test_way_to_gates_before_a_pod_starts_is_named(
+    components: dict[str, bool], texts: list[str]
+) -> None:
+    report = msgspec.structs.replace(REPORT, components=components)
+    found = list(agent.nri(report))
+    assert len(found) == len(texts)
+    for result, text in zip(found, texts, strict=True):
+        assert isinstance(result, Passed)
+        assert text in result.text
+
+
 def test_dns_rule_is_named_as_the_default_rules_name_it() -> None:
     names = {f"podgate:{one.group}/{one.name}" for one in host_agents.TABLE}
     assert NODE_DNS in names

@@ -1,0 +1,1 @@
+"""NRI: the container runtime calls podgate for each new sandbox, before its first container."""
