@@ -37,6 +37,7 @@ _PATIENT = {
     "startupProbe": {**HTTP_PROBE, "failureThreshold": 300},
     "readinessProbe": _SLOW_PROBE,
     "livenessProbe": _SLOW_PROBE,
+    "resources": {"requests": {"cpu": "50m"}},
 }
 
 

@@ -29,6 +29,8 @@ _CONTAINER: Json = {
     "imagePullPolicy": "Never",
     "command": ["/usr/bin/python3", "/server/server.py"],
     "volumeMounts": [{"name": "server", "mountPath": "/server"}],
+    # Without a request a pod gets a five-hundredth of the CPU time of other processes.
+    "resources": {"requests": {"cpu": "100m"}},
 }
 _SLEEP = ["/usr/bin/python3", "-c", "import signal; signal.pause()"]
 _VOLUMES: list[Json] = [{"name": "server", "configMap": {"name": "server"}}]
