@@ -170,4 +170,4 @@ def test_soak(
     assert not any(watch.wrong.values()), watch.wrong
     control, *others = soak.restarts().values()
     assert all(not one for one in others), f"restarts {others}, of the control {control}"
-    assert fleet.harm() == ""
+    assert fleet.harm(kills=soak.done["kill agent"]) == ""
