@@ -22,6 +22,8 @@ where podgate is allowed to run. A cell is one of three:
 `make test-kernels` record their runs; CONTRIBUTING.md describes them.
 """
 _END = """\
+## Nodes that are containers
+
 Nodes that are containers (kind, k3d, minikube's container driver) have a cgroup namespace of their
 own, whose root podgate takes for the node's (`tests/kernel/test_cgroup_namespace.py`). Before Linux
 6.11, 6.6.52 and 6.1.111 nftables counts cgroups from the host's root, so the default-deny table
