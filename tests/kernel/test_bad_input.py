@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.lab import lab as labs
-from bpf import abi, artefacts, errors, loader, pins
+from bpf import abi, artefacts, compile_cache, errors, loader, pins
 from bpf.gates import GateConfig, Gates
 from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode
@@ -155,6 +155,7 @@ def short_of_memory(
     python.write_text(f'#!/bin/sh\nulimit -v 150000\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.delenv(compile_cache.DIRECTORY_VARIABLE, raising=False)
 
 
 async def test_compiler_without_enough_memory_is_one_sentence_and_leaves_nothing(
