@@ -4,13 +4,14 @@ Cells of a row without a record are "not tried", so a row can be written before 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tests.compatibility import runs
 from tests.compatibility.cells import NOT_TRIED, tried, unsupported
 from tests.compatibility.runs import MODES
 from tests.kernels import record as kernels
 from tests.meshes import record as meshes
+from tests.networks import records
 from tests.networks.records import Row
 
 _NETWORKS: dict[str, tuple[str, ...]] = {
@@ -94,9 +95,22 @@ def _networks() -> Table:
     rows += [(name, [_NO_PAIR] * len(MODES)) for name in _WITHOUT_GATES]
     note = (
         "flannel and static routes run on several nodes. [Runs](internals/networks.md) has every "
-        "test."
+        "test. Those of no mode that failed in the newest run: "
+        f"{'; '.join(_failed_of_no_mode()) or 'none'}."
     )
     return Table("Network and mode", note, MODES, rows)
+
+
+def _failed_of_no_mode() -> Iterator[str]:
+    """By record: restarts, roll-outs, removal, soaks."""
+    for path in sorted(records.RECORDED.glob("*.json")):
+        failed = [
+            row.subject
+            for row in runs.of_records(path.stem)
+            if row.mode not in MODES and row.result != "passed"
+        ]
+        if failed:
+            yield f"{path.stem}: {', '.join(failed)}"
 
 
 def _proxies() -> Table:
@@ -156,7 +170,8 @@ def _kernels() -> Table:
         found = kernels.read(kernel)
         clusters = runs.of_attribute("kernel", kernel)
         tests = tried(found.date, found.package) if found.files else NOT_TRIED
-        rows.append((kernel, [tests, runs.cell(clusters, lambda row: row.kernel)]))
+        in_modes = (row for row in clusters if row.mode in MODES)
+        rows.append((kernel, [tests, runs.cell(in_modes, lambda row: row.kernel)]))
         if failed := sum(len(one.failed) for one in found.files.values()):
             count = sum(one.tests for one in found.files.values())
             failures.append(f"{failed} of {count} on {kernel}")
