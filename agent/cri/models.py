@@ -136,7 +136,7 @@ def decode_details(response: runtime_pb2.PodSandboxStatusResponse) -> SandboxDet
     network = status.network
     return SandboxDetails(
         host_network=status.linux.namespaces.options.network == runtime_pb2.NODE,
-        ips=_addresses([network.ip, *(more.ip for more in network.additional_ips)]),
+        ips=addresses_of([network.ip, *(more.ip for more in network.additional_ips)]),
         info=dict(response.info),
     )
 
@@ -152,7 +152,7 @@ def decode_networked(response: containerd_pb2.GetContainerResponse) -> Networked
         # Its content is up to containerd.
         return None
     name = stored.config.metadata
-    ips = _addresses([stored.ip, *(stored.additional_ips or ())])
+    ips = addresses_of([stored.ip, *(stored.additional_ips or ())])
     if not (ips and stored.netns_path and name.uid):
         return None
     sandbox = Sandbox(
@@ -208,7 +208,8 @@ def _time(nanoseconds: int) -> datetime.datetime | None:
         return None
 
 
-def _addresses(texts: Iterable[str]) -> tuple[IPAddress, ...]:
+def addresses_of(texts: Iterable[str]) -> tuple[IPAddress, ...]:
+    """Those that are addresses."""
     found: list[IPAddress] = []
     for text in texts:
         try:

@@ -1,11 +1,7 @@
 """Pods as NRI reports them, as the sandboxes of the container runtime that they are."""
 
-import ipaddress
-from collections.abc import Iterable, Iterator
-
-from agent.cri.models import NetworkedSandbox, Sandbox
+from agent.cri.models import NetworkedSandbox, Sandbox, addresses_of
 from agent.nri import nri_pb2
-from bpf.abi import IPAddress
 
 _NETWORK = "network"
 
@@ -27,14 +23,6 @@ def read(pod: nri_pb2.PodSandbox) -> NetworkedSandbox | None:
         created=None,
         runtime_handler=pod.runtime_handler,
         is_ready=False,
-        ips=tuple(_addresses(pod.ips)),
+        ips=addresses_of(pod.ips),
     )
     return NetworkedSandbox(sandbox, paths[0])
-
-
-def _addresses(texts: Iterable[str]) -> Iterator[IPAddress]:
-    for text in texts:
-        try:
-            yield ipaddress.ip_address(text)
-        except ValueError:
-            continue

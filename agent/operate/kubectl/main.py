@@ -19,6 +19,7 @@ from agent.operate.kubectl import (
     exec,
     explain,
     off,
+    option_types,
     status,
     strict,
     suggest,
@@ -62,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--timeout",
-        type=_seconds,
+        type=option_types.seconds,
         default=10.0,
         metavar="SECONDS",
         help="Time for each request and for each node (default: 10).",
@@ -128,13 +129,6 @@ def _namespace(arguments: argparse.Namespace) -> str:
     if isinstance(found, list):
         return str(found[0]) if len(found) == 1 else ""
     return found or ""
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError("1 to 3600 seconds")
-    return seconds
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from agent.operate.kubectl import (
     findings,
     node_reports,
     node_status,
+    option_types,
     output,
     printing,
     summary,
@@ -63,19 +64,12 @@ def register(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         "--watch",
         "-w",
         nargs="?",
-        type=_period,
+        type=option_types.seconds,
         const=_PERIOD_SECONDS,
         metavar="SECONDS",
         help="Show it again and again, with this time in between (5).",
     )
     parser.set_defaults(run=run)
-
-
-def _period(text: str) -> float:
-    seconds = float(text)
-    if not 1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError("1 to 3600 seconds")
-    return seconds
 
 
 def run(
