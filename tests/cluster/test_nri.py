@@ -3,11 +3,7 @@
 Runs where BIN has such a runtime (`make test-nri` names its programs).
 """
 
-import contextlib
-import pathlib
 import shutil
-import socket
-import threading
 import time
 
 import pytest
@@ -28,6 +24,7 @@ from tests.cluster.workloads import (
     condition,
 )
 from tests.image.node import BPFFS, RUN_DIRECTORY
+from tests.runtime.host_process import HostProcess
 
 pytestmark = pytest.mark.kernel
 
@@ -54,32 +51,8 @@ def web(neighbour: str) -> Json:
     }
 
 
-class HostProcess:
-    """Connects to each address that pods have, in a tight loop, from the node."""
-
-    def __init__(self, node: OneNode) -> None:
-        self.reached: set[str] = set()
-        self.attempts = 0
-        self._addresses = pathlib.Path(node.runtime.directory / "ipam" / "pods")
-        self._has_ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="host process")
-
-    def __enter__(self) -> "HostProcess":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._has_ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._has_ended.is_set():
-            for file in self._addresses.glob("*.*.*.*"):
-                self.attempts += 1
-                with contextlib.suppress(OSError):
-                    socket.create_connection((file.name, PORT), _CONNECT_SECONDS).close()
-                    self.reached.add(file.name)
-            time.sleep(0.001)
+def host_process(node: OneNode) -> HostProcess:
+    return HostProcess(node.runtime.directory / "ipam" / "pods", PORT, _CONNECT_SECONDS)
 
 
 def started(podgate: Deployment) -> dict[str, float]:
@@ -102,7 +75,7 @@ def test_sixty_pods_at_once_have_their_gate_before_their_first_instruction(
 ) -> None:
     podgate.until("NRI", lambda report: report.components.get("nri"))
     users = namespaces(mode)
-    with HostProcess(node) as host:
+    with host_process(node) as host:
         users.run("neighbour", gates=BOTH)
         (neighbour,) = users.until_ready("neighbour")
         before = started(podgate)
@@ -156,7 +129,7 @@ def test_pods_that_require_podgate_are_closed_and_not_ready_until_it_runs_after_
         users.run(name, patient, gates=BOTH, annotations=_REQUIRED)
     before = users.until_isolated(*names)
     followed = Followed(before)
-    with HostProcess(node) as host, watching.followed(users, followed.see):
+    with host_process(node) as host, watching.followed(users, followed.see):
         node.kubelet.stop()
         node.end_containers()
         shutil.rmtree(BPFFS / "podgate")

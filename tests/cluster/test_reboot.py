@@ -1,10 +1,6 @@
 """A reboot: tasks, pins and what is in /run are gone when the kubelet starts."""
 
-import contextlib
-import pathlib
 import shutil
-import socket
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -24,6 +20,7 @@ from tests.cluster.workloads import (
     is_reachable,
 )
 from tests.image.node import BPFFS, RUN_DIRECTORY
+from tests.runtime.host_process import HostProcess
 
 pytestmark = pytest.mark.kernel
 MODES = pytest.mark.parametrize("mode", ["enforce", "strict"])
@@ -35,34 +32,6 @@ def strict_start(node: OneNode, podgate: Deployment) -> Iterator[None]:
     """podgate-cni is installed, and after a reboot pods wait for the agent."""
     with cni.installed(node, podgate, arguments=["--cni-strict-start"]):
         yield
-
-
-class Attempts:
-    """Connects to every address of a pod, again and again, as a host process."""
-
-    def __init__(self, addresses: pathlib.Path) -> None:
-        """addresses: the directory in which host-local has a file for each one in use."""
-        self.reached: set[str] = set()
-        self.tried: set[str] = set()
-        self._addresses = addresses
-        self._has_ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="attempts")
-
-    def __enter__(self) -> "Attempts":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._has_ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._has_ended.wait(0.005):
-            for file in self._addresses.glob("*.*.*.*"):
-                self.tried.add(file.name)
-                with contextlib.suppress(OSError):
-                    socket.create_connection((file.name, PORT), _CONNECT_SECONDS).close()
-                    self.reached.add(file.name)
 
 
 def _reboot(node: OneNode) -> None:
@@ -84,7 +53,8 @@ def test_with_strict_start_no_pod_is_ever_open(
     for name in names:
         users.run(name, PROBED, gates=(ISOLATION_READY, PROBES_PASSING))
     old = {pod["status"]["podIP"] for pod in users.until_isolated(*names)}
-    with Attempts(node.runtime.directory / "ipam" / "pods") as attempts:
+    addresses = node.runtime.directory / "ipam" / "pods"
+    with HostProcess(addresses, PORT, _CONNECT_SECONDS) as attempts:
         _reboot(node)
         polling.wait_until(
             "the pods have new addresses",

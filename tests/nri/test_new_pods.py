@@ -1,12 +1,9 @@
 """New pods have their gate before their first container, by real runtimes."""
 
 import asyncio
-import contextlib
 import os
 import pathlib
 import signal
-import socket
-import threading
 import time
 
 import pytest
@@ -16,41 +13,13 @@ from agent.nri.plugin import NewPod, PluginProtocol
 from tests import polling
 from tests.node.node import PORT, Node
 from tests.nri import recording
+from tests.runtime.host_process import HostProcess
 
 pytestmark = pytest.mark.kernel
 
 SOCKET = pathlib.Path("/run/nri/nri.sock")
 _CONNECT_SECONDS = 0.02
 _PODS = 12
-
-
-class HostProcess:
-    """Connects to each address that pods have, in a tight loop, from the node."""
-
-    def __init__(self, addresses: pathlib.Path) -> None:
-        """addresses: the directory in which host-local has a file for each one in use."""
-        self.reached: set[str] = set()
-        self.tried: set[str] = set()
-        self._addresses = addresses
-        self._has_ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="host process")
-
-    def __enter__(self) -> "HostProcess":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._has_ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._has_ended.is_set():
-            for file in self._addresses.glob("*.*.*.*"):
-                self.tried.add(file.name)
-                with contextlib.suppress(OSError):
-                    socket.create_connection((file.name, PORT), _CONNECT_SECONDS).close()
-                    self.reached.add(file.name)
-            time.sleep(0.001)
 
 
 async def connected(node: Node, *options: str) -> None:
@@ -89,7 +58,7 @@ async def test_no_host_process_reaches_pods_that_start_at_once(node: Node) -> No
     names = [f"web{number}" for number in range(_PODS)]
     for name in names:
         node.create(name)
-    with HostProcess(addresses) as host:
+    with HostProcess(addresses, PORT, _CONNECT_SECONDS) as host:
         await asyncio.gather(*(node.run_pod(name) for name in names))
         await node.ready(*names)
         await asyncio.sleep(0.2)
