@@ -102,10 +102,8 @@ def test_lost_gate_is_attached_again_and_its_pod_stays_ready(
             detach_gate(operator, pod)
             in_its_place = foreign.attached_by_tcx(pod.ifindex, foreign.TC_ACT_UNSPEC)
             stack.enter_context(in_its_place)
-        report = operator.wait_for("the loss counted", lambda r: losses(r) > 0)
-        condition = isolation(report)
-        assert condition is not None
-        assert (condition.status, condition.reason) == (TRUE, "GateLost")
+        report = operator.wait_for("the loss reported", has_condition(TRUE, "GateLost"))
+        assert losses(report) > 0
     operator.wait_for("the gate", lambda _: syscalls.query_programs(pod.ifindex, EGRESS) == [ours])
     changes = [
         line["status"]
