@@ -144,16 +144,17 @@ class Generator:
         chance, choose = self._random.random, self._random.choice
         ids = (*self._cgroup.ancestors, _NO_CGROUP)
         is_followed = chance() < 0.5
-        heartbeat_ns = choose((0, now_ns + HOUR_NS, now_ns - MINUTE_NS, now_ns - 2 * HOUR_NS))
+        # Shares of the time since the machine started: no heartbeat is older.
+        heartbeat_ns = choose((0, now_ns + HOUR_NS, now_ns - now_ns // 8, now_ns // 2))
         return NodeFacts(
             kubelet_cgroup=choose((0, self._cgroup.id, self._cgroup.id, *ids)),
             remade_cgroup=choose((0, 0, self._cgroup.id, *ids)) if is_followed else 0,
             is_unit_followed=is_followed,
             pods_cgroup=choose((0, *ids)),
             pods_level=self._random.randrange(5),
-            heartbeat_ns=max(0, heartbeat_ns),
-            stale_after_ns=choose((0, 10 * 10**9)),
-            dead_man_ns=choose((0, 0, 0, HOUR_NS)),
+            heartbeat_ns=heartbeat_ns,
+            stale_after_ns=choose((0, now_ns // 16)),
+            dead_man_ns=choose((0, 0, 0, now_ns // 4)),
             has_ovs=chance() < 0.3,
         )
 
