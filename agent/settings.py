@@ -153,9 +153,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     manifests: pathlib.Path | None = None
     """Directory of pod manifests (YAML or JSON), one pod per file, for nodes without a cluster."""
 
+    is_standalone: bool = False
+    """Whether pods come from a kubelet without an API server."""
+
     node_name: str | None = None
-    """This node's name in the cluster; its pods are watched at the API server. None: pods come from
-    manifests."""
+    """This node's name in the cluster; its pods are watched at the API server. None: the node
+    is in no cluster."""
 
     namespace: str = "podgate"
     """podgate's own namespace, whose label podgate.io/max-mode is the ceiling of the cluster."""

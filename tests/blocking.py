@@ -84,6 +84,7 @@ def _of_product() -> Iterator[CodeType]:
     from agent.pods.pod_modes import PodModes
     from agent.policy.files import PolicyFiles
     from agent.probing.result_store import ResultStore
+    from agent.sources import standalone
     from agent.state_files import StateSaver
     from probes.netns import Netns
 
@@ -102,6 +103,7 @@ def _of_product() -> Iterator[CodeType]:
             # At start, before anything else runs: the boot's id and what an earlier agent saved.
             ClusterOutputs.__init__,
             api_pods.ApiPods.restore,
+            standalone.StandalonePods.restore,
             CniStatePublisher.open,
             PodModes.restore,
             PolicyFiles.__init__,

@@ -22,6 +22,7 @@ SOURCE_PARTS: Mapping[str, Kind] = {
     "watch": kinds.WATCH_BROKEN,
     "conditions": kinds.CONDITIONS_NOT_WRITTEN,
     "runtime": kinds.RUNTIME_UNREACHABLE,
+    "kubelet": kinds.KUBELET_UNREACHABLE,
     "nri": kinds.NRI_NOT_CONNECTED,
     "services": kinds.SERVICES_OLD,
     "definition": kinds.DEFINITION_MISSING,

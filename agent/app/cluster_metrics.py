@@ -8,9 +8,6 @@ from agent.app.cluster_outputs import ClusterOutputs
 from agent.metrics import MetricFamily, labelled, single
 from agent.sources.cluster import ClusterSource
 
-SANDBOXES = MetricFamily(
-    "podgate_sandboxes", "gauge", "Pods that have a sandbox in the container runtime."
-)
 WATCH_HEALTHY = MetricFamily(
     "podgate_watch_healthy",
     "gauge",
@@ -69,7 +66,6 @@ class ClusterCollector:
         )
         patches = {**_PATCH_CODES, **writer.patches_by_code}
         yield labelled(PATCHES, (((code,), count) for code, count in sorted(patches.items())))
-        yield single(SANDBOXES, len(source.sandboxes.current))
         yield single(PENDING, writer.pending)
         yield single(PENDING_SECONDS, writer.oldest_pending_seconds)
         yield single(EVENTS, recorder.sent)

@@ -12,7 +12,7 @@ from agent.default_deny.controller import DefaultDenyController
 from agent.gates.worker import GateWorker
 from agent.metrics import MetricFamily, labelled, single
 from agent.policy.controller import PolicyController
-from agent.sources.cluster import ClusterSource
+from agent.sources.node_source import NodeSource
 from agent.strict.supervisor import RelaySupervisor
 
 COMPONENT_UP = MetricFamily(
@@ -53,11 +53,11 @@ def checks(
     relays: RelaySupervisor,
     policy: PolicyController,
     cni_status: PluginStatus | None,
-    cluster: ClusterSource | None,
+    node: NodeSource | None,
     outputs: ClusterOutputs | None,
     ports: Ports,
 ) -> dict[str, Check]:
-    """By component. cni_status, cluster, outputs: None where the node has none."""
+    """By component. cni_status, node, outputs: None where the node has none."""
     found: dict[str, Check] = {
         "hooks": lambda: gate_worker.has_connect_hooks if gate_worker.is_attached else None,
         "default_deny": lambda: default_deny.is_installed if default_deny.is_desired else None,
@@ -70,12 +70,14 @@ def checks(
         found["metrics"] = lambda: bool(metrics.sockets)
     if cni_status:
         found["cni_plugin"] = lambda: cni_status.is_installed
-    if cluster and outputs:
+    if outputs:
         found["api_server"] = lambda: not outputs.api_problems
-        found["runtime"] = lambda: not cluster.sandboxes.problem
-        if nri := cluster.nri:
+    if node:
+        found["runtime"] = lambda: not node.sandboxes.problem
+        if nri := node.nri:
             found["nri"] = lambda: nri.is_connected if nri.has_socket else None
-        found["kubelet_pods_api"] = lambda: cluster.kubelet_pods.is_connected
+        if outputs:  # Without the API server, a source that does not respond is worse.
+            found["kubelet_pods_api"] = lambda: node.kubelet_pods.is_connected
     return found
 
 

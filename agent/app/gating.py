@@ -60,6 +60,7 @@ from bpf.rule_hits import RuleHits
 
 if TYPE_CHECKING:
     from agent.sources.cluster import ClusterSource
+    from agent.sources.node_source import NodeSource
 
 log = structlog.get_logger(__name__)
 
@@ -100,12 +101,15 @@ class Gating:
             own_namespace=settings.namespace,
             state=state / "modes.json",
             is_complete=api is None,
+            pods_decide=api is None,
         )
         self._off_marks = OffMarks(settings.run_directory, pins.Pins(settings.bpffs), self.modes)
         self.metrics = GateMetrics(self.store)
         self.events = PodEvents()
         policies = ApiPolicies(api, state=state / "apipolicies.json") if api else None
         self.source: PodSource
+        self.node: NodeSource | None = None
+        """The source, where pods come from a kubelet and a container runtime."""
         self.cluster: ClusterSource | None = None
         """The source, on a node of a cluster."""
         defaults: DefaultRules | None = None
@@ -114,11 +118,15 @@ class Gating:
             from agent.sources import cluster
 
             self.cluster = cluster.ClusterSource(api, settings, self.store, policies, self.modes)
-            self.source = self.cluster
+            self.source = self.node = self.cluster
             self._callees = ApiCallees(api, state=state / "callees.json")
             defaults = DefaultRules(
                 self._callees, store=self.store, disabled=settings.disabled_default_rules
             )
+        elif settings.is_standalone:
+            from agent.sources.standalone import StandaloneSource
+
+            self.source = self.node = StandaloneSource(settings, self.store, self.modes)
         else:
             from agent.sources.manifest_source import ManifestSource
 
@@ -286,11 +294,11 @@ class Gating:
         for uid in self.store.removed:
             self.store.to_reconcile.mark(uid)
         uids = set(self.store.pods)
-        if self.cluster:
-            uids |= self.cluster.pods.uids
+        if self.node:
+            uids |= self.node.pods.uids
             for uid in uids:
-                self.cluster.pods.changes.mark(uid)
-                self.cluster.changes.mark(uid)
+                self.node.pods.changes.mark(uid)
+                self.node.changes.mark(uid)
         for uid in uids:
             self.store.in_force.mark(uid)
             self.store.conditions.changes.mark(uid)
@@ -301,8 +309,8 @@ class Gating:
         seconds = self._reconciler.seconds_in_pass()
         if seconds > _STUCK_SECONDS:
             return f"reconcile pass running for {seconds:.0f} s"
-        if self.cluster and self.cluster.sandboxes.is_stuck:
-            return self.cluster.sandboxes.problem
+        if self.node and self.node.sandboxes.is_stuck:
+            return self.node.sandboxes.problem
         return None
 
     def unready_reason(self) -> str | None:
@@ -335,7 +343,7 @@ class Gating:
     @property
     def pods_cgroup_problem(self) -> str:
         """Why processes of pods cannot be distinguished from the host's, where a kubelet runs."""
-        if self.cluster is None or not any(state.gates for state in self.store.states()):
+        if self.node is None or not any(state.gates for state in self.store.states()):
             return ""
         return "" if self.gate_worker.config.read().pods_cgroup else pods_cgroup.MISSING
 

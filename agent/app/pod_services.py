@@ -63,7 +63,8 @@ class PodServices:
         """api: for a node of a cluster."""
         self._gating = gating
         ports = Ports(settings)
-        store, cluster, gate_worker = gating.store, gating.cluster, gating.gate_worker
+        store, gate_worker = gating.store, gating.gate_worker
+        node, cluster = gating.node, gating.cluster
         self._outputs: ClusterOutputs | None = None
         if api and cluster:
             self._outputs = ClusterOutputs(
@@ -121,7 +122,7 @@ class PodServices:
             relays=self._relays,
             policy=gating.policy,
             cni_status=gating.cni_status if settings.cni_conf_directory else None,
-            cluster=cluster,
+            node=node,
             outputs=self._outputs,
             ports=ports,
         )
@@ -153,9 +154,11 @@ class PodServices:
         )
         if cluster and self._outputs:
             exporter.add(ClusterCollector(cluster, self._outputs))
-            if cluster.nri:
-                exporter.add(cluster.nri)
-                cluster.nri.set_correction(self._correct_conditions)
+        if node:
+            exporter.add(node)
+            if node.nri:
+                exporter.add(node.nri)
+                node.nri.set_correction(self._correct_conditions)
         publishes_services = self._manifest_services or self._outputs
         if publishes_services and publishes_services.endpoints:
             exporter.add(ServiceCollector(publishes_services.endpoints))
@@ -167,7 +170,7 @@ class PodServices:
                 pod_of=store.pod,
                 conditions_of=store.conditions.of,
                 changes=(store.desired, store.in_force, store.conditions.changes),
-                source=cluster.pods if cluster else None,
+                source=node.pods if node else None,
                 synced=store.synced,
                 unready_because=gating.unsynced_reason,
             )
@@ -265,11 +268,12 @@ class PodServices:
     async def _correct_conditions(self, uid: str | None) -> None:
         """Conditions from before a reboot must not make a pod Ready whose containers start now.
         None: of all pods of which no container runs."""
-        cluster, outputs = self._gating.cluster, self._outputs
-        assert cluster is not None  # NRI is a cluster's only.
-        assert outputs is not None
+        node, outputs = self._gating.node, self._outputs
+        assert node is not None  # NRI calls where there is a runtime.
         self._isolation.publish()
-        sandboxes = cluster.sandboxes
+        if outputs is None:
+            return
+        sandboxes = node.sandboxes
         uids = [one for one in sandboxes.current if not sandboxes.containers.get(one)]
         async with asyncio.TaskGroup() as group:
             for one in uids if uid is None else [uid]:

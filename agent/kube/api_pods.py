@@ -1,9 +1,7 @@
-"""The node's pods from the API server and the kubelet, as the agent's `Pod`s.
+"""The node's pods from the API server; the kubelet's pods API feeds them, too.
 
 Three watches: the node's pods, and as metadata only the node itself and all namespaces, for their
-labels. The kubelet's pods API feeds `set_pod` and `remove_pod` too; `PodReports` decides which
-report counts. All objects are saved: the next agent has them at once, and requests only what is
-newer.
+labels. All objects are saved: the next agent has them at once, and requests only what is newer.
 """
 
 import asyncio
@@ -13,17 +11,16 @@ import random
 import structlog
 
 from agent import backoff, tasks
-from agent.kube import pod_reading, saved_pods
+from agent.kube import saved_pods
 from agent.kube.client import ApiClient
+from agent.kube.node_pods import NodePods
 from agent.kube.objects import ApiPod, MetadataOnly, WholePod
-from agent.kube.pod_reports import API, KUBELET, PodReports
+from agent.kube.pod_reports import API, KUBELET
 from agent.kube.saved_pods import SavedObjects, SavedPods
 from agent.kube.watcher import Query, Watcher
 from agent.logs import Event
-from agent.pods.changes import Changes
 from agent.pods.modes import Labels
 from agent.pods.object_labels import ObjectLabels
-from agent.pods.pod import Pod, Problem
 from agent.pods.pod_modes import PodModes
 from agent.state_files import StateSaver
 
@@ -36,8 +33,8 @@ _LABELS_SECONDS = 10.0
 _SETTLE_SECONDS = 2.0
 
 
-class ApiPods:
-    """The node's pods by the runtime's uid, kept up to date."""
+class ApiPods(NodePods):
+    """The node's pods with the API server as an origin, which it follows."""
 
     def __init__(
         self,
@@ -51,10 +48,9 @@ class ApiPods:
     ) -> None:
         """modes: gets the labels of node and namespaces;
         state: the file to save to; keeps_whole: whether `ApiPod.whole` is wanted."""
-        self.current: dict[str, Pod] = {}
-        """Every pod that an origin has; none before the labels of node and namespaces are read."""
-        self.changes = Changes()
-        """Pods that an origin added, changed or removed, or whose mode may have changed."""
+        super().__init__(modes)
+        # Until the labels of node and namespaces are read.
+        self._has_modes = False
         self.labels = ObjectLabels()
         """Those of node and namespaces."""
         self.pods = Watcher(
@@ -88,7 +84,6 @@ class ApiPods:
             jitter=jitter,
         )
         self._node_name = node_name
-        self._modes = modes
         self.saver = (
             StateSaver(
                 state, self._content, failure=Event.PODS_NOT_SAVED, settle_seconds=_SETTLE_SECONDS
@@ -98,15 +93,6 @@ class ApiPods:
         )
         """Of what all origins have; None without a file."""
         self._state = state
-        self._by_origin: dict[str, dict[str, ApiPod]] = {API: {}, KUBELET: {}}
-        self._current: set[str] = set()
-        """Pods that the kubelet's open stream has sent."""
-        self._deleted: set[str] = set()
-        """Pods that the kubelet has deleted, and the API server's watch has not yet."""
-        self._is_listed = False
-        """Whether an origin's list was complete once, by this agent or by the one that saved it."""
-        self._warned: dict[str, set[Problem]] = {}
-        self._has_labels = False
 
     def restore(self) -> None:
         """Add what the previous agent saved. Reads a file; call it once, before `run`."""
@@ -125,7 +111,7 @@ class ApiPods:
         if saved.nodes.version and saved.namespaces.version:
             self._modes.complete()
         if saved.pods:
-            self._has_labels = self._is_listed = True
+            self._has_modes = self._is_listed = True
             for pod in saved.kubelet:
                 self._by_origin[KUBELET][pod.uid] = pod
             for pod in saved.pods:
@@ -152,144 +138,26 @@ class ApiPods:
     @property
     def is_synced(self) -> bool:
         """Whether `current` has all pods of the node, also if only from the saved state."""
-        return self._has_labels and (self.pods.synced.is_set() or self._is_listed)
-
-    def get(self, uid: str) -> ApiPod | None:
-        """The newest object of a pod. The uid of its metadata may differ: static pods."""
-        return self.reports(uid).newest
+        return self._has_modes and (self.is_confirmed or self._is_listed)
 
     @property
-    def uids(self) -> set[str]:
-        """Of all pods that an origin has."""
-        return {uid for pods in self._by_origin.values() for uid in pods}
-
-    @property
-    def only_of_kubelet(self) -> set[str]:
-        """Pods that the kubelet's open stream has and the API server has not, whose list is
-        complete; without static pods, which no API server ever stored."""
-        if not self.pods.synced.is_set():
-            return set()
-        pods = self._by_origin[KUBELET]
-        return {
-            uid
-            for uid in self._current - self._by_origin[API].keys()
-            if pods[uid].metadata.resource_version
-        }
-
-    def of_api(self, uid: str) -> ApiPod | None:
-        """The API server's object of a pod."""
-        return self._by_origin[API].get(uid)
-
-    def reports(self, uid: str) -> PodReports:
-        """What each origin last reported of a pod."""
-        return PodReports(
-            of_api=self.of_api(uid),
-            of_kubelet=self._by_origin[KUBELET].get(uid),
-            is_confirmed=self.pods.synced.is_set(),
-            is_current=uid in self._current,
-        )
-
-    def set_pod(self, origin: str, pod: ApiPod) -> None:
-        """An origin has this pod, new or changed."""
-        uid = pod.uid
-        if origin == KUBELET:
-            self._current.add(uid)
-            self._deleted.discard(uid)
-            if pod != self._by_origin[KUBELET].get(uid):
-                self._mark()
-        elif uid in self._deleted:
-            return  # The change precedes the deletion, and arrives later.
-        self._by_origin[origin][uid] = pod
-        self._refresh(uid)
-
-    def remove_pod(self, origin: str, uid: str) -> None:
-        """An origin has deleted this pod.
-
-        The kubelet is the last to forget a pod, so a pod that it has removed is deleted, even if
-        the API server could not report that yet. While it does not report the pod, the API server
-        decides.
-        """
-        removed = self._by_origin[origin].pop(uid, None)
-        if origin == KUBELET:
-            self._current.discard(uid)
-            if of_api := self._by_origin[API].pop(uid, None):
-                self._deleted.add(uid)
-                removed = of_api
-        else:
-            self._deleted.discard(uid)
-            if uid not in self._current:
-                removed = self._by_origin[KUBELET].pop(uid, removed)
-        if removed is not None:
-            self._mark()
-            self._refresh(uid)
-
-    def complete_kubelet_list(self) -> None:
-        """The kubelet's stream has sent all of its pods.
-
-        The others are gone, unless the API server has them: a kubelet that starts while that server
-        is unreachable does not have its pods.
-        """
-        self._is_listed = True
-        for uid in self._by_origin[KUBELET].keys() - self._current - self._by_origin[API].keys():
-            del self._by_origin[KUBELET][uid]
-            self._refresh(uid)
-
-    def disconnect_kubelet(self) -> None:
-        """The kubelet's stream has ended: its last reports stay, and may become outdated."""
-        ended = list(self._current)
-        self._current.clear()
-        for uid in ended:
-            self.changes.mark(uid)
-
-    def refresh_all(self) -> None:
-        """Derive every pod again: the modes of all may have changed."""
-        for uid in self.uids:
-            self._refresh(uid)
-
-    def _refresh(self, uid: str) -> None:
-        """Derive the pod from its newest object, and mark it."""
-        found = self.get(uid)
-        if found is None:
-            self.current.pop(uid, None)
-            self._warned.pop(uid, None)
-        elif self._has_labels:
-            self.current[uid] = self._read(uid, found)
-        self.changes.mark(uid)
-
-    def _read(self, uid: str, found: ApiPod) -> Pod:
-        reading = pod_reading.read(found, self._modes)
-        for problem in reading.warnings:
-            if problem not in self._warned.get(uid, ()):
-                log.warning(
-                    Event.POD_SETTING_REJECTED,
-                    pod=reading.pod.full_name,
-                    uid=uid,
-                    reason=problem.reason,
-                    problem=problem.message,
-                )
-        self._warned[uid] = set(reading.warnings)
-        return reading.pod
-
-    def refresh_namespace(self, name: str) -> None:
-        """The modes of a namespace's pods may have changed."""
-        for uid in self.uids:
-            pod = self.get(uid)
-            if pod is not None and pod.metadata.namespace == name:
-                self._refresh(uid)
+    def is_confirmed(self) -> bool:
+        """Whether the API server has listed its pods to this agent."""
+        return self.pods.synced.is_set()
 
     async def _wait_for_labels(self) -> None:
         try:
             async with asyncio.timeout(_LABELS_SECONDS):
                 await self._labels_listed()
         except TimeoutError:
-            if not self._has_labels:
+            if not self._has_modes:
                 log.warning(
                     Event.LABELS_UNKNOWN,
                     problem=self.namespaces.problem or self.nodes.problem,
                 )
         else:
             self._modes.complete()
-        self._has_labels = True
+        self._has_modes = True
         self.refresh_all()
 
     async def _labels_listed(self) -> None:

@@ -20,7 +20,7 @@ import structlog
 
 from agent import backoff
 from agent.kube import pod_reports
-from agent.kube.api_pods import ApiPods
+from agent.kube.node_pods import NodePods
 from agent.kube.objects import ApiPod, WholePod
 from agent.kube.pod_reports import KUBELET
 from agent.kubelet import kubelet_pb2, pods_api_reading
@@ -63,11 +63,11 @@ class _StuckError(Exception):
 
 
 class KubeletPods:
-    """Feeds `ApiPods` with the kubelet's pods."""
+    """Feeds `NodePods` with the kubelet's pods."""
 
     def __init__(
         self,
-        source: ApiPods,
+        source: NodePods,
         *,
         socket: pathlib.Path = SOCKET,
         jitter: backoff.Jitter = random.random,
@@ -94,7 +94,7 @@ class KubeletPods:
         self._unverified: dict[str, ApiPod] = {}
         """Pods of the open stream as the kubelet sent them, until they count as they are."""
         self._is_settled = False
-        self._is_listed = False
+        self.is_listed = False
         """Whether the open stream has ended its list."""
         self._is_stuck = False
         """Whether gRPC did not end a call of the open connection."""
@@ -213,14 +213,14 @@ class KubeletPods:
 
     async def _read(self, channel: grpc.aio.Channel) -> None:
         """Raises `AioRpcError` and `_StuckError`."""
-        self._is_stuck = self._is_listed = False
+        self._is_stuck = self.is_listed = False
         try:
             async with asyncio.timeout(_LIST_SECONDS) as self._limit:
                 await self._read_stream(channel)
         except TimeoutError:
             if self._is_stuck:
                 raise _StuckError("gRPC ended no request for a pod in time") from None
-            if not self._is_listed:
+            if not self.is_listed:
                 raise _StuckError(f"no list of pods within {_LIST_SECONDS:.0f} s") from None
 
     async def _read_stream(self, channel: grpc.aio.Channel) -> None:
@@ -244,7 +244,7 @@ class KubeletPods:
                 if event.type != kubelet_pb2.INITIAL_SYNC_COMPLETE:
                     self._handle_event(event)
                 elif settled is None:
-                    self._is_listed = True
+                    self.is_listed = True
                     self._limit.reschedule(loop.time() + _STREAM_SECONDS + _STUCK_SECONDS)
                     self.answered.set()
                     settled = loop.call_later(self._settle_seconds, self._settle)
@@ -262,7 +262,7 @@ class KubeletPods:
             if self._requested == pod.uid:
                 self._requested = ""
             self._set(pod)
-            if self._is_listed or event.type == kubelet_pb2.MODIFIED:
+            if self.is_listed or event.type == kubelet_pb2.MODIFIED:
                 self._changed.add(pod.uid)
                 self._has_changed.set()
 

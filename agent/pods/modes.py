@@ -11,7 +11,7 @@
    or else `--max-mode`; the same label of podgate's own namespace, for the whole cluster; and
    `podgate off --node`. The lowest decides.
 
-A manifest has no namespace: its operator also writes the pod's label, which may be less strict.
+Without a cluster the node's operator also writes the pod's label, which may be less strict.
 """
 
 from collections.abc import Mapping

@@ -56,10 +56,12 @@ class PodModes:
         own_namespace: str | None = None,
         state: pathlib.Path | None = None,
         is_complete: bool = True,
+        pods_decide: bool = False,
     ) -> None:
         """default, ceiling: the agent's settings; own_namespace: podgate's, whose label is the
         ceiling of the cluster; state: the file to save to; is_complete: whether there are no labels
-        of a node and of namespaces to wait for, as with manifests."""
+        of a node and of namespaces to wait for, as without a cluster; pods_decide: whether a pod's
+        label may be less strict, since the node's operator wrote it."""
         self.changes = Changes()
         """Namespaces of which a mode changed; `NODE` for all pods."""
         self.node = NodeModes(default=default, ceiling=ceiling)
@@ -73,6 +75,7 @@ class PodModes:
         """Mode and ceiling of the node."""
         self._cluster = modes.NO_LABEL
         self._is_off = False
+        self._unlabelled = NamespaceModes(may_override=pods_decide)
         self._namespaces: dict[str, NamespaceModes] = {}
         """Those that have a label."""
         self._last: dict[str, Mode] = {}
@@ -152,11 +155,6 @@ class PodModes:
         last = ModeLabel(self._last_of(key))
         return modes.decide(self._node_of(namespace), self._of_namespace(namespace), last)
 
-    def of_manifest(self, uid: str, labels: Labels) -> ModeDecision:
-        """The mode of a manifest's pod: no namespace decides, so its label always does."""
-        label = self._read("pod", uid, labels, agent_labels.MODE_LABEL)
-        return modes.decide(self.node, NamespaceModes(may_override=True), label)
-
     def kept_up_to(self, namespace: str) -> Mode:
         """As `Pod.kept_up_to`."""
         is_held = self._holds and namespace == HELD
@@ -214,7 +212,7 @@ class PodModes:
         return True
 
     def _of_namespace(self, name: str) -> NamespaceModes:
-        return self._namespaces.get(name, NamespaceModes())
+        return self._namespaces.get(name, self._unlabelled)
 
     def _read(self, owner: str, identity: str, labels: Labels, name: str) -> ModeLabel:
         key = _key(owner, identity, name)

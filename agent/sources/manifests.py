@@ -180,7 +180,7 @@ class ManifestDirectory:
 
     def _with_mode(self, pod: Pod) -> Pod:
         """A label that is no mode affects nothing else of the manifest."""
-        decision = self._modes.of_manifest(pod.uid, pod.labels)
+        decision = self._modes.of_pod(pod.uid, pod.namespace, pod.labels)
         return msgspec.structs.replace(pod, mode=decision.mode, mode_problems=decision.problems)
 
     def _remove(self, uid: str) -> None:

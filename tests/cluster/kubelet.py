@@ -23,14 +23,20 @@ LOG_LEVEL = 2
 _MAX_PODS = 250
 
 
+_NO_AUTHORIZATION: dict[str, object] = {
+    "authentication": {"webhook": {"enabled": False}},
+    "authorization": {"mode": "AlwaysAllow"},
+}
+
+
 class Kubelet:
-    """The kubelet of the node `name`."""
+    """The kubelet of the node `name`; standalone without a control plane."""
 
     def __init__(
         self,
         binary: pathlib.Path,
         directory: pathlib.Path,
-        control_plane: ControlPlane,
+        control_plane: ControlPlane | None,
         *,
         name: str,
         address: str,
@@ -41,21 +47,27 @@ class Kubelet:
         """directory: empty; socket: the runtime's; cgroups: the directory for its own, and the path
         of the one above those of pods; within: as of `Daemon`."""
         self.name = name
-        self._api = control_plane.api
+        self._api = control_plane.api if control_plane else None
         self.manifests = directory / "manifests"
         """Of static pods."""
         self.manifests.mkdir(parents=True)
-        user = f"kubelet-{name}"
-        control_plane.pki.sign(user, user=f"system:node:{name}", groups=("system:nodes",))
         own, root = cgroups
         self._file = directory / "config.json"
-        self._content = self._config(directory, control_plane, socket, root)
+        self._content = self._config(directory, socket, root)
+        authorized = []
+        if control_plane:
+            user = f"kubelet-{name}"
+            control_plane.pki.sign(user, user=f"system:node:{name}", groups=("system:nodes",))
+            self._content |= _authorization(control_plane)
+            authorized.append(f"--kubeconfig={control_plane.kubeconfig(user)}")
+        else:
+            self._content |= _NO_AUTHORIZATION
         self._write()
         self.daemon = Daemon(
             [
                 str(binary),
                 f"--config={self._file}",
-                f"--kubeconfig={control_plane.kubeconfig(user)}",
+                *authorized,
                 f"--hostname-override={name}",
                 f"--node-ip={address}",
                 f"-v={LOG_LEVEL}",
@@ -105,6 +117,7 @@ class Kubelet:
 
     def _is_ready(self) -> bool:
         self.daemon.check()
+        assert self._api is not None  # Standalone, it has no node.
         node = self._api.find(f"/api/v1/nodes/{self.name}")
         conditions = node["status"].get("conditions", []) if node else []
         return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
@@ -112,19 +125,12 @@ class Kubelet:
     def _config(
         self,
         directory: pathlib.Path,
-        control_plane: ControlPlane,
         socket: pathlib.Path,
         cgroup_root: str,
     ) -> dict[str, object]:
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
-            "authentication": {
-                "anonymous": {"enabled": False},
-                "webhook": {"enabled": True},
-                "x509": {"clientCAFile": str(control_plane.pki.authority)},
-            },
-            "authorization": {"mode": "Webhook"},
             "containerRuntimeEndpoint": f"unix://{socket}",
             "staticPodPath": str(self.manifests),
             "podLogsDir": str(directory / "pod-logs"),
@@ -151,3 +157,14 @@ class Kubelet:
                 "memory.available": "100Mi",
             },
         }
+
+
+def _authorization(control_plane: ControlPlane) -> dict[str, object]:
+    return {
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": str(control_plane.pki.authority)},
+        },
+        "authorization": {"mode": "Webhook"},
+    }

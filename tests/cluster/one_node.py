@@ -15,6 +15,7 @@ from agent.linux.cgroups import cgroup2_mount
 from tests import polling
 from tests.cluster.api import Api
 from tests.cluster.control_plane import SERVICE_ADDRESS, ControlPlane
+from tests.cluster.daemons import Daemon
 from tests.cluster.kubelet import TUNABLES, Kubelet
 from tests.conftest import fresh_lab
 from tests.image.node import as_on_a_node
@@ -58,42 +59,69 @@ class OneNode:
 @contextlib.contextmanager
 def running(binaries: pathlib.Path, image: pathlib.Path) -> Iterator[OneNode]:
     """Start a cluster of these binaries; it has podgate's image and no podgate yet."""
+    with _machine(binaries) as (runtime, cgroup), contextlib.ExitStack() as undo:
+        # A server without nodes may have had it.
+        _run("ip", "address", "replace", f"{SERVICE_ADDRESS}/32", "dev", "lo")
+        runtime.import_archive(image)
+        directory = runtime.directory / "cluster"
+        control_plane = ControlPlane(
+            binaries, directory / "control-plane", cgroup / "control-plane", str(NODE_IPV4)
+        )
+        kubelet = _kubelet(binaries, runtime, cgroup, control_plane)
+        # A kubelet that runs while containers are ended would start them again.
+        undo.callback(_end, kubelet.daemon, *reversed(control_plane.daemons))
+        undo.callback(control_plane.api.close)
+        control_plane.start()
+        kubelet.start()
+        kubelet.wait_until_ready()
+        yield OneNode(runtime, control_plane, kubelet)
+
+
+@contextlib.contextmanager
+def standalone(binaries: pathlib.Path) -> Iterator[tuple[Containerd, Kubelet]]:
+    """Start a kubelet without an API server."""
+    with _machine(binaries) as (runtime, cgroup), contextlib.ExitStack() as undo:
+        kubelet = _kubelet(binaries, runtime, cgroup, None)
+        undo.callback(_end, kubelet.daemon)
+        kubelet.start()
+        yield runtime, kubelet
+
+
+@contextlib.contextmanager
+def _machine(binaries: pathlib.Path) -> Iterator[tuple[Containerd, pathlib.Path]]:
+    """A container runtime on a node as kubelets find it, and the cgroup of all that runs there."""
     cgroup2 = cgroup2_mount()
     assert cgroup2 is not None, "cgroup v2 is not mounted"
     with contextlib.ExitStack() as undo:
         undo.enter_context(fresh_lab())
         undo.callback(_remove_kubelet_tables)
-        # A server without nodes may have had it.
-        _run("ip", "address", "replace", f"{SERVICE_ADDRESS}/32", "dev", "lo")
         # The kubelet knows no other place for links to containers' logs.
         _run("mount", "-t", "tmpfs", "tmpfs", "/var/log")
         undo.callback(_run, "umount", "--lazy", "/var/log")
         runtime = undo.enter_context(_runtime(binaries))
-        runtime.import_archive(image)
         directory = runtime.directory / "cluster"
         directory.mkdir()
         undo.enter_context(_tunables(directory / "tunables"))
         undo.enter_context(as_on_a_node(runtime))
-        cgroup = cgroup2 / runtime.name
         _make_in_all_hierarchies(runtime.name)
-        control_plane = ControlPlane(
-            binaries, directory / "control-plane", cgroup / "control-plane", str(NODE_IPV4)
-        )
-        kubelet = Kubelet(
-            binaries / "kubelet",
-            directory / "kubelet",
-            control_plane,
-            name=NAME,
-            address=str(NODE_IPV4),
-            socket=runtime.sockets / runtime.socket.name,
-            cgroups=(cgroup / "kubelet.service", f"/{runtime.name}"),
-        )
-        # A kubelet that runs while containers are ended would start them again.
-        undo.callback(_end, control_plane, kubelet)
-        control_plane.start()
-        kubelet.start()
-        kubelet.wait_until_ready()
-        yield OneNode(runtime, control_plane, kubelet)
+        yield runtime, cgroup2 / runtime.name
+
+
+def _kubelet(
+    binaries: pathlib.Path,
+    runtime: Containerd,
+    cgroup: pathlib.Path,
+    control_plane: ControlPlane | None,
+) -> Kubelet:
+    return Kubelet(
+        binaries / "kubelet",
+        runtime.directory / "cluster" / "kubelet",
+        control_plane,
+        name=NAME,
+        address=str(NODE_IPV4),
+        socket=runtime.sockets / runtime.socket.name,
+        cgroups=(cgroup / "kubelet.service", f"/{runtime.name}"),
+    )
 
 
 def _runtime(binaries: pathlib.Path) -> contextlib.AbstractContextManager[Containerd]:
@@ -106,9 +134,8 @@ def _runtime(binaries: pathlib.Path) -> contextlib.AbstractContextManager[Contai
     return containerd.running(containerd.ptp())
 
 
-def _end(control_plane: ControlPlane, kubelet: Kubelet) -> None:
-    control_plane.api.close()
-    for daemon in (kubelet.daemon, *reversed(control_plane.daemons)):
+def _end(*daemons: Daemon) -> None:
+    for daemon in daemons:
         daemon.kill()
 
 

@@ -55,6 +55,14 @@ RUNTIME_UNREACHABLE = define(
     "Restore the runtime, or name its socket with --cri-socket.",
     "podgate doctor",
 )
+KUBELET_UNREACHABLE = define(
+    "kubelet-unreachable",
+    DEGRADED,
+    "The pods API of a kubelet without an API server does not respond: pods stay as they were last "
+    "known, and new ones have the node's mode and no declared ports.",
+    "Start the kubelet, or enable its feature gate PodsAPI.",
+    "podgate doctor",
+)
 SERVICES_OLD = define(
     "services-old",
     DEGRADED,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from agent.api.podinfo.merge import PodRecord
-from agent.kube.api_pods import ApiPods
+from agent.kube.node_pods import NodePods
 from agent.kube.pod_reports import PodReports
 from agent.pods.conditions import Condition
 from agent.pods.pod import Pod
@@ -18,7 +18,7 @@ class PodRecords:
         uids: Callable[[], Iterable[str]],
         pod_of: Callable[[str], Pod | None],
         conditions_of: Callable[[str], list[Condition]],
-        source: ApiPods | None,
+        source: NodePods | None,
     ) -> None:
         """uids, pod_of: the agent's pods; source: in a cluster, where it has all of them."""
         self._uids = uids

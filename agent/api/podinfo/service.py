@@ -14,7 +14,7 @@ from agent.api.podinfo.pods_api import PodsApiServer
 from agent.api.podinfo.publisher import PodsPublisher
 from agent.api.podinfo.records import PodRecords
 from agent.api.podinfo.server import PodInfoServer
-from agent.kube.api_pods import ApiPods
+from agent.kube.node_pods import NodePods
 from agent.logs import Event
 from agent.pods.changes import Changes, Subscription
 from agent.pods.conditions import Condition
@@ -32,7 +32,7 @@ class PodInfoService:
         pod_of: Callable[[str], Pod | None],
         conditions_of: Callable[[str], list[Condition]],
         changes: Iterable[Changes],
-        source: ApiPods | None,
+        source: NodePods | None,
         synced: asyncio.Event,
         unready_because: Callable[[], str | None],
     ) -> None:

@@ -50,18 +50,20 @@ def test_a_pod_needs_its_namespaces_consent_to_be_less_strict(modes: PodModes) -
     assert modes.of_pod("u1", "shop", labels("off")).mode is Mode.OFF
 
 
-def test_a_manifests_own_label_decides_below_the_ceiling() -> None:
-    modes = PodModes(Mode.ENFORCE, Mode.ENFORCE)
-    assert modes.of_manifest("u1", {}).mode is Mode.ENFORCE
-    assert modes.of_manifest("u1", labels("off")).mode is Mode.OFF
-    assert modes.of_manifest("u1", labels("strict")).mode is Mode.ENFORCE
+def test_without_a_cluster_a_pods_own_label_decides_below_the_ceiling() -> None:
+    modes = PodModes(Mode.ENFORCE, Mode.ENFORCE, pods_decide=True)
+    assert modes.of_pod("u1", "shop", {}).mode is Mode.ENFORCE
+    assert modes.of_pod("u1", "shop", labels("off")).mode is Mode.OFF
+    assert modes.of_pod("u1", "shop", labels("strict")).mode is Mode.ENFORCE
 
 
 def test_unreadable_label_of_a_new_pod_counts_as_none_and_never_as_off(modes: PodModes) -> None:
     modes.set_namespace("shop", labels("enforce"))
     assert modes.of_pod("u1", "shop", labels("enfroce")).mode is Mode.ENFORCE
     assert reasons(modes, "enfroce") == [INVALID]
-    assert PodModes(Mode.STRICT).of_manifest("u1", labels("of")).mode is Mode.STRICT
+    assert (
+        PodModes(Mode.STRICT, pods_decide=True).of_pod("u1", "", labels("of")).mode is Mode.STRICT
+    )
 
 
 def test_label_that_becomes_unreadable_keeps_its_last_value(modes: PodModes) -> None:

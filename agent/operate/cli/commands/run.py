@@ -53,6 +53,13 @@ def _parse_names(text: str) -> tuple[str, ...]:
     help="Directory of pod manifests (YAML or JSON), one pod per file; watched for changes.",
 )
 @click.option(
+    "--standalone",
+    "is_standalone",
+    is_flag=True,
+    help="For a kubelet without an API server: its static pods come from its pods API (feature "
+    "gate PodsAPI), and their own labels decide their modes.",
+)
+@click.option(
     "--node-name",
     envvar="NODE_NAME",
     show_envvar=True,
@@ -259,6 +266,7 @@ def _parse_names(text: str) -> tuple[str, ...]:
 @options.bpffs
 def run(
     manifests: pathlib.Path | None,
+    is_standalone: bool,
     node_name: str | None,
     namespace: str,
     pod_name: str | None,
@@ -305,9 +313,10 @@ def run(
     from agent.app import preflight, program_loading
     from agent.linux import malloc, scheduling
 
-    if (manifests is None) == (node_name is None):
+    if [manifests is not None, node_name is not None, is_standalone].count(True) != 1:
         raise click.UsageError(
-            "use either --node-name NAME, for a node of a cluster, or --manifests DIRECTORY"
+            "use one of --node-name NAME, for a node of a cluster, --standalone, for a kubelet "
+            "without an API server, and --manifests DIRECTORY"
         )
     if metrics_address and node_name is None:
         raise click.UsageError(
@@ -319,6 +328,7 @@ def run(
         raise click.UsageError("--metrics-tls-cert needs --metrics-address")
     settings = Settings(
         manifests=manifests,
+        is_standalone=is_standalone,
         node_name=node_name,
         namespace=namespace,
         pod_name=pod_name,
@@ -369,7 +379,8 @@ def run(
     from agent.app import startup
 
     # With the source that this agent has.
-    importlib.import_module(f"agent.sources.{'cluster' if node_name else 'manifest_source'}")
+    source = "cluster" if node_name else "standalone" if is_standalone else "manifest_source"
+    importlib.import_module(f"agent.sources.{source}")
     gc.freeze()
     gc.enable()
     asyncio.run(startup.run(settings, loading))

@@ -44,8 +44,8 @@ def test_missing_agent_is_one_sentence_and_status_3(tmp_path: pathlib.Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "either --node-name"),
-        (["--node-name", "n", "--manifests", "/"], "either --node-name"),
+        ([], "use one of --node-name"),
+        (["--node-name", "n", "--manifests", "/"], "use one of --node-name"),
         (["--manifests", "/", "--service-endpoints"], "--service-endpoints needs --node-name"),
         (["--node-name", "n", "--localnet-address", "[::1]:1"], "needs --service-endpoints"),
         *(

@@ -22,8 +22,13 @@ CLUSTER = ["--node-name", "node1"]
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "use either --node-name NAME"),
-        ([*CLUSTER, "--manifests", "/etc/pods"], "use either --node-name NAME"),
+        ([], "use one of --node-name NAME"),
+        ([*CLUSTER, "--manifests", "/etc/pods"], "use one of --node-name NAME"),
+        ([*CLUSTER, "--standalone"], "use one of --node-name NAME"),
+        (
+            ["--standalone", "--service-endpoints"],
+            "--service-endpoints needs --node-name or --services-from",
+        ),
         (
             ["--manifests", "/etc/pods", "--metrics-address", "0.0.0.0:9651"],
             "--metrics-address needs --node-name",
@@ -78,7 +83,7 @@ def test_options_are_the_settings_of_the_agent(monkeypatch: pytest.MonkeyPatch) 
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize("source", [CLUSTER, ["--manifests", "/etc/pods"]])
+@pytest.mark.parametrize("source", [CLUSTER, ["--manifests", "/etc/pods"], ["--standalone"]])
 def test_agent_needs_only_the_source_of_its_pods(
     monkeypatch: pytest.MonkeyPatch, source: list[str]
 ) -> None:
