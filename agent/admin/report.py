@@ -1,6 +1,7 @@
 """Reports of the admin API: status, drops, rules and drop events."""
 
 import datetime
+from typing import Final
 
 import msgspec
 
@@ -303,8 +304,13 @@ class Drops(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Whose pods alone it has; empty: those of all namespaces."""
 
 
+AUDIT: Final = "Audit"
+"""The action of a policy that only counts."""
+
+
 class RuleStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One rule of one policy. hits: new flows; problem: why it admits no source, or empty."""
+    """One rule of one policy. hits: new flows, of a policy with action Audit observed packets that
+    it would admit; problem: why it admits no source, or empty."""
 
     source: str
     protocol: str
@@ -325,6 +331,8 @@ class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     skipped: dict[str, int] = {}
     expires: str = ""
     """When it stops admitting anything (RFC 3339); empty: never."""
+    action: str = "Allow"
+    """`AUDIT`: it admits nothing."""
 
 
 class RulesReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

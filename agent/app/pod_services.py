@@ -37,6 +37,7 @@ from agent.kube.node_report import NodeStatus
 from agent.linux.cgroups import cgroup2_mount
 from agent.pods.metrics import PodCollector
 from agent.policy.metrics import PolicyCollector
+from agent.policy.staged import StagedPolicies
 from agent.probing.answered_probes import AnsweredProbes
 from agent.probing.manager import ProbeManager
 from agent.services.api.metrics import ServiceCollector
@@ -110,6 +111,9 @@ class PodServices:
         )
         answers = AnswerReport(store, answered, self._relays.pods.problem_for)
         self._drops = DropReporting(settings, gate_worker, store=store, labels=gating.labels)
+        staged = StagedPolicies(
+            gating.policy, self._drops.history.observations, store=store, labels=gating.labels
+        )
         self._drop_notices: DropNotices | None = None
         if api and cluster:
             self._drop_notices = DropNotices(
@@ -131,6 +135,7 @@ class PodServices:
                 GateCollector(store, gate_worker),
                 KernelCollector(gate_worker.loaded.open_maps, gate_worker.loaded.programs),
                 PolicyCollector(gating.policy),
+                staged,
                 ComponentCollector(
                     gate_worker,
                     checks,
@@ -207,6 +212,7 @@ class PodServices:
             probing=self._probing,
             answers=answers,
             drops=self._drops,
+            staged=staged,
             node=settings.node_name or "",
             ports=ports,
             metrics=exporter,

@@ -39,6 +39,7 @@ from agent.kube.node_report import NodeSummary
 from agent.pods import isolation
 from agent.pods.conditions import TRUE
 from agent.pods.pod_state import PodState
+from agent.policy.staged import StagedPolicies
 from agent.probing.manager import ProbeManager
 from agent.services.api.source import ServiceEndpoints
 from agent.strict import targets as strict_targets
@@ -66,6 +67,7 @@ class Reports:
         probing: ProbeManager,
         answers: AnswerReport,
         drops: DropReporting,
+        staged: StagedPolicies,
         node: str,
         ports: Ports,
         metrics: Exporter,
@@ -89,6 +91,7 @@ class Reports:
         self._probing = probing
         self._answers = answers
         self._drops = drops
+        self._staged = staged
         self._node = node
         self._metrics = metrics
         self._handover = handover
@@ -212,7 +215,9 @@ class Reports:
         )
 
     async def rules(self) -> RulesReport:
-        return await self._gating.policy.report()
+        report = await self._gating.policy.report()
+        staged = await self._staged.statuses()
+        return msgspec.structs.replace(report, policies=[*report.policies, *staged])
 
     async def drop_events(self, after: int) -> DropEvents:
         return await self._drops.events.after(after)

@@ -21,6 +21,7 @@ ACCEPTED: Final = "Accepted"
 PROGRAMMED: Final = "Programmed"
 NO_NAMESPACE: Final = "NamespaceMissing"
 EXPIRED: Final = "Expired"
+STAGED: Final = "Staged"
 
 # Names in one sentence; kubectl shows it in one line.
 _MAX_NAMES: Final = 3
@@ -62,13 +63,15 @@ class PolicyStatus(msgspec.Struct, frozen=True, rename="camel"):
 @dataclasses.dataclass(frozen=True, slots=True)
 class ValidatedPolicy:
     """A policy as the agents read it. problem: why they cannot; nodes: None for all; rules: in
-    words, in the agents' order; namespaces: those that it names; expires: when it ends."""
+    words, in the agents' order; namespaces: those that it names; expires: when it ends; is_staged:
+    whether it only counts."""
 
     problem: str = ""
     nodes: LabelSelector | None = None
     rules: tuple[str, ...] = ()
     namespaces: frozenset[str] = frozenset()
     expires: datetime.datetime | None = None
+    is_staged: bool = False
 
 
 def validated(policy: ApiPolicy) -> ValidatedPolicy:
@@ -85,6 +88,7 @@ def validated(policy: ApiPolicy) -> ValidatedPolicy:
         rules=rules,
         namespaces=frozenset(names),
         expires=found.document.spec.expires,
+        is_staged=found.is_staged,
     )
 
 
@@ -129,7 +133,10 @@ def evaluate(
         counts = NodeCounts(len(names), len(names) - len(pending) - len(failed), len(failed))
         accepted = "True", "Valid", "The spec is valid."
         in_force = _programmed(counts, pending, failed)
-        if in_force[0] == "True":
+        if found.is_staged:
+            text = "Its action is Audit: nodes count what it would admit, and it admits nothing."
+            in_force = "False", STAGED, text
+        elif in_force[0] == "True":
             without = policy_effects.problem(name, found.rules, names, reports, revisions)
             if without is None:
                 without = _previous_effect(before, generation)

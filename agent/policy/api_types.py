@@ -113,6 +113,7 @@ class SpecField(
     from_: Annotated[tuple[FromField, ...], msgspec.Meta(min_length=1)] = msgspec.field(name="from")
     ports: Annotated[tuple[PortField, ...], msgspec.Meta(min_length=1)] | None = None
     node_selector: LabelSelector | None = None
+    action: Literal["Allow", "Audit"] = "Allow"
     expires: Annotated[datetime.datetime, msgspec.Meta(tz=True)] | None = None
 
 
@@ -193,6 +194,11 @@ class Policy(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     nodes: LabelSelector | None = None
     host_pods: dict[str, PodSelector] = {}
     generation: int = 0
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether it admits nothing, and only what it would admit is counted."""
+        return self.document.spec.action == "Audit"
 
     @property
     def expires(self) -> float | None:

@@ -32,7 +32,7 @@ from agent.pods.pod_state import Admission
 from agent.pods.store import PodStore
 from agent.policy import rules_report
 from agent.policy.api_source import ApiPolicies
-from agent.policy.api_types import RuleSource
+from agent.policy.api_types import Policy, RuleSource
 from agent.policy.default_rules import DefaultRules
 from agent.policy.effective import EffectivePolicies, PolicyProvider
 from agent.policy.effects import PolicyEffects
@@ -281,6 +281,16 @@ class PolicyController:
         """Hits of every rule with a counter."""
         hits = await asyncio.to_thread(self._hits.read)
         return rules_report.samples(self._rule_set, hits)
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """Those in force."""
+        return self._rule_set.policies
+
+    @property
+    def staged(self) -> tuple[Policy, ...]:
+        """Those with action Audit."""
+        return self._effective.staged
 
     async def report(self) -> RulesReport:
         """The policies in force, with hits."""

@@ -28,6 +28,7 @@ _DESCRIPTIONS: Final = {
         "from": "The admitted sources: any of these.",
         "ports": "The ports they may use: any of these. Default: all.",
         "nodeSelector": "The nodes on which the policy is in force. Default: all.",
+        "action": "Audit: the policy admits nothing, and what it would admit is counted.",
         "expires": "When it stops admitting anything. Default: never.",
     },
     "PodSelector": {
@@ -160,6 +161,7 @@ _NODES: Final = {
 _COLUMNS: Final = (
     ("Accepted", "string", ".status.conditions[?(@.type=='Accepted')].status", 0),
     ("Programmed", "string", ".status.conditions[?(@.type=='Programmed')].status", 0),
+    ("Action", "string", ".spec.action", 0),
     ("Namespaces", "string", ".spec.pods.namespaces", 0),
     ("From", "string", ".spec.from", 1),
     ("Ports", "string", ".spec.ports", 1),

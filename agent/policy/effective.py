@@ -70,6 +70,9 @@ class EffectivePolicies:
         self._logged: tuple[str, ...] | None = None
         self._next_expiry = math.inf
         self.policies: tuple[Policy, ...] = ()
+        """Those that admit their sources."""
+        self.staged: tuple[Policy, ...] = ()
+        """Those with action Audit, which admit nothing."""
         self.expired: tuple[Policy, ...] = ()
         """Those that admit nothing any more."""
 
@@ -103,7 +106,9 @@ class EffectivePolicies:
                 log.warning(Event.POLICY_PROBLEM, problem=problem)
         self._logged = joined.problems
         by_expiry = [(policy.expires or math.inf, policy) for policy in joined.policies]
-        self.policies = tuple(policy for expires, policy in by_expiry if now < expires)
+        current = [policy for expires, policy in by_expiry if now < expires]
+        self.policies = tuple(policy for policy in current if not policy.is_staged)
+        self.staged = tuple(policy for policy in current if policy.is_staged)
         before, self.expired = (
             self.expired,
             tuple(policy for expires, policy in by_expiry if expires <= now),

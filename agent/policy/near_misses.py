@@ -16,6 +16,7 @@ class Miss(enum.Enum):
 
     NOTHING = "nothing"
     """It matches, and the gate does not have its rule."""
+    ACTION = "action"
     PORT = "port"
     SOURCE = "source"
     POD = "pod"
@@ -65,6 +66,8 @@ def _misses(
         texts[Miss.POD] = f"admits this source to {target} of other pods: {why}"
     if policy.nodes is not None and (why := _other_labels(policy.nodes, node_labels, "this node")):
         texts[Miss.NODE] = f"admits this source to {target} on other nodes: {why}"
+    if policy.is_staged:
+        texts[Miss.ACTION] = "would admit this, and its action is Audit: it only counts"
     if not texts:
         text = "admits this, and the gate does not have its rule; 'podgate rules' shows why"
         yield NearMiss(policy.name, Miss.NOTHING, text)

@@ -93,6 +93,18 @@ class Review:
         """For what these policies would not admit."""
         return self._suggest(lambda node: in_force(policies, node.observations))
 
+    def staged(self, policies: Sequence[Policy]) -> list[Suggestion]:
+        """For what only those of them with action Audit would admit."""
+        left = [
+            flows
+            for node in self.nodes
+            for chosen in [in_force(policies, node.observations)]
+            for flows in node.flows
+            if replay.is_admitted(chosen, flows)
+            and not replay.is_admitted([one for one in chosen if not one.is_staged], flows)
+        ]
+        return suggestions.suggest(left, self.observed)
+
     def unused(self, policies: Iterable[Policy]) -> list[UnusedRule]:
         """Rules for which no flow was seen and no hit counted."""
         hits = {

@@ -250,6 +250,37 @@ def test_expired_policy_admits_nothing_until_its_time_is_later(
     assert [float(line.split()[-1]) for line in times] == [later.timestamp()]
 
 
+def test_policy_with_action_audit_admits_nothing_and_counts_what_it_would_admit(
+    node: Node, web: LabPod, service: Cgroup
+) -> None:
+    document = policy("backup", cgroup(service), PORT)
+    document["spec"]["action"] = "Audit"
+    node.write("backup.yaml", document)
+    node.start(web)
+    assert is_dropped(service, web, PORT)
+    assert is_dropped(service, web, OTHER_PORT)
+    staged = policy_of(node.rules(), "backup")
+    assert staged is not None
+    assert (staged.action, staged.pods) == ("Audit", ["demo/web"])
+    counted = hits_of(node.rules(), "backup")
+    assert counted > 0
+    report = node.operator.report()
+    assert report is not None
+    (line,) = [
+        line for line in metrics(report) if line.startswith("podgate_staged_policy_packets{")
+    ]
+    assert line.split()[-1] == f"{counted}.0"
+    assert "would have admitted" in node.podgate("rules")
+    # Its port alone, and once it allows, it has nothing more to stage.
+    document["spec"]["action"] = "Allow"
+    node.write("backup.yaml", document)
+    node.operator.wait_for("the gate", lambda _: reaches(service, web, PORT))
+    assert is_dropped(service, web, OTHER_PORT)
+    allowing = policy_of(node.rules(), "backup")
+    assert allowing is not None
+    assert allowing.action == "Allow"
+
+
 def test_missing_cgroup_is_reported_until_it_exists(node: Node, web: LabPod) -> None:
     with cgroups.cgroup() as group:
         cgroups.remove(group)

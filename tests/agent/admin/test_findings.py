@@ -63,6 +63,7 @@ OF_NODE: tuple[tuple[dict[str, Any], Kind, str], ...] = (
     (source("watch"), kinds.WATCH_BROKEN, "It is silent."),
     (source("conditions"), kinds.CONDITIONS_NOT_WRITTEN, "It is silent."),
     (source("runtime"), kinds.RUNTIME_UNREACHABLE, "It is silent."),
+    (source("kubelet"), kinds.KUBELET_UNREACHABLE, "It is silent."),
     (source("nri"), kinds.NRI_NOT_CONNECTED, "It is silent."),
     (source("services"), kinds.SERVICES_OLD, "It is silent."),
     (source("definition"), kinds.DEFINITION_MISSING, "It is silent."),

@@ -154,6 +154,22 @@ async def test_policy_that_expires_is_no_longer_programmed(
         assert cluster.condition("longer", "Programmed") == ("False", "Expired")
 
 
+async def test_policy_with_action_audit_is_staged_until_it_allows(
+    cluster: Cluster, api: ApiClient
+) -> None:
+    cluster.node("one")
+    cluster.policy("backup", action="Audit")
+    cluster.report("one", effects="0")
+    async with running(api):
+        await asyncio.sleep(20)
+        assert cluster.condition("backup", "Accepted") == ("True", "Valid")
+        assert cluster.condition("backup", "Programmed") == ("False", "Staged")
+        cluster.policy("backup", action="Allow")
+        cluster.report("one")
+        await asyncio.sleep(60)
+        assert cluster.condition("backup", "Programmed") == ("True", "Programmed")
+
+
 @pytest.mark.parametrize(
     ("effects", "reason", "words"),
     [

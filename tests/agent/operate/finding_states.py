@@ -187,6 +187,11 @@ MADE: dict[str, dict[str, dict[str, str]]] = {
             "pods-not-synced": "unready_reason is not None",
         },
     },
+    "agent/sources/test_standalone.py": {
+        "test_next_agent_has_the_pods_while_the_kubelet_is_away": {
+            "kubelet-unreachable": "does not respond: connection refused",
+        },
+    },
     "agent/sources/test_manifests.py": {
         "test_invalid_manifest_is_one_problem": {
             "manifest-invalid": "manifest_problem",

@@ -140,6 +140,20 @@ def test_policy_is_in_force_until_it_expires() -> None:
     assert (in_force(), policies.expired) == (["a"], ())
 
 
+def test_policy_with_action_audit_is_staged_and_not_in_force() -> None:
+    source = Source("one")
+    source.set(policy("a", action="Audit"), policy("b", action="Allow"), policy("c"))
+    policies = EffectivePolicies([source])
+    policies.refresh()
+    assert [found.name for found in policies.policies] == ["b", "c"]
+    assert [found.name for found in policies.staged] == ["a"]
+    source.set(policy("a", action="Audit", expires="2026-01-01T00:00:00Z"))
+    policies = EffectivePolicies([source], clock=lambda: 1_796_000_000.0)
+    policies.refresh()
+    assert policies.staged == ()
+    assert [found.name for found in policies.expired] == ["a"]
+
+
 def test_policy_that_has_expired_is_never_in_force() -> None:
     source = Source("one")
     source.set(policy("a", expires="2026-01-01T00:00:00Z"))

@@ -182,6 +182,13 @@ def test_policy_whose_rule_the_gate_lacks_is_the_first() -> None:
     )
 
 
+def test_policy_with_action_audit_is_named_as_such() -> None:
+    assert misses(policy(UNIT, action="Audit")) == [
+        (Miss.ACTION, "would admit this, and its action is Audit: it only counts")
+    ]
+    assert misses(policy(UNIT, ports=[{"port": 81}], action="Audit")) == []
+
+
 def test_each_source_of_a_policy_is_compared_by_itself() -> None:
     """One of two sources matches: the other is no miss."""
     sources: dict[str, Any] = {"from": [UNIT, {"systemdUnit": {"name": "other.service"}}]}

@@ -119,6 +119,18 @@ def test_rules_that_admit_no_flow_are_unused() -> None:
     assert [one.policy for one in review(seen).unused(policies)] == ["b"]
 
 
+def test_check_shows_what_only_staged_policies_would_admit() -> None:
+    seen = review(node(flows(A), flows(B)))
+    staged, allowing = (
+        policy("a", unit("a.service"), action="Audit"),
+        policy("b", unit("b.service")),
+    )
+    assert [one.flows[0].cgroup for one in seen.staged([staged, allowing])] == [A]
+    assert seen.dropped([staged, allowing]) == []
+    assert seen.staged([staged, policy("c", unit("a.service"))]) == []
+    assert seen.unused([staged]) == []
+
+
 def test_rule_with_hits_is_used() -> None:
     """What it admits is no dropped traffic any more."""
     rule = RuleStatus(source="unit b.service", protocol="TCP", ports="80", hits=1, problem="")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from agent.admin.report import PolicyStatus, RulesReport, RuleStatus
+from agent.admin.report import AUDIT, PolicyStatus, RulesReport, RuleStatus
 from agent.listing import listed
 from agent.operate.cli.commands.options import PodFilter
 from agent.operate.cli.output import Column, Screen, Signal
@@ -19,6 +19,12 @@ class PolicyRow:
     rule: RuleStatus
 
 
+def _hits_text(row: PolicyRow) -> str | int:
+    """Of a policy that only counts, what it would admit is not what it has admitted."""
+    hits = row.rule.hits
+    return f"({hits})" if row.policy.action == AUDIT else hits
+
+
 RULES: tuple[Column[PolicyRow], ...] = (
     Column("POLICY", lambda row: row.policy.name),
     Column(
@@ -27,7 +33,7 @@ RULES: tuple[Column[PolicyRow], ...] = (
         signal=lambda row: Signal.CAUTION if row.rule.problem else None,
     ),
     Column("TO", lambda row: ports_text(row.rule)),
-    Column("HITS", lambda row: row.rule.hits),
+    Column("HITS", _hits_text),
     Column("PODS", lambda row: listed(row.policy.pods) or "none here", is_below=True),
     Column("POLICY FROM", lambda row: row.policy.source, is_wide=True, is_below=True),
 )
@@ -54,7 +60,14 @@ def show(screen: Screen, report: RulesReport, found: Sequence[PolicyRow]) -> Non
     else:
         screen.table(RULES, found)
     for policy in report.policies:
-        if policy.expires:
+        if policy.action == AUDIT:
+            packets = sum(rule.hits for rule in policy.rules)
+            screen.line(
+                f"Policy {policy.name} has action Audit: it admits nothing, and would have "
+                f"admitted {packets} of the observed packets.",
+                Signal.CAUTION,
+            )
+        elif policy.expires:
             screen.line(f"Policy {policy.name} admits its sources until {policy.expires}.")
     absent = [rule.problem for policy in report.policies for rule in policy.rules if rule.problem]
     for problem in (*report.problems, *dict.fromkeys(absent)):

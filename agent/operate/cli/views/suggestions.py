@@ -107,6 +107,7 @@ def show_check(review: Review, policies: Sequence[Policy]) -> tuple[bool, bool]:
     """Print what these policies would drop and what they admit for nothing; whether there is any of
     each."""
     suggestions = review.dropped(policies)
+    staged = review.staged(policies)
     dropped = [one for one in suggestions if not one.doubt]
     doubtful = [one for one in suggestions if one.doubt]
     unused = review.unused(policies)
@@ -116,16 +117,19 @@ def show_check(review: Review, policies: Sequence[Policy]) -> tuple[bool, bool]:
     if doubtful:
         click.echo("Dropped under these policies, and not suggested:")
         _show_flows(doubtful)
+    if staged:
+        click.echo("Dropped, since the policies that admit it have action Audit:")
+        _show_flows(staged)
     if unused:
         click.echo("Rules that have admitted nothing:")
     for one in unused:
         rule = one.rule
         port = f"{rule.protocol_text} {rule.ports_text}"
         click.echo(suggested_yaml.safe(f"  {one.policy}: {rule.source} to {port}"))
-    if not (dropped or unused):
+    if not (dropped or staged or unused):
         exception = ", but for those above" if doubtful else ""
         click.echo(f"All observed sources are admitted{exception}, and all rules are used.")
-    return bool(dropped), bool(unused)
+    return bool(dropped or staged), bool(unused)
 
 
 def _show_flows(suggestions: Sequence[Suggestion]) -> None:

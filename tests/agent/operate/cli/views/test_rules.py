@@ -36,6 +36,21 @@ def test_policy_that_will_expire_has_its_time(capsys: pytest.CaptureFixture[str]
     assert "Policy debug admits its sources until 2026-12-01T18:00:00Z." in shown(report, capsys)
 
 
+def test_policy_with_action_audit_admits_nothing_and_has_what_it_would_have_admitted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (policy, *_) = RULES.policies
+    rule = msgspec.structs.replace(policy.rules[0], hits=7)
+    policy = msgspec.structs.replace(policy, name="new", rules=[rule, rule], action="Audit")
+    report = msgspec.structs.replace(RULES, policies=[policy])
+    lines = shown(report, capsys)
+    assert "(7)" in lines[1]
+    assert lines[-1] == (
+        "Policy new has action Audit: it admits nothing, and would have admitted 14 of the "
+        "observed packets."
+    )
+
+
 def test_problem_of_several_rules_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     (policy, *_) = RULES.policies
     rule = msgspec.structs.replace(policy.rules[0], problem="No such unit.")
