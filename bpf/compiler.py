@@ -9,12 +9,17 @@ import pathlib
 import sys
 from collections.abc import Collection
 
-from bpf import artefacts, compile_cache, compiling, errors, listeners, loader
+from bpf import artefacts, compile_cache, compiling, errors, listener_lookup, listeners, loader
 from bpf.features import Feature
 from bpf.program_sets import ProgramSet
 from bpf.services import services
 
-PROGRAM_SETS = (loader.PROGRAM_SET, listeners.PROGRAM_SET, services.PROGRAM_SET)
+PROGRAM_SETS = (
+    loader.PROGRAM_SET,
+    listeners.PROGRAM_SET,
+    listener_lookup.PROGRAM_SET,
+    services.PROGRAM_SET,
+)
 
 
 def compile_all(directory: pathlib.Path) -> None:

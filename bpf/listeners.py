@@ -8,14 +8,12 @@ sockets should not pay for them.
 
 import ctypes
 import dataclasses
-import hashlib
 import os
 import pathlib
-import shutil
 import struct
 from collections.abc import Callable, Mapping
 
-from bpf import abi, maps, pinning, pins, ringbuffer, sources, syscalls
+from bpf import abi, maps, pinning, pins, ringbuffer, syscalls
 from bpf.program_sets import ProgramSet, ProgramSpec
 
 PROGRAM = "watch_listeners"
@@ -236,18 +234,7 @@ async def load(installation: pins.Pins) -> pathlib.Path:
 
     Loads only if the source has changed; removes programs of other sources.
     """
-    text = sources.expand("listeners.c").encode()
-    directory = installation.schema / f"listeners-{hashlib.sha256(text).hexdigest()[:16]}"
-    for other in installation.schema.glob("listeners-*"):
-        if not other.name.startswith(directory.name):
-            unpin(other)
-    await pinning.ensure_pinned(PROGRAM_SET, directory)
-    return directory
-
-
-def unpin(directory: pathlib.Path) -> None:
-    """Remove a directory of pins; open or attached objects live until they are closed."""
-    shutil.rmtree(directory)
+    return await pinning.ensure_only(PROGRAM_SET, installation.schema, "listeners")
 
 
 def _first(counts: maps.Map) -> int:

@@ -12,13 +12,14 @@ import dataclasses
 import enum
 import fcntl
 import functools
+import hashlib
 import os
 import pathlib
 import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping
 
-from bpf import abi, artefacts, btf, compiling, errors, features, maps, syscalls
+from bpf import abi, artefacts, btf, compiling, errors, features, maps, sources, syscalls
 from bpf.artefacts import Artefact
 from bpf.program_sets import ProgramSet, ProgramSpec
 
@@ -75,6 +76,23 @@ async def ensure_pinned(
 
     await asyncio.to_thread(load)
     return dataclasses.replace(outcome, seconds=time.perf_counter() - started)
+
+
+async def ensure_only(programs: ProgramSet, parent: pathlib.Path, name: str) -> pathlib.Path:
+    """As `ensure_pinned`, in a directory of `parent` for `name` and these sources; those for other
+    sources are removed, of which open or attached objects live until they are closed. Returns it.
+    """
+    text = sources.expand(programs.source).encode()
+    directory = parent / f"{name}-{hashlib.sha256(text).hexdigest()[:16]}"
+    _remove_others(directory, name)
+    await ensure_pinned(programs, directory)
+    return directory
+
+
+def _remove_others(directory: pathlib.Path, name: str) -> None:
+    for other in directory.parent.glob(f"{name}-*"):
+        if not other.name.startswith(directory.name):
+            shutil.rmtree(other)
 
 
 def _are_pinned(directory: pathlib.Path, names: Collection[str]) -> bool:

@@ -471,6 +471,18 @@ def run_program(
     return returned, duration_ns
 
 
+def run_program_in_place(program_fd: int, frame: ctypes.Structure, size: int, repeat: int) -> None:
+    """Run a tc program several times in one call, on the same frame, which it may change.
+
+    Raises `BpfError` (EINTR: a signal came before the last run, and the frame is as it was).
+    """
+    at = ctypes.addressof(frame)
+    attributes = struct.pack(
+        "=IIIIQQIIIIQQII", program_fd, 0, size, size, at, at, repeat, 0, 0, 0, 0, 0, 0, 0
+    )
+    call(Command.PROG_TEST_RUN, attributes, what="running a program on a frame")
+
+
 def run_raw_tracepoint(program_fd: int, arguments: Sequence[int]) -> int:
     """Run a raw tracepoint's program once in this process, with these arguments of 64 bits each
     (BPF_PROG_TEST_RUN, since Linux 5.10: 1b4d60ec162f). Returns its return value."""

@@ -5,6 +5,7 @@ also close addresses that the API does not have.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import ipaddress
 import os
@@ -16,7 +17,7 @@ from agent.linux import netlink, rtnetlink
 from agent.linux.procfs import raise_own
 from agent.linux.rtnetlink import Link
 from bpf.abi import IPAddress
-from bpf.netlink import HEADER_BYTES, attribute, attributes
+from bpf.netlink import HEADER_BYTES, NLM_F_ACK, attribute, attributes
 from probes.netns import Netns
 
 # Kinds by which the host reaches the pod without a veth pair that podgate can gate. No kind at all
@@ -27,7 +28,7 @@ _UNSUPPORTED = {None: "a physical device", "macvlan": "macvlan", "macvtap": "mac
 _TIMEOUT_SECONDS = 5
 
 # include/uapi/linux/rtnetlink.h, if_addr.h and net_namespace.h
-_RTM_GETADDR, _RTM_GETNSID = 22, 90
+_RTM_GETADDR, _RTM_NEWNSID, _RTM_GETNSID = 22, 88, 90
 _IFADDR = struct.Struct("=BBBBI")  # family, prefix length, flags, scope, interface
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _RTGEN = struct.Struct("=Bxxx")  # family
@@ -118,9 +119,11 @@ class PodNetworkReader:
 
 
 async def netns_number(path: str) -> int | None:
-    """The number of a network namespace in this one; None if it has none here, or is gone.
+    """The number of a network namespace in this one; None if it is gone.
 
-    Raises `OSError` if that is unknown: this process has no descriptor or memory left.
+    One without a number, to which no link leads, gets one: the kernel chooses it, and takes it back
+    when the namespace ends. Raises `OSError` if that is unknown: this process has no descriptor or
+    memory left.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -129,13 +132,23 @@ async def netns_number(path: str) -> int | None:
         return None
     try:
         body = _RTGEN.pack(0) + attribute(_NETNSA_FD, _S32.pack(fd))
-        (answer,) = await netlink.request(_RTM_GETNSID, body)
+        if (number := await _read_number(body)) is not None:
+            return number
+        any_number = attribute(_NETNSA_NSID, _S32.pack(-1))
+        with contextlib.suppress(FileExistsError):  # another process, or a new link, was faster
+            await netlink.request(_RTM_NEWNSID, body + any_number, flags=NLM_F_ACK)
+        return await _read_number(body)
     except OSError as error:
         raise_own(error)
         # It was deleted meanwhile, and the file that it was mounted on remains.
         return None
     finally:
         os.close(fd)
+
+
+async def _read_number(body: bytes) -> int | None:
+    """Raises `OSError`."""
+    (answer,) = await netlink.request(_RTM_GETNSID, body)
     values = attributes(answer, HEADER_BYTES + _RTGEN.size)
     (nsid,) = _S32.unpack(values[_NETNSA_NSID])
     return int(nsid) if nsid >= 0 else None

@@ -37,6 +37,12 @@ def need_features(needed: Collection[features.Feature]) -> None:
         pytest.skip(NOT_OFFERED + ", ".join(missing))
 
 
+def need_listener_lookups() -> None:
+    """Ends the test where each tcp probe connects."""
+    need_netns_cookie()
+    need_features((features.KERNEL_READ,))
+
+
 def need_netns_cookie() -> None:
     """Ends the test where namespaces have no number; hooks and listener events are off there."""
     if netns_cookie() is None:

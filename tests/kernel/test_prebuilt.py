@@ -16,6 +16,7 @@ from bpf import (
     compiling,
     errors,
     features,
+    listener_lookup,
     listeners,
     loader,
     pinning,
@@ -76,6 +77,7 @@ def directories(installation: pins.Pins) -> dict[str, pathlib.Path]:
     return {
         "programs.c": installation.programs / sources.fingerprint(),
         "listeners.c": next(iter(installation.schema.glob("listeners-*"))),
+        "listener_lookup.c": next(iter(installation.schema.glob("listener-lookup-*"))),
         "services.c": next(iter((installation.root / "services").iterdir())),
     }
 
@@ -86,6 +88,7 @@ def test_programs_are_those_that_bcc_loads(fresh_pins: pins.Pins) -> None:
     loaded.close()
     assert loaded.outcome == pinning.Outcome(Origin.PREBUILT)
     asyncio.run(listeners.load(fresh_pins))
+    asyncio.run(listener_lookup.load(fresh_pins))
     asyncio.run(services.load(fresh_pins))
     ours = {}
     for programs in PROGRAM_SETS:
