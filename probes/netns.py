@@ -43,7 +43,9 @@ def connect_inside(sock: BareSocket, address: tuple[str, int]) -> int:
     if result == errno.EINPROGRESS:
         result = sock.connect_ex(address)
     if result in (0, errno.EISCONN):
-        return errno.ECONNREFUSED if ends_self_connection(sock) else 0
+        # Only a socket with the dialled port can be its own peer.
+        is_possible = sock.getsockname()[1] == address[1]
+        return errno.ECONNREFUSED if is_possible and ends_self_connection(sock) else 0
     return result
 
 
