@@ -211,6 +211,7 @@ class Event(enum.Enum):
     LEASE_NOT_WRITTEN = "Lease cannot be read or written; retrying."
     LEFTOVERS_NOT_REMOVED = "Leftovers of a previous run cannot be removed; retrying."
     LISTENER_EVENTS_UNAVAILABLE = "Listener events unavailable; probes run on schedule only."
+    LISTENER_LOOKUPS_UNAVAILABLE = "Listener lookups unavailable; each tcp probe connects."
     LISTENERS_NOT_WATCHED = "Listeners of a pod cannot be watched; its probes run on schedule only."
     MANIFESTS_UNREADABLE = "Manifest directory cannot be read; using the last known pods."
     METRICS_CERTIFICATE_UNREADABLE = (

@@ -240,6 +240,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Raw and packet sockets that containers of hostNetwork pods create. Audit: the network's own
     pods use them, and need policies first."""
 
+    probe_connect_every: int = 30
+    """In which periods a tcp probe connects though a lookup of the listener would do. What only a
+    connection sees and nothing reports, such as rules of iptables' legacy variant, is seen after
+    300 s with the default period, as by the agent's resync; a connection costs as much as 20 to 30
+    lookups. 1: in all."""
+
     relay_ranges: RelayRanges = DEFAULT_RELAY_RANGES
     """Addresses of the relay, which never leave the node: link-local ones, which are not assigned
     by hand (RFC 3927 reserves the first and the last 256), and unique local ones that spell

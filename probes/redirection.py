@@ -114,6 +114,11 @@ def find_acceptor(netns: Netns, sock: BareSocket) -> Redirection | None:
     None also if that cannot be found out: the other end has closed, or the pod's rules replace the
     source as well. Raises `NetnsGoneError`, and `OSError` where the kernel has no inet_diag.
     """
+    return _examine(netns, sock)[0]
+
+
+def _examine(netns: Netns, sock: BareSocket) -> tuple[Redirection | None, bool]:
+    """As `find_acceptor`, and whether a server of the dialled port certainly has accepted."""
     dialled, own = _endpoint(sock.getpeername()), _endpoint(sock.getsockname())
     with SockDiag.open_in(netns) as diag:
         is_found = diag.connection(_TCP, dialled, own) is not None
@@ -121,15 +126,15 @@ def find_acceptor(netns: Netns, sock: BareSocket) -> Redirection | None:
         if is_found:
             port = _transparent_port(listeners, dialled[1])
             if port is None or not _is_transparent(diag, sock, dialled, own):
-                return None
+                return None, True
         else:
             port = _other_port(diag, own)
             if port is None and _is_outside(diag, sock, dialled, own, listeners):
-                return Redirection(0, 0)
+                return Redirection(0, 0), False
             if port is None or port == dialled[1]:
-                return None
+                return None, False
     users = {found.local_port: found.user for found in listeners}
-    return Redirection(port, users.get(port, 0), meshes.name(users.keys()))
+    return Redirection(port, users.get(port, 0), meshes.name(users.keys())), False
 
 
 def find_catch_all(netns: Netns, address: str, user: int = 0) -> Redirection | None:
@@ -227,6 +232,7 @@ class Acceptor:
 
     __slots__ = (
         "_address",
+        "_is_direct",
         "_looked_up_for",
         "_netns",
         "_now",
@@ -241,6 +247,7 @@ class Acceptor:
         """Whose sockets are to connect."""
         self.way: InnerWay | None = None
         """None while connections of root are not redirected, as far as that is known."""
+        self._is_direct = False
         self._netns = netns
         self._address = address
         self._now = now
@@ -250,6 +257,12 @@ class Acceptor:
         self._retry_at = 0.0
         """From when the proxy's user is tried again, which was redirected, too."""
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether root's connections certainly get to a server of the dialled port, and not by a
+        redirection within the pod either, since the last doubt."""
+        return self._is_direct and self.user == 0 and self.way is None and self._until > 0
+
     def is_due(self, user: int) -> bool:
         """Whether a connection that this user has opened is to be looked up."""
         return user != self._looked_up_for or self._now() >= self._until
@@ -258,7 +271,7 @@ class Acceptor:
         """Who has accepted instead of the dialled port. Then `user` may be another one, whose next
         connection may not be redirected."""
         try:
-            redirection = _find_proxy(self._netns, self._address, user, sock)
+            redirection, self._is_direct = _find_proxy(self._netns, self._address, user, sock)
         except (NetnsGoneError, OSError):
             return None
         now = self._now()
@@ -311,6 +324,17 @@ class Acceptors:
             self._count += 1
         return found
 
+    def is_direct(self, netns: Netns, address: str, port: int) -> bool:
+        """As of the port's `Acceptor`."""
+        return self.of(netns, address, port).is_direct
+
+    def doubt(self, netns: Netns | None = None) -> None:
+        """Rules of this pod, or of some pod, have changed: next connections are looked up."""
+        for (of, _), ports in self._found.items():
+            if netns is None or of == netns:
+                for acceptor in ports.values():
+                    acceptor.doubt()
+
     def ways(self, netns: Netns, addresses: Iterable[str]) -> dict[str, InnerWay]:
         """To these addresses, of one port each that is redirected, if a probe has found any: a port
         for which no user is exempt comes first."""
@@ -323,14 +347,16 @@ class Acceptors:
         return found
 
 
-def _find_proxy(netns: Netns, address: str, user: int, sock: BareSocket) -> Redirection | None:
-    """As `find_acceptor`. A pod may redirect a port of its own to another, such as 80 to 8080: then
+def _find_proxy(
+    netns: Netns, address: str, user: int, sock: BareSocket
+) -> tuple[Redirection | None, bool]:
+    """As `_examine`. A pod may redirect a port of its own to another, such as 80 to 8080: then
     the server is the application. A proxy gets all ports, or listens where meshes' proxies do, or
     in another network namespace."""
-    found = find_acceptor(netns, sock)
+    found, is_direct = _examine(netns, sock)
     if found is None or not found.port or found.port in meshes.PROXY_PORTS:
-        return found
-    return found if find_catch_all(netns, address, user) is not None else None
+        return found, is_direct
+    return (found if find_catch_all(netns, address, user) is not None else None), False
 
 
 def _other_port(diag: SockDiag, own: sock_diag.Endpoint) -> int | None:

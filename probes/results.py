@@ -51,6 +51,9 @@ class ProbeOutcome(msgspec.Struct, frozen=True):
     """With a dual-stack policy, where both families passed: the second one's."""
     is_redirected: bool = False
     """As in ExchangeResult."""
+    is_looked_up: bool = False
+    """Found by a lookup of the listener, not by a connection (probes/engine/lookups.py). Then the
+    duration is that of the first lookup since the newest connection."""
 
     @property
     def passed(self) -> bool:

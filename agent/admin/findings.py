@@ -265,6 +265,10 @@ def _of_pod(pod: PodStatus, report: AgentReport) -> Iterator[Finding]:
     for probe in pod.probes:
         if probe.answer is not None and probe.answer.obstacle not in _PASSING_OBSTACLES:
             yield found(kinds.PROBE_NOT_ANSWERED, probe.answer.problem, subject)
+    differing = [probe for probe in pod.probes if probe.lookups_differ]
+    if differing:
+        text = f"Listeners had room while connections failed: probes {_named(differing)}"
+        yield found(kinds.PROBE_LOOKUPS_DIFFER, text, subject)
     redirected = [probe for probe in pod.probes if probe.is_redirected]
     if redirected:
         yield found(kinds.PROBE_REDIRECTED, redirected_sentence(redirected), subject)
@@ -284,9 +288,12 @@ def _of_pod(pod: PodStatus, report: AgentReport) -> Iterator[Finding]:
 
 def redirected_sentence(probes: Sequence[ProbeStatus]) -> str:
     """Of probes that another process accepts."""
-    named = [f"{probe.container} {probe.type}" for probe in probes]
     text = probes[0].last_message
-    return f"No result of {', '.join(named)}: {text[:1].lower()}{text[1:]}"
+    return f"No result of {_named(probes)}: {text[:1].lower()}{text[1:]}"
+
+
+def _named(probes: Sequence[ProbeStatus]) -> str:
+    return ", ".join(f"{probe.container} {probe.type}" for probe in probes)
 
 
 def kind_of(condition: Condition, mode: str) -> Kind | None:

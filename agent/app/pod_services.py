@@ -103,6 +103,7 @@ class PodServices:
             answered=answered,
             state=settings.run_directory / "state" / "probes.json",
             passing_since=self._outputs.passing_since if self._outputs else None,
+            connect_every=settings.probe_connect_every,
         )
         self._inner_ways = InnerWayWatch(
             store,

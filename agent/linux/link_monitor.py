@@ -13,14 +13,11 @@ import asyncio
 import contextlib
 import errno
 import socket
-import struct
 from collections.abc import Callable
 
 from agent.backoff import Bucket, Pace
 from agent.linux import netlink_groups
-from agent.linux.netlink_groups import SOL_NETLINK
 
-_NETLINK_LISTEN_ALL_NSID = 8
 _RTNLGRP_LINK = 1
 _RTNLGRP_IPV4_IFADDR = 5
 _RTNLGRP_IPV6_IFADDR = 9
@@ -83,7 +80,7 @@ class LinkMonitor:
         node = overrun = False
         for number in range(_PER_READ):
             try:
-                _, ancillary, _, _ = self._socket.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(4))
+                nsid = netlink_groups.namespace_of_next(self._socket, _MESSAGE_BYTES)
             except BlockingIOError:
                 break
             except OSError as error:
@@ -91,14 +88,6 @@ class LinkMonitor:
                     raise
                 overrun = True
                 continue
-            nsid = next(
-                (
-                    struct.unpack("=i", data)[0]
-                    for level, kind, data in ancillary
-                    if (level, kind) == (SOL_NETLINK, _NETLINK_LISTEN_ALL_NSID)
-                ),
-                None,
-            )
             if nsid is None:
                 node = True
             else:
@@ -119,7 +108,7 @@ def _opened() -> socket.socket:
         socket.NETLINK_ROUTE, groups, receive_buffer_bytes=_RECEIVE_BUFFER_BYTES
     )
     try:
-        opened.setsockopt(SOL_NETLINK, _NETLINK_LISTEN_ALL_NSID, 1)
+        netlink_groups.join_all_namespaces(opened)
     except BaseException:
         opened.close()
         raise

@@ -3,10 +3,13 @@
 import asyncio
 import errno
 import socket
+import struct
 from collections.abc import Iterable
 
 SOL_NETLINK = 270
 _NETLINK_ADD_MEMBERSHIP = 1
+NETLINK_LISTEN_ALL_NSID = 8
+_NSID = struct.Struct("=i")
 _MESSAGE_BYTES = 32 << 10
 
 
@@ -25,6 +28,24 @@ def joined(
         opened.close()
         raise
     return opened
+
+
+def join_all_namespaces(sock: socket.socket) -> None:
+    """Receive the messages of each namespace that has a number in this one, too (Linux 4.1).
+    Raises `OSError`."""
+    sock.setsockopt(SOL_NETLINK, NETLINK_LISTEN_ALL_NSID, 1)
+
+
+def namespace_of_next(sock: socket.socket, message_bytes: int) -> int | None:
+    """Receive one datagram: the number of the namespace that it is from; None for this one.
+
+    Raises `BlockingIOError` if there is none, and `OSError` (ENOBUFS: some were lost).
+    """
+    _, ancillary, _, _ = sock.recvmsg(message_bytes, socket.CMSG_SPACE(_NSID.size))
+    for level, kind, data in ancillary:
+        if (level, kind) == (SOL_NETLINK, NETLINK_LISTEN_ALL_NSID):
+            return int(_NSID.unpack(data)[0])
+    return None
 
 
 async def readable(sock: socket.socket) -> None:

@@ -32,6 +32,7 @@ class ListenerWatch:
     ) -> None:
         self.attached = asyncio.Event()
         """Set once events are received."""
+        self._scheduler = scheduler
         self._metrics = metrics
         self._installation = installation
         self._hints = ListenerHints(scheduler, on_result=self._on_hint_result)
@@ -140,7 +141,10 @@ class ListenerWatch:
         for (cookie, port), is_open in newest.items():
             if uid := self._pods.get(cookie):
                 self._hints.hint(uid, port, is_open=is_open)
-        self._metrics.listener_events_lost = events.lost()
+        if (lost := events.lost()) != self._metrics.listener_events_lost:
+            self._metrics.listener_events_lost = lost
+            # Of any pod. Where lookups are in use, they find what has changed.
+            self._scheduler.lookups.sweep()
 
     def _on_hint_result(self, is_open: bool, result: HintResult) -> None:
         kind = "open" if is_open else "close"

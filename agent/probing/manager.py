@@ -23,6 +23,7 @@ from agent.probing.answered_probes import AnsweredProbes
 from agent.probing.answers import ProbeName
 from agent.probing.first_successes import FirstSuccesses
 from agent.probing.listeners import ListenerWatch
+from agent.probing.lookups import ListenerLookups
 from agent.probing.metrics import ProbeMetrics
 from agent.probing.recent import RecentProbes
 from agent.probing.result_store import (
@@ -72,11 +73,13 @@ class ProbeManager:
         answered: AnsweredProbes,
         state: pathlib.Path | None = None,
         passing_since: Callable[[str], float | None] | None = None,
+        connect_every: int,
     ) -> None:
         """containers: of all pods, where a runtime lists them; answered: gets the probes that the
         relay is to answer, and their results; state: the file that keeps results across restarts
         of the agent; None keeps none; passing_since: since when the API server has a pod's
-        probes as passing, by uid, as Unix time; for a pod that the file lacks.
+        probes as passing, by uid, as Unix time; for a pod that the file lacks; connect_every: in
+        which periods a tcp probe connects though a lookup may decide it; 1: in all.
         """
         self._store = store
         self._containers = containers
@@ -100,6 +103,11 @@ class ProbeManager:
             spread_seconds=_SPREAD_SECONDS,
         )
         self._listeners = ListenerWatch(self._scheduler, self._metrics, installation)
+        self._lookups = ListenerLookups(
+            *(self._scheduler, self.acceptors, installation),
+            on_lookups=self._on_lookups,
+            connect_every=connect_every,
+        )
         self._pods: dict[str, Pod] = {}
         self._probed: set[str] = set()
         self._results = ResultStore(state)
@@ -115,6 +123,7 @@ class ProbeManager:
         async with asyncio.TaskGroup() as group:
             tasks.start(group, "scheduler", self._scheduler.run)
             tasks.start(group, "listeners", self._listeners.run)
+            tasks.start(group, "listener lookups", self._lookups.run)
             tasks.start(group, "probe memory", self._results.run)
             tasks.start(group, "pods to probe", self._follow)
 
@@ -132,6 +141,7 @@ class ProbeManager:
                     self.update(state)
 
     def collect(self) -> Iterator[core.Metric]:
+        self._scheduler.lookups.settle()
         return self._metrics.collect(
             in_flight=self._scheduler.in_flight, queued=self._scheduler.waiting
         )
@@ -179,6 +189,7 @@ class ProbeManager:
         pod = self._pods.get(uid)
         if pod is None:
             return []
+        self._scheduler.lookups.settle(uid)
         handlers = {
             (container.name, kind): str(probe.handler)
             for container in pod.spec.containers
@@ -201,6 +212,8 @@ class ProbeManager:
                 failures=found.failed,
                 recent_ms=self._recent.of(found.key),
                 is_redirected=found.outcome is not None and found.outcome.is_redirected,
+                is_looked_up=found.outcome is not None and found.outcome.is_looked_up,
+                lookups_differ=found.lookups_differ,
                 answer=answers.get(ProbeName(found.key.container, found.key.type)),
             )
             for found in self._scheduler.snapshot(uid)
@@ -263,6 +276,8 @@ class ProbeManager:
             ),
             deleting=run is not None and run.is_deleting,
             interfaces=PodInterfaces(state.network.by_interface, pod.spec.networks),
+            netns_id=state.network.nsid,
+            is_loopback_down=state.network.is_loopback_down,
         )
         if run is not None:
             self._firsts.set_containers(pod.uid, run.containers)
@@ -332,6 +347,14 @@ class ProbeManager:
         else:
             # Update the message even if the status stays False: it has the newest error.
             self._update_condition(pod)
+
+    def _on_lookups(self, key: ProbeKey, seconds: list[float]) -> None:
+        """Successes that no connection has found."""
+        if pod := self._pods.get(key.uid):
+            self._metrics.count_successes(
+                pod, container=key.container, probe_type=key.type.value, seconds=seconds
+            )
+            self._recent.add_successes(key, seconds)
 
     def _record(self, pod: Pod, key: ProbeKey, outcome: ProbeOutcome) -> None:
         """Report a failure in the kubelet's words (pkg/kubelet/events/event.go), unless the kubelet

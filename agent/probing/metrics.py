@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from prometheus_client import core
+from prometheus_client import Counter, Histogram, core
 
 from agent.metrics import MetricFamily, counter, histogram, labelled, single
 from agent.pods.pod import Pod
@@ -39,7 +39,7 @@ PROBES_QUEUED = MetricFamily(
 PROBE_START_DELAY = MetricFamily(
     "podgate_probe_start_delay_seconds",
     "histogram",
-    "Delay between a probe's scheduled and actual start.",
+    "Delay between a probe's scheduled and actual start, of probes that connect.",
 )
 LISTENER_EVENTS = MetricFamily(
     "podgate_listener_events_total",
@@ -69,6 +69,8 @@ class ProbeMetrics:
         self._store = store
         self._probes = counter(PROBES)
         self._probe_seconds = histogram(PROBE_SECONDS, _PROBE_BUCKETS)
+        self._successes: dict[tuple[str, str, str], tuple[Counter, Histogram]] = {}
+        """By pod's uid, container and type: finding them by their labels takes 10 us."""
         self._first_success = histogram(FIRST_SUCCESS, _FIRST_BUCKETS)
         self.start_delay = histogram(PROBE_START_DELAY, _DELAY_BUCKETS)
         self.listener_events = counter(LISTENER_EVENTS)
@@ -83,11 +85,30 @@ class ProbeMetrics:
         self._probes.labels(probe_type, result, container, pod.name, pod.namespace, pod.uid).inc()
         self._probe_seconds.labels(probe_type, container, pod.name, pod.namespace).observe(seconds)
 
+    def count_successes(
+        self, pod: Pod, *, container: str, probe_type: str, seconds: list[float]
+    ) -> None:
+        """Many at once, by their durations."""
+        found = self._successes.get((pod.uid, container, probe_type))
+        if found is None:
+            labels = (container, pod.name, pod.namespace)
+            found = (
+                self._probes.labels(probe_type, "successful", *labels, pod.uid),
+                self._probe_seconds.labels(probe_type, *labels),
+            )
+            self._successes[pod.uid, container, probe_type] = found
+        counted, durations = found
+        counted.inc(len(seconds))
+        for each in seconds:
+            durations.observe(each)
+
     def observe_first_success(self, probe_type: str, seconds: float) -> None:
         self._first_success.labels(probe_type).observe(seconds)
 
     def forget(self, pod: Pod) -> None:
         """Remove the series of a deleted pod."""
+        for key in [key for key in self._successes if key[0] == pod.uid]:
+            del self._successes[key]
         labels = {"pod": pod.name, "namespace": pod.namespace}
         self._probes.remove_by_labels(labels)
         self._probe_seconds.remove_by_labels(labels)

@@ -1,6 +1,7 @@
 """Durations of the newest probes, for the status page."""
 
 import collections
+from collections.abc import Iterable
 
 from probes.engine.scheduler import ProbeKey
 from probes.results import ProbeOutcome
@@ -16,9 +17,16 @@ class RecentProbes:
         self._by_pod: dict[str, dict[ProbeKey, collections.deque[float | None]]] = {}
 
     def add(self, key: ProbeKey, outcome: ProbeOutcome) -> None:
+        milliseconds = round(outcome.duration_seconds * 1000, 3) if outcome.passed else None
+        self._kept(key).append(milliseconds)
+
+    def add_successes(self, key: ProbeKey, seconds: Iterable[float]) -> None:
+        """By their durations, the oldest first."""
+        self._kept(key).extend(round(each * 1000, 3) for each in seconds)
+
+    def _kept(self, key: ProbeKey) -> collections.deque[float | None]:
         probes = self._by_pod.setdefault(key.uid, {})
-        kept = probes.setdefault(key, collections.deque(maxlen=_KEPT))
-        kept.append(round(outcome.duration_seconds * 1000, 3) if outcome.passed else None)
+        return probes.setdefault(key, collections.deque(maxlen=_KEPT))
 
     def of(self, key: ProbeKey) -> list[float | None]:
         """In milliseconds, the oldest first; None for one that failed."""

@@ -60,6 +60,7 @@ class ListenerHints:
 
     def hint(self, uid: str, port: int, *, is_open: bool) -> None:
         """A listener of this pod opens or closes."""
+        self._scheduler.lookups.doubt(uid, port)
         following = self._followed.get((uid, port))
         if following is not None:
             following.next = is_open

@@ -16,6 +16,7 @@ from probes.clock import boot_clock_ns
 from probes.engine import passing, prober, queue
 from probes.engine.checks import Check, check_of
 from probes.engine.joint import Cancellable
+from probes.engine.lookup_use import Lookups
 from probes.engine.slots import PodSlots, Slot
 from probes.engine.spreading import Spread
 from probes.engine.targets import ProbedContainer, ProbedPod, ProbeKey, ProbeState, desired_probes
@@ -57,8 +58,9 @@ class Scheduler:
     result of a new pod. on_probe: called for each finished probe, prober errors too (`error` is
     set: they are in none of the kubelet's counts). on_check: called for each finished check of an
     answered probe but prober errors. on_delay: called with the seconds between each probe's
-    scheduled and actual start. spread_seconds: first probes within this time after creation are
-    spread evenly over it, for an agent that starts on a full node; others start at once.
+    scheduled and actual start, if it connects. spread_seconds: first probes within this time after
+    creation are spread evenly over it, for an agent that starts on a full node; others start at
+    once.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Scheduler:
         self._boot_clock_ns = boot_clock_ns
         self._pods: dict[str, PodSlots] = {}
         self._due = queue.DueQueue(self._loop, self._start_due, max_in_flight=max_in_flight)
+        self.lookups = Lookups(self, self._loop)
         self._closed = self._loop.create_future()
 
     @property
@@ -97,6 +100,10 @@ class Scheduler:
         """Number of due probes delayed by the maximum."""
         return len(self._due)
 
+    def targets(self) -> list[ProbedPod]:
+        """The pods as they were set."""
+        return [pod.target for pod in self._pods.values()]
+
     def set_pod(self, target: ProbedPod) -> None:
         """Add or update a pod; workers with an unchanged probe keep their state, and those with
         another one the result that counts (`Worker.change`).
@@ -106,6 +113,8 @@ class Scheduler:
         """
         pod = self._pods.get(target.uid)
         has_moved = pod is not None and not target.has_addresses_of(pod.target)
+        if pod is not None and target != pod.target:
+            self.lookups.doubt(target.uid)
         plans = {
             key: (probe, prober.plan(probe, target.addresses, target.interfaces))
             for key, probe in desired_probes(target)
@@ -119,12 +128,16 @@ class Scheduler:
             slot = pod.slots.get(key)
             if slot is None:
                 worker = Worker(key.type, probe, first_at=self._spread.next())
-                pod.slots[key] = Slot(key, worker, plan, target.netns)
+                pod.slots[key] = Slot(key, worker, plan, target.netns, target.netns_id)
                 continue
             is_same = is_same_attempt(slot.worker.probe, probe)
             if slot.netns != target.netns or has_moved or not is_same:
                 self._stop_run(slot)
                 slot.plan, slot.netns = plan, target.netns
+                self.lookups.drop(slot)
+            if slot.netns_id != target.netns_id:
+                slot.netns_id = target.netns_id
+                self.lookups.drop(slot)
             if slot.worker.probe != probe:
                 slot.worker.change(probe, self._loop.time())
         self._observe(pod)
@@ -143,8 +156,7 @@ class Scheduler:
         pod = self._pods.get(uid)
         for key, slot in pod.slots.items() if pod else ():
             if container in (None, key.container) and type in (None, key.type):
-                slot.worker.trigger(self._loop.time())
-                self._arm_urgent(slot)
+                self.trigger_slot(slot)
 
     def trigger_on_close(self, key: ProbeKey) -> None:
         """Probe now, since the listener is closed (see Worker.trigger_on_close)."""
@@ -166,10 +178,8 @@ class Scheduler:
     def snapshot(self, uid: str | None = None) -> list[ProbeState]:
         """A pod's probes as they are now, or all pods', in order of their keys."""
         now = self._loop.time()
-        uids = self._pods if uid is None else self._pods.keys() & {uid}
-        pods = [self._pods[each] for each in uids]
-        slots = [slot for pod in pods for slot in pod.slots.values()]
-        return [slot.status(now) for slot in sorted(slots, key=lambda slot: slot.key)]
+        slots = sorted(self.slots(uid), key=lambda slot: slot.key)
+        return [slot.status(now) for slot in slots]
 
     def results(self, uid: str) -> dict[ProbeKey, ProbeResult]:
         """The results of a pod that count now."""
@@ -198,7 +208,13 @@ class Scheduler:
         self._closed.set_result(None)
         for uid in tuple(self._pods):
             self.remove_pod(uid)
+        self.lookups.close()
         self.starter.close()
+
+    def slots(self, uid: str | None = None) -> list[Slot]:
+        """Of a pod, or of all."""
+        uids = self._pods if uid is None else self._pods.keys() & {uid}
+        return [slot for each in uids for slot in self._pods[each].slots.values()]
 
     def _slot(self, key: ProbeKey) -> Slot | None:
         pod = self._pods.get(key.uid)
@@ -224,6 +240,7 @@ class Scheduler:
                     # The outcome and the running probe belong to the old container.
                     self._stop_run(slot)
                     slot.outcome = None
+                    self.lookups.drop(slot)
                 before = worker.cached
                 started = self._has_started(pod, target)
                 if type is ProbeType.STARTUP and worker.probe.answered:
@@ -238,7 +255,7 @@ class Scheduler:
                 )
                 if worker.over:
                     self._stop_run(slot)
-                self._arm(slot)
+                self.arm(slot)
                 if before is not None:
                     self._report(slot, before)
 
@@ -273,7 +290,7 @@ class Scheduler:
             recorded = pod.started_at[name] = (target.started_at, self._loop.time() - age)
         return recorded[1]
 
-    def _arm(self, slot: Slot) -> None:
+    def arm(self, slot: Slot) -> None:
         """Set the timer to when the worker's next probe is due."""
         due = slot.worker.due
         if slot.timer is not None:
@@ -286,7 +303,8 @@ class Scheduler:
             return
         if due is not None:
             slot.due = due
-            slot.timer = self._loop.call_at(due, self._fire, slot)
+            lookup = self.lookups.arm(slot, due)
+            slot.timer = lookup or self._loop.call_at(due, self.fire, slot)
 
     def _arm_urgent(self, slot: Slot) -> None:
         """Start the next probe before those of others that are due."""
@@ -294,15 +312,25 @@ class Scheduler:
         if slot.waiting:
             self._due.hurry(slot)
         else:
-            self._arm(slot)
+            self.arm(slot)
 
-    def _fire(self, slot: Slot) -> None:
+    def check_lookup(self, slot: Slot) -> None:
+        """As of `SlotOwner`, as the next two."""
+        if self._on_check is not None and slot.outcome is not None:
+            slot.started_ns = self._boot_clock_ns()
+            self.guarded(self._on_check, check_of(slot, slot.outcome, slot.started_ns))
+
+    def trigger_slot(self, slot: Slot) -> None:
+        slot.worker.trigger(self._loop.time())
+        self._arm_urgent(slot)
+
+    def fire(self, slot: Slot) -> None:
         slot.timer = None
         self._due.add(slot)
 
     def _start_due(self, slot: Slot) -> None:
         if self._on_delay is not None:
-            self._guarded(self._on_delay, max(0.0, self._loop.time() - slot.due))
+            self.guarded(self._on_delay, max(0.0, self._loop.time() - slot.due))
         self._start_run(slot)
 
     def _start_run(self, slot: Slot) -> None:
@@ -337,15 +365,16 @@ class Scheduler:
             slot.passed += 1
         else:
             slot.failed += 1
-        self._arm(slot)
+        self.lookups.connected(slot, outcome)
+        self.arm(slot)
         if worker.type is ProbeType.STARTUP and worker.cached is not before:
             pod = self._pods.get(slot.key.uid)
             if pod is not None:
                 self._observe(pod)
-        self._guarded(self._on_probe, slot.key, outcome)
+        self.guarded(self._on_probe, slot.key, outcome)
         is_verdict = not outcome.error and not slot.plan.is_unknown
         if self._on_check is not None and worker.probe.answered and is_verdict:
-            self._guarded(self._on_check, check_of(slot, outcome, self._boot_clock_ns()))
+            self.guarded(self._on_check, check_of(slot, outcome, self._boot_clock_ns()))
         self._report(slot, before)
 
     def _report(self, slot: Slot, before: ProbeResult | None) -> None:
@@ -355,9 +384,9 @@ class Scheduler:
         # A callback may have removed the pod.
         pod = self._pods.get(slot.key.uid)
         if pod is not None and pod.slots.get(slot.key) is slot:
-            self._guarded(self._on_result, slot.key, cached)
+            self.guarded(self._on_result, slot.key, cached)
 
-    def _guarded(self, call: Callable[..., None], *args: object) -> None:
+    def guarded(self, call: Callable[..., None], *args: object) -> None:
         """Call a callback; an error is reported to the loop and stops nothing else."""
         try:
             call(*args)
@@ -376,11 +405,12 @@ class Scheduler:
                 slot.run = None
             self._due.release()
             slot.worker.abandon()
-            self._arm(slot)
+            self.arm(slot)
 
     def _drop(self, slot: Slot) -> None:
         """Remove a slot's worker."""
         self._stop_run(slot)
+        self.lookups.drop(slot)
         slot.worker.over = True
         slot.waiting = False
         if slot.timer is not None:

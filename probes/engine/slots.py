@@ -1,6 +1,7 @@
 """The scheduler's state: one slot for each probe that it runs, and the slots of one pod."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from probes.engine import prober
 from probes.engine.joint import Cancellable
@@ -8,6 +9,9 @@ from probes.engine.targets import ProbedContainer, ProbedPod, ProbeKey, ProbeSta
 from probes.engine.workers import Worker
 from probes.netns import Netns
 from probes.results import ProbeOutcome
+
+if TYPE_CHECKING:
+    from probes.engine.lookups import SlotLookup
 
 
 class Slot:
@@ -17,9 +21,12 @@ class Slot:
         "due",
         "errors",
         "failed",
+        "is_doubted",
         "is_urgent",
         "key",
+        "lookup",
         "netns",
+        "netns_id",
         "outcome",
         "passed",
         "plan",
@@ -30,12 +37,24 @@ class Slot:
         "worker",
     )
 
-    def __init__(self, key: ProbeKey, worker: Worker, plan: prober.ProbePlan, netns: Netns) -> None:
+    def __init__(
+        self,
+        key: ProbeKey,
+        worker: Worker,
+        plan: prober.ProbePlan,
+        netns: Netns,
+        netns_id: int | None = None,
+    ) -> None:
         self.key = key
         self.worker = worker
         self.plan = plan
         self.netns = netns
-        self.timer: asyncio.TimerHandle | None = None
+        self.netns_id = netns_id
+        self.lookup: SlotLookup | None = None
+        """None until the probe has passed, and for probes that always connect."""
+        self.is_doubted = False
+        """The pod has changed during the connection in flight, so lookups cannot repeat it."""
+        self.timer: asyncio.TimerHandle | SlotLookup | None = None
         self.run: Cancellable | None = None
         self.started_ns = 0
         """Start of the newest run of an answered probe, on CLOCK_BOOTTIME."""
@@ -61,6 +80,7 @@ class Slot:
             in_flight=worker.in_flight,
             is_paused=worker.is_paused,
             due_in_seconds=None if worker.due is None else worker.due - now,
+            lookups_differ=self.lookup is not None and self.lookup.differs,
         )
 
 

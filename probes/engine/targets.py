@@ -49,6 +49,10 @@ class ProbedPod(msgspec.Struct, frozen=True):
     containers: tuple[ProbedContainer, ...]
     deleting: bool = False
     interfaces: PodInterfaces = NO_INTERFACES
+    netns_id: int | None = None
+    """What the kernel calls the network namespace in the agent's own (RTM_GETNSID); without it all
+    probes connect."""
+    is_loopback_down: bool = False
 
     def has_addresses_of(self, other: "ProbedPod") -> bool:
         """Whether probes of both dial the same addresses."""
@@ -73,6 +77,8 @@ class ProbeState(msgspec.Struct, frozen=True):
     is_paused: bool
     due_in_seconds: float | None
     """None if no probe is scheduled."""
+    lookups_differ: bool = False
+    """Connections failed although lookups found a listener with room, so the probe connects."""
 
 
 def desired_probes(target: ProbedPod) -> Iterator[tuple[ProbeKey, Probe]]:

@@ -204,6 +204,19 @@ class Worker:
         self._has_run = True
         self._retrying = False
 
+    def skip_tick(self, now: float) -> None:
+        """The probe of the next tick, which may be a little later than now, starts now."""
+        self._tick += self.probe.period_seconds
+        self._skip_missed_ticks(now)
+
+    def repeat_success(self, now: float) -> float:
+        """The probe of the next tick has passed, as the one before; when the next is due."""
+        self.streak += 1
+        self._tick += self.probe.period_seconds
+        if self._tick <= now:
+            self._skip_missed_ticks(now)
+        return self._tick
+
     def finish(self, outcome: ProbeOutcome) -> bool:
         """Record the outcome. True if the same probe must be started again at once.
 

@@ -30,6 +30,7 @@ from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
 from agent.probing.answered_probes import AnsweredProbes
 from agent.probing.manager import ProbeManager
+from agent.settings import Settings
 from bpf import pins
 from probes.engine.queue import MAX_IN_FLIGHT
 from probes.spec.definitions import ContainerProbes, HttpGet, Probe, TcpSocket
@@ -130,6 +131,7 @@ async def _probing(store: PodStore) -> AsyncIterator[ProbeManager]:
         containers=_NoRuntime(),
         events=PodEvents(),
         answered=AnsweredProbes(),
+        connect_every=Settings().probe_connect_every,
     )
     task = asyncio.create_task(probing.run())
     await probing.listening()

@@ -21,16 +21,22 @@ class Rules:
         self.now = 0.0
         self.exempt: set[int] = {0}
         self.is_gone = False
+        self.is_same_port = True
+        """Whether a server of the dialled port certainly accepts."""
         self.looked_up = 0
         self.acceptors = Acceptors(lambda: self.now)
         self.acceptor = self.acceptors.of(*WHERE)
 
-    def find(self, netns: Netns, address: str, user: int, _: object) -> Redirection | None:
+    def find(
+        self, netns: Netns, address: str, user: int, _: object
+    ) -> tuple[Redirection | None, bool]:
         assert (netns, address) == WHERE[:2]
         self.looked_up += 1
         if self.is_gone:
             raise NetnsGoneError("it is gone")
-        return None if user in self.exempt else TO_PROXY
+        if user in self.exempt:
+            return None, self.is_same_port
+        return TO_PROXY, False
 
     def connect(self, sock: socket.socket) -> Redirection | None:
         """One probe: as long as the user changes, at most twice."""
@@ -174,3 +180,39 @@ def test_each_port_keeps_its_acceptor_until_there_are_too_many(
     assert acceptors.of(POD, "198.18.0.1", 2) is second
     acceptors.of(POD, "198.18.0.1", 3)
     assert acceptors.of(POD, "198.18.0.1", 1) is not first
+
+
+def test_a_connection_is_direct_once_its_server_was_looked_up(
+    rules: Rules, sock: socket.socket
+) -> None:
+    assert not rules.acceptors.is_direct(*WHERE)
+    rules.connect(sock)
+    assert rules.acceptors.is_direct(*WHERE)
+
+
+def test_a_connection_to_another_port_of_the_pod_is_not_direct(
+    rules: Rules, sock: socket.socket
+) -> None:
+    rules.is_same_port = False
+    assert rules.connect(sock) is None
+    assert not rules.acceptors.is_direct(*WHERE)
+
+
+def test_the_connection_of_an_exempt_user_is_not_direct(rules: Rules, sock: socket.socket) -> None:
+    rules.exempt = {5995}
+    assert rules.connect(sock) is None
+    assert not rules.acceptors.is_direct(*WHERE)
+
+
+def test_no_connection_is_direct_after_a_doubt_until_it_was_looked_up(
+    rules: Rules, sock: socket.socket
+) -> None:
+    rules.connect(sock)
+    rules.acceptors.doubt(Netns("/run/netns/other", 4, 2))
+    assert rules.acceptors.is_direct(*WHERE)
+    rules.acceptors.doubt(POD)
+    assert not rules.acceptors.is_direct(*WHERE)
+    rules.connect(sock)
+    assert rules.acceptors.is_direct(*WHERE)
+    rules.acceptors.doubt()
+    assert not rules.acceptors.is_direct(*WHERE)

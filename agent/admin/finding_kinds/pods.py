@@ -82,6 +82,15 @@ PROBE_REDIRECTED = define(
     "probes to the kubelet.",
     _POD,
 )
+PROBE_LOOKUPS_DIFFER = define(
+    "probe-lookups-differ",
+    NOTE,
+    "Connections of a tcp probe failed although the pod's listener had room for them, so podgate "
+    "connects for each of its probes until the container restarts.",
+    "Find what drops connections inside the pod, such as rules that it sets up itself; probes "
+    "report its failures as always.",
+    _POD,
+)
 PROBE_NOT_ANSWERED = define(
     "probe-not-answered",
     DEGRADED,

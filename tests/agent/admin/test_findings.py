@@ -224,6 +224,11 @@ OF_POD: tuple[tuple[dict[str, Any], Kind, str], ...] = (
         "It is so.",
     ),
     (
+        {"probes": [probe(lookups_differ=True)]},
+        kinds.PROBE_LOOKUPS_DIFFER,
+        "Listeners had room while connections failed: probes app Readiness.",
+    ),
+    (
         {"probes": [probe(last_message="Redirected to port 15001.", is_redirected=True)]},
         kinds.PROBE_REDIRECTED,
         "No result of app Readiness: redirected to port 15001.",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent.linux import link_monitor, netlink_groups
+from agent.linux import netlink_groups
 from agent.linux.link_monitor import LinkMonitor
 
 pytestmark = pytest.mark.looptime
@@ -56,7 +56,7 @@ class Netlink:
         message = self.waiting.pop(0)
         if message is None:
             raise OSError(errno.ENOBUFS, "No buffer space available")
-        ancillary = [(netlink_groups.SOL_NETLINK, link_monitor._NETLINK_LISTEN_ALL_NSID, message)]
+        ancillary = [(netlink_groups.SOL_NETLINK, netlink_groups.NETLINK_LISTEN_ALL_NSID, message)]
         return b"", ancillary if message else [], 0, None
 
 

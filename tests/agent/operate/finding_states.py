@@ -319,6 +319,11 @@ MADE: dict[str, dict[str, dict[str, str]]] = {
             "relay-ranges-unusable": "RELAY_RANGES_TAKEN",
         },
     },
+    "kernel/test_lookup_agent.py": {
+        "test_connections_that_fail_beside_a_listener_with_room_are_a_finding": {
+            "probe-lookups-differ": "PROBE_LOOKUPS_DIFFER",
+        },
+    },
     "kernel/test_redirected.py": {
         "test_probe_that_is_redirected_is_reported_and_decides_nothing": {
             "probe-redirected": "PROBE_REDIRECTED",

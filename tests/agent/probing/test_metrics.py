@@ -78,3 +78,26 @@ def test_delays_and_listener_events_are_counted() -> None:
     shown = lines(metrics)
     assert 'podgate_probe_start_delay_seconds_bucket{le="0.005"} 1.0' in shown
     assert 'podgate_listener_events_total{kind="close",result="confirmed"} 1.0' in shown
+
+
+def test_successes_that_lookups_find_are_counted_as_those_of_connections() -> None:
+    one_by_one, together = metrics_of(POD), metrics_of(POD)
+    durations = [0.0001, 0.0002, 0.003]
+    for seconds in durations:
+        one_by_one.count_probe(
+            POD, container="app", probe_type="Readiness", result="successful", seconds=seconds
+        )
+    together.count_successes(POD, container="app", probe_type="Readiness", seconds=durations[:1])
+    together.count_successes(POD, container="app", probe_type="Readiness", seconds=durations[1:])
+    assert lines(together) == lines(one_by_one)
+
+
+def test_successes_after_a_removal_have_new_series() -> None:
+    metrics = metrics_of(POD)
+    for _ in range(2):
+        metrics.count_successes(POD, container="app", probe_type="Readiness", seconds=[0.001])
+        assert any(
+            "prober_probe_total{" in line and line.endswith(" 1.0") for line in lines(metrics)
+        )
+        metrics.forget(POD)
+    assert not any("prober_probe_total{" in line for line in lines(metrics))

@@ -20,6 +20,14 @@ def test_durations_are_in_order_and_failures_have_none() -> None:
     assert recent.of(KEY) == [1.5, None, 2.25]
 
 
+def test_durations_of_lookups_are_among_them() -> None:
+    recent = RecentProbes()
+    recent.add(KEY, outcome(1.5))
+    recent.add_successes(KEY, [0.0001, 0.00025])
+    recent.add(KEY, outcome(2.25))
+    assert recent.of(KEY) == [1.5, 0.1, 0.25, 2.25]
+
+
 def test_only_the_newest_are_kept() -> None:
     recent = RecentProbes()
     for number in range(100):

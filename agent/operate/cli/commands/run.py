@@ -215,6 +215,15 @@ def _parse_names(text: str) -> tuple[str, ...]:
     help="Connections of the kubelet to addresses that probes and hooks name as host: let them "
     "pass, or reject them, but for the API server's and for names.",
 )
+@click.option(
+    "--probe-connect-every",
+    metavar="PERIODS",
+    type=click.IntRange(min=1),
+    default=30,
+    show_default=True,
+    help="In which periods a tcp probe connects; in the others the kernel's listeners are looked "
+    "up, while nothing in the pod changes. 1: in all.",
+)
 @options.relay_range4
 @options.relay_range6
 @click.option(
@@ -291,6 +300,7 @@ def run(
     forwarding_interfaces: tuple[str, ...],
     raw_sockets: str,
     kubelet_host_probes: str,
+    probe_connect_every: int,
     relay_range4: ipaddress.IPv4Network,
     relay_range6: ipaddress.IPv6Network,
     nri_socket: pathlib.Path,
@@ -357,6 +367,7 @@ def run(
         forwarding_interfaces=forwarding_interfaces,
         kubelet_host_probes=HostProbeMode(kubelet_host_probes),
         raw_sockets=RawSocketMode(raw_sockets),
+        probe_connect_every=probe_connect_every,
         relay_ranges=RelayRanges(relay_range4, relay_range6),
         nri_socket=None if no_nri else nri_socket,
         cni_conf_directory=cni_conf_dir,
