@@ -13,7 +13,7 @@ from agent.lab import lab as labs
 from probes.engine import prober, scheduler
 from probes.results import ProbeOutcome
 from probes.spec.definitions import ContainerProbes, Grpc, HttpGet, Probe, TcpSocket
-from tests.bench import answering, figures, probe_cpu, probe_flips
+from tests.bench import answering, figures, probe_cpu, probe_flips, probe_lookups
 from tests.probes import servers
 from tests.probes.conftest import Sandbox
 
@@ -36,6 +36,7 @@ def main() -> None:
         _memory()
         _cpu(str(cert), str(key))
         probe_cpu.beside_kubelet(str(cert), str(key))
+        probe_lookups.main(str(cert), str(key))
         _ports(str(cert), str(key))
         _scheduling(str(cert), str(key))
     probe_flips.main()

@@ -48,14 +48,15 @@ def beside_kubelet(cert: str, key: str) -> None:
                 with sandbox() as made, server(kind, cert, key, made):
                     own.append(asyncio.run(cpu_us(handler, made, in_flight, _COUNT)))
                 with sandbox() as made, server(kind, cert, key, made):
-                    others.append(_kubelet_cpu_us(command, kind, made, in_flight))
+                    others.append(kubelet_cpu_us(command, kind, made, in_flight))
             ratios = [one / other for one, other in zip(own, others, strict=True)]
             figures.emit("probe", f"{kind}_cpu_over_kubelet_ratio_{in_flight}", ratios, "")
             medians = f"{statistics.median(own):.1f} and {statistics.median(others):.1f}"
             note(f"medians: {medians} us")
 
 
-def _kubelet_cpu_us(command: list[str], kind: str, made: Sandbox, in_flight: int) -> float:
+def kubelet_cpu_us(command: list[str], kind: str, made: Sandbox, in_flight: int) -> float:
+    """CPU time of the kubelet's prober for one probe in this namespace, in microseconds."""
     arguments = [kind, made.v4, str(answering.PORT), str(_COUNT), str(in_flight)]
     result = subprocess.run(
         ["nsenter", f"--net={made.path}", *command, *arguments],
