@@ -107,8 +107,12 @@ class Attachments:
             if chain and self._attachment is Attachment.TCX:
                 displaced.add(ifindex)
             is_unchanged = is_filter and changed is not None and ifindex not in changed
-            if not is_unchanged and not self._filters.is_in_force(ifindex):
+            if is_unchanged:
+                continue
+            if not self._filters.is_in_force(ifindex):
                 lost.add(ifindex)
+            elif self._filters.is_behind_another(ifindex):
+                displaced.add(ifindex)
         return GateCheck(frozenset(lost), frozenset(displaced))
 
     def is_lost(self, ifindex: int) -> bool:

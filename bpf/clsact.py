@@ -163,6 +163,11 @@ class ClsactFilters:
             ) from error
         return first is not None and first.is_ours
 
+    def is_behind_another(self, ifindex: int) -> bool:
+        """Whether a filter of others runs before ours; False where ours is missing."""
+        chain = self.chain(ifindex)
+        return any(entry.is_ours for entry in chain) and not chain[0].is_ours
+
     def move_first(self, ifindex: int) -> None:
         """Move our filter before all others without a gap: add a second one, then remove the first.
 

@@ -130,7 +130,7 @@ class GateWatch:
                     found = await self._run_first(
                         functools.partial(_check, self._gates, self._host_devices),
                         changed,
-                        {*self.lost, *self._lost_devices},
+                        {*self.lost, *self._displaced, *self._lost_devices},
                         self._is_off,
                     )
                 except OSError as error:
@@ -205,7 +205,8 @@ def _check(
     before: Collection[int],
     is_off: Callable[[], bool],
 ) -> _Found:
-    """In one call, since the event loop may be busy between two. before: those that were lost."""
+    """In one call, since the event loop may be busy between two. before: those that were lost or
+    displaced."""
     started = time.monotonic()
     suspects = None if changed is None else {*before, *changed}
     found: GateCheck = gates.check(suspects)

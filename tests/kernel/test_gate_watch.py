@@ -31,6 +31,8 @@ EGRESS = syscalls.BPF_TCX_EGRESS
 BACK_SECONDS = 0.1 * polling.PATIENCE**2
 """In which a gate that another program removed is back."""
 REMOVALS = 5
+MOVES = 3
+"""A gate is moved first so often in a minute."""
 LINK = 0.03 * polling.PATIENCE**2
 """Seconds that the kernel needs for a link, one after the other."""
 RIGHT_SECONDS = 1.0 * polling.PATIENCE**2
@@ -52,10 +54,15 @@ def start(operator: AgentProcess, *pods: LabPod, attach: str) -> None:
         operator.event(Event.REPLY_TABLE_READY, pod=f"demo/{pod.name}")
 
 
-def has_filter(pod: LabPod) -> bool:
+def filter_order(pod: LabPod) -> list[bool]:
+    """Whether each filter at the egress is podgate's, in the order in which they run."""
     filters = clsact.ClsactFilters(pins.Pins(node.SHARED), "", 0, clsact.EGRESS)
     with contextlib.closing(filters):
-        return any(is_ours for _, is_ours in filters.order(pod.ifindex))
+        return [is_ours for _, is_ours in filters.order(pod.ifindex)]
+
+
+def has_filter(pod: LabPod) -> bool:
+    return any(filter_order(pod))
 
 
 def has_gate(pod: LabPod) -> bool:
@@ -115,6 +122,24 @@ def test_check_finds_a_filter_whose_qdisc_is_gone(
     assert gates.check(set()).lost == set()
     assert gates.check({pod.ifindex}).lost == gates.lost([pod.ifindex]) == {pod.ifindex}
     assert gates.put_back([pod.ifindex]) == {pod.ifindex: True}
+    assert gates.check(None) == GateCheck(frozenset(), frozenset())
+    assert traffic.node_is_dropped(pod, 4)
+
+
+@pytest.mark.parametrize("parent", [foreign.EGRESS, foreign.INGRESS])
+@pytest.mark.parametrize("attachment", [Attachment.TCX, Attachment.CLSACT])
+def test_check_finds_a_filter_that_runs_behind_another_one(
+    make_gates: MakeGates, pod: LabPod, attachment: Attachment, parent: str
+) -> None:
+    """AWS' network policy agent attaches its filters later than the gate, with the same priority:
+    the kernel runs the newest one first."""
+    gates = make_gates(attachment)
+    gates.install(pod.ifindex, enforcing(pod), quickly=True)
+    gates.start_reply_tables([pod.ifindex], quickly=True)
+    foreign.add_filter(pod.ifindex, foreign.TC_ACT_OK, parent=parent, priority=1)
+    assert gates.check(set()) == GateCheck(frozenset(), frozenset())
+    assert gates.check({pod.ifindex}) == GateCheck(frozenset(), frozenset({pod.ifindex}))
+    gates.move_first(pod.ifindex)
     assert gates.check(None) == GateCheck(frozenset(), frozenset())
     assert traffic.node_is_dropped(pod, 4)
 
@@ -197,6 +222,17 @@ def test_filter_that_is_deleted_alone_is_back_at_once(operator: AgentProcess, po
         subprocess.run(command, check=True)
 
     assert fastest_seconds(remove, lambda: has_filter(pod)) < BACK_SECONDS
+
+
+def test_filter_is_first_again_at_once_after_another_one_was_attached(
+    operator: AgentProcess, pod: LabPod
+) -> None:
+    start(operator, pod, attach="clsact")
+    took = []
+    for _ in range(MOVES):
+        foreign.add_filter(pod.ifindex, foreign.TC_ACT_OK, priority=1)
+        took.append(seconds_until(lambda: filter_order(pod)[0]))
+    assert min(took) < BACK_SECONDS
 
 
 @pytest.mark.parametrize("program", ["gate_egress", "gate_ingress"])

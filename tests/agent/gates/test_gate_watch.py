@@ -235,6 +235,14 @@ async def test_pod_of_a_displaced_gate_is_marked_at_a_pace(node: Node) -> None:
         assert node.is_marked()
 
 
+async def test_gate_that_stays_displaced_is_read_again_without_a_message(node: Node) -> None:
+    """A filter, which is read only if the kernel reported a change, or it was not in order."""
+    node.displaced.add(IFINDEX)
+    async with running(node):
+        await asyncio.sleep(0.2)
+        assert node.checks[-1] == {IFINDEX}
+
+
 async def test_program_of_a_host_device_is_put_back_and_logged(node: Node) -> None:
     with structlog.testing.capture_logs() as logged:
         async with running(node):
