@@ -24,7 +24,8 @@ _NETWORKS: dict[str, tuple[str, ...]] = {
     "flannel, host-gw": ("flannel-host-gw-iptables", "flannel-host-gw-nftables"),
     "Cilium": (),
     "Antrea, OVN-Kubernetes": (),
-    "AWS VPC CNI, Azure CNI": (),
+    "AWS VPC CNI, network policy agent": ("aws",),
+    "Azure CNI": (),
     "kindnet": (),
     "kube-router": (),
 }
@@ -94,8 +95,9 @@ def _networks() -> Table:
     rows = [(name, _of_records(recorded, _of_network)) for name, recorded in _NETWORKS.items()]
     rows += [(name, [_NO_PAIR] * len(MODES)) for name in _WITHOUT_GATES]
     note = (
-        "flannel and static routes run on several nodes. [Runs](internals/networks.md) has every "
-        "test. Those of no mode that failed in the newest run: "
+        "flannel and static routes run on several nodes. AWS' programs run without EC2: a stand-in "
+        "for ipamd gives addresses to pods. [Runs](internals/networks.md) has every test. "
+        "Those of no mode that failed in the newest run: "
         f"{'; '.join(_failed_of_no_mode()) or 'none'}."
     )
     return Table("Network and mode", note, MODES, rows)

@@ -22,6 +22,7 @@ from tests import polling
 from tests.cluster.api import Api, Json
 from tests.cluster.daemons import Daemon
 from tests.cluster.one_node import NAME, OneNode
+from tests.networks import uplink
 
 PROGRAMS = ("calico-felix", "calico", "calico-ipam", "bpf/tc_preamble_ingress.o", "crd", "VERSION")
 """In the directory `calico` of NETWORKS. crd: libcalico-go/config/crd of the sources; VERSION: one
@@ -33,12 +34,7 @@ _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _READINESS = "http://127.0.0.1:9099/readiness"
 # felix knows no other place (felix/bpf/bpfdefs, ObjectDir), so it gets it by a mount of its own.
 _LIBRARIES = pathlib.Path("/usr/lib")
-UPLINK = "uplink0"
 _EBPF_LINK = "bpfin.cali"
-OUTSIDE = "outside"
-"""The network namespace at the other end of the uplink."""
-OUTSIDE_IPV4, _NODE_UPLINK_IPV4 = "198.18.100.2", "198.18.100.1"
-_OUTSIDE_IPV6, _NODE_UPLINK_IPV6 = "fd00:18:100::2", "fd00:18:100::1"
 
 
 class DataPlane(enum.Enum):
@@ -57,7 +53,7 @@ class DataPlane(enum.Enum):
         }
         if is_ebpf:
             made |= {
-                "BPFDATAIFACEPATTERN": f"^{UPLINK}$",
+                "BPFDATAIFACEPATTERN": f"^{uplink.NAME}$",
                 "BPFKUBEPROXYIPTABLESCLEANUPENABLED": "false",
                 # Linux 6.18 rejects this optional program, and felix would never be ready.
                 "BPFIPFRAGMENTREASSEMBLYENABLED": "false",
@@ -67,7 +63,10 @@ class DataPlane(enum.Enum):
 
 
 class Calico:
-    """Calico of one cluster. `install` before the first pod, then `start`."""
+    """Calico of one cluster: a `Network`."""
+
+    interface_prefix = "cali"
+    families = 2
 
     def __init__(self, node: OneNode, programs: pathlib.Path, data_plane: DataPlane) -> None:
         self.data_plane = data_plane
@@ -78,7 +77,7 @@ class Calico:
         assert mounted is not None
         # Connect-time load balancing is for processes below it, not for the whole machine.
         self.cgroup = mounted / node.runtime.name
-        self.felix = Daemon(
+        self.engine = Daemon(
             self._command(),
             self.cgroup / "felix",
             node.runtime.directory / "felix.log",
@@ -89,9 +88,18 @@ class Calico:
     def api(self) -> Api:
         return self._node.api
 
+    @property
+    def has_programs(self) -> bool:
+        return self.data_plane is DataPlane.EBPF
+
+    @property
+    def translates(self) -> bool:
+        return self.data_plane is DataPlane.EBPF
+
     def install(self) -> None:
         """What calico-node's start and its operator do."""
-        self._add_uplink()
+        # felix in eBPF wants an interface of the host.
+        uplink.add()
         for name in ("calico", "calico-ipam"):
             shutil.copy(self._programs / name, self._node.runtime.plugins)
         # /var/lib is the tests' own.
@@ -140,17 +148,16 @@ class Calico:
         self.api.delete(f"{API}/{plural}/{name}")
 
     def start(self) -> None:
-        self.felix.start()
+        self.engine.start()
         self.wait_until_ready()
 
     def restart(self, number: signal.Signals = signal.SIGTERM) -> None:
-        self.felix.stop(number)
+        self.engine.stop(number)
         self.start()
 
     def remove(self) -> None:
-        """End felix, and leave nothing of it on the node but what goes with the node's pods."""
-        self.felix.kill()
-        run("ip", "netns", "delete", OUTSIDE)  # and the uplink with it
+        self.engine.kill()
+        uplink.remove()
         run("nft", "flush", "ruleset")
         if self.data_plane is DataPlane.EBPF:
             run("ip", "link", "delete", _EBPF_LINK)  # and its peer
@@ -169,7 +176,7 @@ class Calico:
                 run(program, "-t", table, "-F")
 
     def _is_ready(self) -> bool:
-        self.felix.check()
+        self.engine.check()
         try:
             with urllib.request.urlopen(_READINESS, timeout=2) as answer:
                 return bool(answer.status == 200)
@@ -195,22 +202,6 @@ class Calico:
             )
 
         polling.wait_until("Calico's definitions are established", are_established)
-
-    def _add_uplink(self) -> None:
-        """felix in eBPF wants an interface of the host, and clients from outside come by it."""
-        run("ip", "netns", "add", OUTSIDE)
-        run("ip", "link", "add", UPLINK, "type", "veth", "peer", "name", "eth0", "netns", OUTSIDE)
-        run("ip", "address", "add", f"{_NODE_UPLINK_IPV4}/24", "dev", UPLINK)
-        run("ip", "link", "set", UPLINK, "up")
-        run("ip", "address", "add", f"{_NODE_UPLINK_IPV6}/64", "dev", UPLINK, "nodad")
-        run("ip", "-6", "route", "add", "default", "via", _OUTSIDE_IPV6)
-        # Without a route to everywhere the kernel does not answer for pods' gateway (proxy ARP).
-        run("ip", "route", "add", "default", "via", OUTSIDE_IPV4)
-        inside = ("ip", "-n", OUTSIDE)
-        run(*inside, "address", "add", f"{OUTSIDE_IPV4}/24", "dev", "eth0")
-        run(*inside, "address", "add", f"{_OUTSIDE_IPV6}/64", "dev", "eth0", "nodad")
-        run(*inside, "link", "set", "eth0", "up")
-        run(*inside, "route", "add", "default", "via", _NODE_UPLINK_IPV4)
 
     def _conflist(self) -> Json:
         kubeconfig = str(self._node.control_plane.kubeconfig("admin"))

@@ -4,10 +4,12 @@
 is recorded by the run itself (tests/networks/records.py).
 """
 
+import dataclasses
+import functools
 import os
 import pathlib
 import subprocess
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
@@ -17,20 +19,49 @@ from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import OneNode
 from tests.cluster.workloads import MODE
 from tests.compatibility import page as compatibility
-from tests.networks import calico as calicos
-from tests.networks import records
-from tests.networks.calico import Calico, DataPlane
+from tests.networks import aws, records
+from tests.networks import calico as calico_plugin
+from tests.networks.network import Network
 
 __all__ = ["Namespaces", "image", "namespaces", "plugin", "prebuilt_programs"]
 
 _NETWORK = "PODGATE_TEST_NETWORK"
 _PROGRAMS = "PODGATE_TEST_NETWORKS"
 _BIN = "PODGATE_TEST_BIN"
-_DATA_PLANES = {f"calico-{one.value}": one for one in DataPlane}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Kind:
+    """Of a network. directory: of its programs; missing: what they lack; others: files of tests
+    that are not for it."""
+
+    directory: str
+    missing: Callable[[pathlib.Path], str]
+    make: Callable[[OneNode, pathlib.Path], Network]
+    others: tuple[str, ...]
+
+
+_OF_CALICO, _OF_AWS = "test_host_endpoint.py", "test_aws.py"
+_KINDS = {
+    **{
+        f"calico-{one.value}": _Kind(
+            "calico",
+            calico_plugin.missing,
+            functools.partial(calico_plugin.Calico, data_plane=one),
+            (_OF_AWS,),
+        )
+        for one in calico_plugin.DataPlane
+    },
+    "aws": _Kind("aws", aws.missing, aws.Aws, (_OF_CALICO,)),
+}
+_NAME = os.environ.get(_NETWORK, "")
 _HOW = (
-    f"name a network, NET={' or NET='.join(_DATA_PLANES)}, the directory of the cluster's programs "
-    "in BIN, and in NETWORKS the directory whose subdirectory calico has its programs"
+    f"name a network, NET={' or NET='.join(_KINDS)}, the directory of the cluster's programs "
+    "in BIN, and in NETWORKS the directory whose subdirectory (calico for all of Calico's) has its "
+    "programs"
 )
+
+collect_ignore = [*_KINDS[_NAME].others] if _NAME in _KINDS else []
 
 _run = records.Run()
 
@@ -39,11 +70,11 @@ _run = records.Run()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All tests are in the namespaces of one cluster. The last ones uninstall podgate."""
     here = pathlib.Path(__file__).parent
-    if network := os.environ.get(_NETWORK):
+    if _NAME:
         # Reports arrive in this process, tests may run in another one.
-        _run.began(network, *_versions())
+        _run.began(_NAME, *_versions())
     for item in items:
-        if item.path.is_relative_to(here) and os.environ.get(_NETWORK):
+        if item.path.is_relative_to(here) and _NAME:
             item.add_marker("kernel")
             item.add_marker("shared_node")
     items.sort(key=lambda item: item.path == here / "test_uninstall.py")
@@ -66,7 +97,7 @@ def pytest_runtestloop() -> Generator[None, object, object]:
 
 def _versions() -> tuple[str, str]:
     """Of the network plugin and of Kubernetes; empty without programs, which fails the tests."""
-    file = pathlib.Path(os.environ.get(_PROGRAMS) or "missing", "calico", "VERSION")
+    file = _programs() / "VERSION"
     kubelet = pathlib.Path(os.environ.get(_BIN) or "missing", "kubelet").absolute()
     if not file.is_file() or not kubelet.is_file():
         return "", ""
@@ -75,40 +106,42 @@ def _versions() -> tuple[str, str]:
     return file.read_text(encoding="utf-8").strip(), done.stdout.split()[-1]
 
 
-@pytest.fixture(scope="session")
-def data_plane() -> DataPlane:
-    found = _DATA_PLANES.get(os.environ.get(_NETWORK, ""))
-    if found is None:
-        pytest.fail(_HOW, pytrace=False)
-    return found
+def _programs() -> pathlib.Path:
+    """The directory of the network's."""
+    directory = _KINDS[_NAME].directory if _NAME in _KINDS else "missing"
+    return pathlib.Path(os.environ.get(_PROGRAMS) or "missing").absolute() / directory
 
 
 @pytest.fixture(scope="session")
-def bare_cluster(
-    data_plane: DataPlane, isolated: None, request: pytest.FixtureRequest
-) -> Iterator[OneNode]:
+def bare_cluster(isolated: None, request: pytest.FixtureRequest) -> Iterator[OneNode]:
     """One cluster for all tests, with the network and without podgate."""
+    if _NAME not in _KINDS:
+        pytest.fail(_HOW, pytrace=False)
     binaries = pathlib.Path(os.environ.get(_BIN) or "missing").absolute()
-    programs = pathlib.Path(os.environ.get(_PROGRAMS) or "missing").absolute() / "calico"
-    if problem := control_plane.missing(binaries) or calicos.missing(programs):
+    if problem := control_plane.missing(binaries) or _KINDS[_NAME].missing(_programs()):
         pytest.fail(f"{problem} In all: {_HOW}.", pytrace=False)
     with one_node.running(binaries, request.getfixturevalue("image")) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
-def calico(bare_cluster: OneNode, data_plane: DataPlane) -> Iterator[Calico]:
-    """Calico, whose felix runs."""
-    programs = pathlib.Path(os.environ[_PROGRAMS]).absolute() / "calico"
-    made = Calico(bare_cluster, programs, data_plane)
+def network(bare_cluster: OneNode) -> Iterator[Network]:
+    """The one that NET names, whose policy engine runs."""
+    made = _KINDS[_NAME].make(bare_cluster, _programs())
     made.install()
     made.start()
     yield made
     made.remove()
 
 
+@pytest.fixture
+def calico(network: Network) -> calico_plugin.Calico:
+    assert isinstance(network, calico_plugin.Calico)
+    return network
+
+
 @pytest.fixture(scope="session")
-def podgate(bare_cluster: OneNode, calico: Calico) -> Deployment:
+def podgate(bare_cluster: OneNode, network: Network) -> Deployment:
     """podgate as the manifests deploy it."""
     made = Deployment(bare_cluster.api)
     made.apply()

@@ -1,5 +1,5 @@
-"""A storm: agent, felix and kubelet end and start again, and rules are flushed, while clients
-connect along all paths."""
+"""A storm: agent, policy engine and kubelet end and start again, and the engine's rules or programs
+are removed, while clients connect along all paths."""
 
 import dataclasses
 import signal
@@ -11,7 +11,7 @@ from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import OneNode
 from tests.cluster.workloads import Workloads
 from tests.networks import traffic
-from tests.networks.calico import Calico
+from tests.networks.network import Network
 from tests.networks.traffic import Path, Watch
 
 ROUNDS = 2
@@ -28,7 +28,7 @@ class Outcome:
 
 
 def storm(
-    calico: Calico,
+    network: Network,
     node: OneNode,
     users: Workloads,
     pods: dict[str, Json],
@@ -36,10 +36,10 @@ def storm(
 ) -> Outcome:
     """Two rounds; without podgate its agent is no step, and the node reaches pods."""
     steps: list[Callable[[], object]] = [
-        lambda: calico.restart(signal.SIGKILL),
+        lambda: network.restart(signal.SIGKILL),
         lambda: _restart_kubelet(node),
-        calico.restart,
-        calico.flush,
+        network.restart,
+        network.flush,
     ]
     if podgate is not None:
         steps.insert(0, podgate.kill_agent)

@@ -1,4 +1,5 @@
-"""Many new pods at once on a node whose default is enforce: none is open, whatever felix does."""
+"""Many new pods at once on a node whose default is enforce: none is open, whatever the network's
+policy engine does."""
 
 import functools
 import signal
@@ -16,7 +17,7 @@ from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import OneNode
 from tests.cluster.workloads import ISOLATION_READY, WEB, Workloads, condition
 from tests.networks import traffic
-from tests.networks.calico import Calico
+from tests.networks.network import Network
 
 pytestmark = pytest.mark.kernel
 
@@ -25,28 +26,28 @@ OPEN_SECONDS = 0.1
 RIGHT_SECONDS = 1.0
 _STOPPED_SECONDS = 12.0
 _HTTP: Json = {"httpGet": {"path": "/healthz", "port": 8080}, "periodSeconds": 1}
-# Without liveness: while felix is stopped it drops what pods send to the node.
+# Without liveness: while Calico's felix is stopped it drops what pods send to the node.
 _POD: Json = {**WEB, "readinessProbe": _HTTP}
-Felix = Callable[[Calico], None]
+EngineEvent = Callable[[Network], None]
 
 
-def runs(calico: Calico) -> None:
-    assert calico.felix.is_running
+def runs(network: Network) -> None:
+    assert network.engine.is_running
 
 
-def is_stopped_meanwhile(calico: Calico) -> None:
+def is_stopped_meanwhile(network: Network) -> None:
     """It attaches its programs to all pods after podgate has: the more filters it deletes."""
-    calico.felix.pause()
+    network.engine.pause()
     time.sleep(_STOPPED_SECONDS)
-    calico.felix.resume()
+    network.engine.resume()
 
 
-def is_restarted(calico: Calico) -> None:
-    calico.restart()
+def is_restarted(network: Network) -> None:
+    network.restart()
 
 
-def is_killed(calico: Calico) -> None:
-    calico.restart(signal.SIGKILL)
+def is_killed(network: Network) -> None:
+    network.restart(signal.SIGKILL)
 
 
 @pytest.fixture
@@ -54,24 +55,24 @@ def users(enforcing_node: OneNode, namespaces: Namespaces) -> Workloads:
     return namespaces("enforce")
 
 
-@pytest.mark.parametrize("felix", [runs, is_stopped_meanwhile, is_restarted, is_killed])
+@pytest.mark.parametrize("engine", [runs, is_stopped_meanwhile, is_restarted, is_killed])
 def test_no_pod_of_a_burst_is_open(
-    calico: Calico,
+    network: Network,
     podgate: Deployment,
     users: Workloads,
-    felix: Felix,
+    engine: EngineEvent,
     record_property: Callable[[str, object], None],
 ) -> None:
     names = [f"web-{number}" for number in range(PODS)]
-    with traffic.syns() as syns:
+    with traffic.syns(network) as syns:
         for name in names:
             users.run(name, _POD, gates=(ISOLATION_READY,))
-        felix(calico)
+        engine(network)
         users.until_isolated(*names)
-        # Whatever felix still does to their interfaces, and gates that become links.
+        # Whatever the engine still does to their interfaces, and gates that become links.
         time.sleep(5)
     record_property("figures", syns.summary)
-    assert len(syns.targets) >= 2 * PODS
+    assert len(syns.targets) >= network.families * PODS
     assert min(one.sent for one in syns.targets.values()) > 0
     assert syns.open_seconds < OPEN_SECONDS, syns.summary
     assert users.restarts() == {}
@@ -81,11 +82,12 @@ def test_no_pod_of_a_burst_is_open(
 
 
 def test_deleted_qdiscs_open_no_pod(
+    network: Network,
     podgate: Deployment,
     users: Workloads,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """As felix deletes them, but again and again, while the pods are a crowd."""
+    """As Calico's felix deletes them, but again and again, while the pods are a crowd."""
     names = [f"web-{number}" for number in range(PODS)]
     is_over = threading.Event()
     deleted = 0
@@ -98,7 +100,7 @@ def test_deleted_qdiscs_open_no_pod(
                 deleted += subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     thread = threading.Thread(target=delete)
-    with traffic.syns() as syns:
+    with traffic.syns(network) as syns:
         for name in names:
             users.run(name, _POD, gates=(ISOLATION_READY,))
         thread.start()

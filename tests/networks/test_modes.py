@@ -10,7 +10,7 @@ from tests.cluster.api import Json
 from tests.cluster.conftest import Namespaces
 from tests.cluster.workloads import PORT, Workloads
 from tests.networks import traffic, workload
-from tests.networks.calico import Calico, DataPlane
+from tests.networks.network import Network
 from tests.networks.workload import SERVICE_IPV4, SERVICE_IPV6, SERVICE_PORT
 
 pytestmark = pytest.mark.kernel
@@ -30,27 +30,27 @@ def pods(users: Workloads) -> dict[str, Json]:
 
 
 @pytest.fixture
-def service(calico: Calico, users: Workloads, pods: dict[str, Json]) -> Iterator[None]:
+def service(network: Network, users: Workloads, pods: dict[str, Json]) -> Iterator[None]:
     with contextlib.ExitStack() as undo:
-        undo.enter_context(workload.service(calico, users, pods["web"]))
+        undo.enter_context(workload.service(network, users, pods["web"]))
         yield
 
 
 @pytest.mark.usefixtures("service")
 def test_node_reaches_pods_in_audit_only(
-    calico: Calico, users: Workloads, pods: dict[str, Json]
+    network: Network, users: Workloads, pods: dict[str, Json]
 ) -> None:
     is_open = users.mode == "audit"
     for pod in (pods["web"], pods["tcp"]):
-        assert len(traffic.addresses(pod)) == 2
+        assert len(traffic.addresses(pod)) == network.families
         for address in traffic.addresses(pod):
             assert (traffic.dial(address) == "") is is_open, address
     # By a service's address: EPERM where it is translated before podgate's hook.
     services = [SERVICE_IPV4]
-    if calico.data_plane is not DataPlane.EBPF:
+    if network.families == 2 and not network.translates:
         services.append(SERVICE_IPV6)
     for address in services:
-        assert (traffic.dial_as_node(calico.cgroup, address, SERVICE_PORT) == "") is is_open
+        assert (traffic.dial_as_node(network.cgroup, address, SERVICE_PORT) == "") is is_open
 
 
 @pytest.mark.usefixtures("service")

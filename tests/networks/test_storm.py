@@ -8,14 +8,14 @@ from tests.cluster.conftest import Namespaces
 from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import OneNode
 from tests.networks import workload
-from tests.networks.calico import Calico
+from tests.networks.network import Network
 from tests.networks.storms import storm
 
 pytestmark = pytest.mark.kernel
 
 
 def test_storm_in_strict_harms_nothing(
-    calico: Calico,
+    network: Network,
     node: OneNode,
     podgate: Deployment,
     namespaces: Namespaces,
@@ -24,7 +24,7 @@ def test_storm_in_strict_harms_nothing(
     """test_uninstall.py has the same storm without podgate."""
     users = namespaces("strict")
     pods = workload.run(users)
-    outcome = storm(calico, node, users, pods, podgate)
+    outcome = storm(network, node, users, pods, podgate)
     record_property("figures", outcome.summary)
     assert outcome.wrong == {"node": [], "pod": [], "outside": []}
     assert outcome.restarts == {}

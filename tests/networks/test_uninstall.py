@@ -16,7 +16,7 @@ from tests.cluster.plugin import Plugin
 from tests.cluster.workloads import PORT, Workloads
 from tests.image.node import BPFFS
 from tests.networks import traffic, workload
-from tests.networks.calico import Calico, DataPlane
+from tests.networks.network import Network
 from tests.networks.storms import storm
 
 pytestmark = pytest.mark.kernel
@@ -37,7 +37,7 @@ def interfaces(podgate: Deployment, users: Workloads) -> list[str]:
 
 
 def rules(names: list[str]) -> dict[str, int]:
-    """How many rules of felix each rule set has for these interfaces."""
+    """How many rules each rule set has for these interfaces or addresses."""
     commands = {
         "iptables": ("iptables-save",),
         "ip6tables": ("ip6tables-save",),
@@ -60,29 +60,31 @@ def programs(names: list[str]) -> dict[str, int]:
             for where in (syscalls.BPF_TCX_INGRESS, syscalls.BPF_TCX_EGRESS)
             for one in syscalls.query_programs(ifindex, where)
         ]
-        found[interface] = sum(not syscalls.program_name(one).startswith("gate_") for one in ids)
+        linked = sum(not syscalls.program_name(one).startswith("gate_") for one in ids)
+        found[interface] = linked + len(traffic.filters(interface))
     return found
 
 
 def test_uninstall_in_strict_leaves_the_network_plugin_alone(
-    calico: Calico, node: OneNode, podgate: Deployment, namespaces: Namespaces, plugin: Plugin
+    network: Network, node: OneNode, podgate: Deployment, namespaces: Namespaces, plugin: Plugin
 ) -> None:
     users = namespaces("strict")
     pods = workload.run(users)
     names = interfaces(podgate, users)
-    before = rules(names), programs(names)
-    if calico.data_plane is DataPlane.EBPF:
+    marks = [*names, *(one for pod in pods.values() for one in traffic.addresses(pod))]
+    before = rules(marks), programs(names)
+    if network.has_programs:
         assert all(before[1].values())
     else:
         assert any(before[0].values())
-    felix = calico.felix.pid
+    engine = network.engine.pid
     status, output = plugin.run("uninstall", "--yes", "--labels=keep")
     assert status == 0, output
     assert "podgate is removed." in output
     polling.wait_until("podgate's pins are gone", lambda: not (BPFFS / "podgate").exists())
-    assert (rules(names), programs(names)) == before
-    assert calico.felix.pid == felix
-    calico.wait_until_ready()
+    assert (rules(marks), programs(names)) == before
+    assert network.engine.pid == engine
+    network.wait_until_ready()
     client = traffic.netns_of(pods["client"])
     for address in traffic.addresses(pods["web"]):
         assert traffic.dial(address) == ""
@@ -91,7 +93,7 @@ def test_uninstall_in_strict_leaves_the_network_plugin_alone(
 
 
 def test_storm_without_podgate(
-    calico: Calico, bare_cluster: OneNode, record_property: Callable[[str, object], None]
+    network: Network, bare_cluster: OneNode, record_property: Callable[[str, object], None]
 ) -> None:
     """For comparison: what the same storm costs by itself."""
     assert not bare_cluster.api.find("/api/v1/namespaces/podgate")
@@ -102,4 +104,4 @@ def test_storm_without_podgate(
         pods = dict(
             zip(("web", "tcp", "client"), users.until_ready("web", "tcp", "client"), strict=True)
         )
-        record_property("figures", storm(calico, bare_cluster, users, pods, None).summary)
+        record_property("figures", storm(network, bare_cluster, users, pods, None).summary)

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import ipaddress
 import json
 import os
@@ -18,13 +19,12 @@ from agent.lab.lab import NODE_IPV4
 from tests.cluster.api import Json
 from tests.cluster.workloads import PORT
 from tests.kernel.raw_syns import RawSyns
-from tests.networks.calico import OUTSIDE
+from tests.networks.network import Network
+from tests.networks.uplink import OUTSIDE
 
 _CLONE_NEWNET = 0x40000000
 _NETNS = pathlib.Path("/run/netns")
 _CONNECT_SECONDS = 1.0
-_PREFIX = "cali"
-"""Of the interfaces of pods."""
 _IN_CGROUP = 'echo $$ > "$0/cgroup.procs"; exec "$@"'
 _DIAL = (
     "import socket, sys\n"
@@ -50,6 +50,21 @@ def netns_of(pod: Json) -> pathlib.Path:
     raise AssertionError(f"no network namespace has {pod['status']['podIP']}")
 
 
+def filters(interface: str) -> list[str]:
+    """The names of BPF filters of an interface, in the order in which they run, without podgate's:
+    of egress, then of ingress."""
+    found = []
+    for parent in ("egress", "ingress"):
+        command = ["tc", "-j", "filter", "show", "dev", interface, parent]
+        done = subprocess.run(command, check=False, capture_output=True, timeout=30)
+        # Without a clsact qdisc it fails.
+        for one in json.loads(done.stdout or b"[]") if done.returncode == 0 else []:
+            name = one.get("options", {}).get("bpf_name", "")
+            if name and not name.startswith("podgate/"):
+                found.append(name)
+    return found
+
+
 def outside() -> pathlib.Path:
     return _NETNS / OUTSIDE
 
@@ -68,7 +83,7 @@ def dial(address: str, port: int = PORT, netns: pathlib.Path | None = None) -> s
 
 
 def dial_as_node(cgroup: pathlib.Path, address: str, port: int) -> str:
-    """Connect as a process below the cgroup to which Calico's connect hooks are attached."""
+    """Connect as a process below the cgroup to which the network's connect hooks are attached."""
     own = cgroup / f"dial-{os.getpid()}"
     own.mkdir(exist_ok=True)
     command = ["sh", "-c", _IN_CGROUP, str(own), sys.executable, "-c", _DIAL, address, str(port)]
@@ -90,19 +105,20 @@ def _dial(address: str, port: int, netns: pathlib.Path | None) -> str:
     return ""
 
 
-def syns() -> RawSyns:
+def syns(network: Network) -> RawSyns:
     """To each pod whose route appears from now on."""
-    return RawSyns(_routes, source=str(NODE_IPV4), port=PORT, ignore_first=True)
+    routes = functools.partial(_routes, network.interface_prefix)
+    return RawSyns(routes, source=str(NODE_IPV4), port=PORT, ignore_first=True)
 
 
-def _routes() -> set[str]:
+def _routes(interface_prefix: str) -> set[str]:
     """Addresses of pods, by the routes that the network plugin makes for them."""
     found = set()
     for family in ("-4", "-6"):
         command = ["ip", family, "-j", "route", "show", "table", "main"]
         listed = subprocess.run(command, check=True, capture_output=True, timeout=30).stdout
         for route in json.loads(listed or b"[]"):
-            if route.get("dev", "").startswith(_PREFIX) and _is_pod_address(route["dst"]):
+            if route.get("dev", "").startswith(interface_prefix) and _is_pod_address(route["dst"]):
                 found.add(route["dst"])
     return found
 

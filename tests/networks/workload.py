@@ -9,7 +9,7 @@ from tests import polling
 from tests.cluster.api import Api, Json
 from tests.cluster.workloads import ISOLATION_READY, PORT, PROBED, WEB, Workloads, condition
 from tests.networks import traffic
-from tests.networks.calico import Calico, DataPlane
+from tests.networks.network import Network
 
 SERVICE_IPV4, SERVICE_IPV6 = "198.18.200.80", "fd00:18:200::50"
 SERVICE_PORT = 80
@@ -64,11 +64,11 @@ def _is_expected(message: str) -> bool:
 
 
 @contextlib.contextmanager
-def service(calico: Calico, users: Workloads, pod: Json) -> Iterator[None]:
-    """A service of this pod, with an address of each family; felix translates it in eBPF, a rule
-    set in kube-proxy's place otherwise."""
-    made = _create(calico.api, users)
-    rules = _rules(pod) if calico.data_plane is not DataPlane.EBPF else ""
+def service(network: Network, users: Workloads, pod: Json) -> Iterator[None]:
+    """A service of this pod, with an address of each family; the network translates it, or a rule
+    set in kube-proxy's place."""
+    made = _create(network.api, users)
+    rules = "" if network.translates else _rules(pod)
     if rules:
         subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True, timeout=30)
     try:
@@ -78,7 +78,7 @@ def service(calico: Calico, users: Workloads, pod: Json) -> Iterator[None]:
         )
         yield
     finally:
-        calico.api.delete(made)
+        network.api.delete(made)
         if rules:
             subprocess.run(["nft", "delete", "table", "inet", _TABLE], check=True, timeout=30)
 
@@ -97,10 +97,11 @@ def _create(api: Api, users: Workloads) -> str:
 
 
 def _rules(pod: Json) -> str:
-    ipv4, ipv6 = sorted(traffic.addresses(pod), key=lambda address: ":" in address)
-    translations = (
-        f"ip daddr {SERVICE_IPV4} tcp dport {SERVICE_PORT} dnat ip to {ipv4}:{PORT}\n"
-        f"ip6 daddr {SERVICE_IPV6} tcp dport {SERVICE_PORT} dnat ip6 to [{ipv6}]:{PORT}\n"
+    translations = "".join(
+        f"ip6 daddr {SERVICE_IPV6} tcp dport {SERVICE_PORT} dnat ip6 to [{address}]:{PORT}\n"
+        if ":" in address
+        else f"ip daddr {SERVICE_IPV4} tcp dport {SERVICE_PORT} dnat ip to {address}:{PORT}\n"
+        for address in traffic.addresses(pod)
     )
     chains = "".join(
         f"chain {hook} {{ type nat hook {hook} priority -100;\n{translations}}}\n"
