@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from prometheus_client import core
 
+from agent import tasks
 from agent.admin import finding_kinds as kinds
 from agent.admin.finding import NODE, Finding
 from agent.admin.finding_kinds import Kind, Severity
@@ -83,7 +84,7 @@ class NodeFindings:
         """Record Events until cancelled."""
         while True:
             self.record()
-            await asyncio.sleep(_PERIOD_SECONDS)
+            await tasks.tick(_PERIOD_SECONDS)
 
     def record(self) -> None:
         """Record an Event for each finding that is new, or has lasted for five minutes since."""

@@ -10,6 +10,7 @@ import msgspec
 import structlog
 from prometheus_client import core
 
+from agent import tasks
 from agent.admin.report import RawSocketSourceStatus, RawSocketStatus
 from agent.drops.source_processes import SourceProcesses, wall_clock
 from agent.linux import cgroups
@@ -71,8 +72,9 @@ class RawSocketSources:
     async def run(self) -> None:
         """Log new sources until cancelled."""
         while True:
-            await asyncio.to_thread(self._look)
-            await asyncio.sleep(_PERIOD_SECONDS)
+            if self._policy.packet_problem or self._policy.has_sources:
+                await asyncio.to_thread(self._look)
+            await tasks.tick(_PERIOD_SECONDS)
 
     async def report(self) -> RawSocketStatus:
         found = await asyncio.to_thread(self._read)

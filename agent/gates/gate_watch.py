@@ -83,6 +83,8 @@ class GateWatch:
         self._on_lost = on_lost
         self._is_off = is_off
         self._woken = asyncio.Event()
+        self._gated = store.in_force.subscribe()
+        """For the first gate."""
         self._changed: set[int] | None = None
         """Interfaces whose filters may have changed; None: any."""
         self._put_back: frozenset[int] = frozenset()
@@ -122,8 +124,9 @@ class GateWatch:
             while True:
                 self._woken.clear()
                 pause_seconds = _REPEAT_SECONDS
+                self._gated.take()
                 if not self._store.gated_interfaces():
-                    await self._wait(_POLL_SECONDS)
+                    await self._gated.wait()
                     continue
                 changed, self._changed = self._changed, set()
                 try:
