@@ -147,7 +147,7 @@ async def _watch(name: str, run: Callable[[], Awaitable[None]]) -> None:
 
 
 def next_tick(seconds: float) -> float:
-    """The next multiple of so many seconds by the event loop's clock.
+    """The next multiple of `seconds` by the event loop's clock.
 
     What has to be done again and again, and at no exact time, is done then: components whose
     periods are multiples of one second wake the process together, once a second instead of once

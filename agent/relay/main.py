@@ -137,7 +137,9 @@ class Relay:
         now = self._now()
         for timer, due in self._due.items():
             if now >= due:
-                self._due[timer] = now + self._every[timer]
+                # At multiples of its period, so that timers are due together.
+                period = self._every[timer]
+                self._due[timer] = (now // period + 1) * period
                 timer()
 
     def _on_message(self, message: messages.ToRelay) -> None:

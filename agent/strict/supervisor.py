@@ -211,7 +211,7 @@ class RelaySupervisor:
             else:
                 await self._used.wait()
                 self._used.clear()
-            await asyncio.sleep(_WAY_SECONDS)
+            await tasks.tick(_WAY_SECONDS)
 
     def _make_plan(self) -> None:
         self._planned_at = self._now()

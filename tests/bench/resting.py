@@ -31,7 +31,7 @@ class Sample:
 
 
 def samples(pids: Sequence[int], seconds: float) -> dict[int, Sample]:
-    """One window of so many seconds, of all of these processes at once. Blocks."""
+    """One window of this length, of all of these processes at once. Blocks."""
     before = {pid: (_switches(pid), cpu_seconds(pid)) for pid in pids}
     started = time.monotonic()
     time.sleep(seconds)
