@@ -182,6 +182,7 @@ class GateWatch:
     async def _wait_for_links(self, state: bytes, pause_seconds: float) -> None:
         """Until filters changed, or links, at least so long after this state was read."""
         loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle
 
         def look() -> None:
             nonlocal timer

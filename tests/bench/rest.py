@@ -31,8 +31,10 @@ _PROBES: dict[str, dict[str, Any]] = {
     "no_probes": {},
     "tcp_probes": {"readinessProbe": {"tcpSocket": {"port": answering.PORT}}},
 }
-# Listeners, filters that become links, confirmations and the garbage of the start are done.
-_SETTLE_SECONDS = 30.0
+# Of a crowd gates are filters first, and become links one by one (agent/gates/crowds.py).
+_LINK_SECONDS = 1.0
+# After that: confirmations and the garbage of the start are done.
+_SETTLE_SECONDS = 20.0
 _WINDOWS = 4
 # A period of each probe, and whole periods of most else.
 _WINDOW_SECONDS = 10.0
@@ -41,7 +43,7 @@ _WINDOW_SECONDS = 10.0
 def main() -> None:
     labs.isolate()
     for count in _PODS:
-        with Lab() as network, cgroups.cgroup() as kubelet:
+        with Lab() as network, cgroups.cgroup() as kubelet, _process_in(kubelet):
             pods = [network.add_pod(f"pod{number}", number) for number in range(1, count + 1)]
             with _served(pods):
                 for mode in _MODES:
@@ -50,6 +52,16 @@ def main() -> None:
                             _note(f"{count} pods, {mode}, {probes}")
                             with _agent(pods, kubelet, mode, container) as agent:
                                 _measure(agent.pid, f"{count}_pods_{mode}_{probes}")
+
+
+@contextlib.contextmanager
+def _process_in(kubelet: cgroups.Cgroup) -> Iterator[None]:
+    """A stand-in: an agent follows a process, not an empty cgroup."""
+    with kubelet.popen(["sleep", "infinity"]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 @contextlib.contextmanager
@@ -84,6 +96,11 @@ def _agent(
         try:
             agent.start("--mode", mode)
             agent.wait_for("all pods as desired", is_settled)
+            for _ in range(len(pods)):
+                if len(list(agent.bpffs.glob("podgate/v*/links/gate_*"))) >= 2 * len(pods):
+                    break
+                time.sleep(_LINK_SECONDS)
+            time.sleep(_SETTLE_SECONDS)
             yield agent
         finally:
             agent.stop(signal.SIGTERM)
@@ -91,7 +108,6 @@ def _agent(
 
 
 def _measure(pid: int, name: str) -> None:
-    time.sleep(_SETTLE_SECONDS)
     processes_by_name = {"agent": pid}
     for number, child in enumerate(resting.children(pid)):
         processes_by_name["relay" if not number else f"relay{number}"] = child
