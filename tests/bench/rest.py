@@ -42,6 +42,8 @@ _WINDOW_SECONDS = 10.0
 
 def main() -> None:
     labs.isolate()
+    cpu: dict[tuple[str, int], list[float]] = {}
+    """Of agent and relay, by mode and probes, and number of pods."""
     for count in _PODS:
         with Lab() as network, cgroups.cgroup() as kubelet, _process_in(kubelet):
             pods = [network.add_pod(f"pod{number}", number) for number in range(1, count + 1)]
@@ -51,7 +53,15 @@ def main() -> None:
                         if count or not container:
                             _note(f"{count} pods, {mode}, {probes}")
                             with _agent(pods, kubelet, mode, container) as agent:
-                                _measure(agent.pid, f"{count}_pods_{mode}_{probes}")
+                                cpu[f"{mode}_{probes}", count] = _measure(
+                                    agent.pid, f"{count}_pods_{mode}_{probes}"
+                                )
+    for (what, count), samples in cpu.items():
+        fewer = [other for other in _PODS if 0 < other < count]
+        if fewer:
+            baseline = cpu[what, max(fewer)]
+            name = f"{what}_cpu_{count}_over_{max(fewer)}_pods"
+            figures.emit("rest", name, samples, "%", baseline=baseline)
 
 
 @contextlib.contextmanager
@@ -107,13 +117,17 @@ def _agent(
             agent.cleanup()
 
 
-def _measure(pid: int, name: str) -> None:
+def _measure(pid: int, name: str) -> list[float]:
+    """CPU of agent and relay together, in % of a core, by window."""
     processes_by_name = {"agent": pid}
     for number, child in enumerate(resting.children(pid)):
         processes_by_name["relay" if not number else f"relay{number}"] = child
     windows = [
         resting.samples(list(processes_by_name.values()), _WINDOW_SECONDS) for _ in range(_WINDOWS)
     ]
+    together = [list(window.values()) for window in windows]
+    memory = [sum(one.pss_mb for one in window) for window in together]
+    figures.emit("rest", f"{name}_agent_and_relay_pss_mb", memory, "MB")
     for process, one in processes_by_name.items():
         taken = [window[one] for window in windows]
         threads = {thread for sample in taken for thread in sample.wakeups_per_second}
@@ -136,6 +150,7 @@ def _measure(pid: int, name: str) -> None:
         calls = resting.system_calls_per_second(one, _WINDOW_SECONDS)
         if calls is not None:
             figures.emit("rest", f"{prefix}_system_calls_per_second", [calls], "1/s")
+    return [sum(one.cpu_percent for one in window) for window in together]
 
 
 def _note(text: str) -> None:

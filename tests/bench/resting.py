@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import os
 import pathlib
 import re
 import shutil
@@ -95,10 +94,3 @@ def _switches(pid: int) -> collections.Counter[str]:
         name = "main" if task.name == str(pid) else fields["Name"]
         counts[name] += int(fields["voluntary_ctxt_switches"])
     return counts
-
-
-def clock_ticks_seconds(pid: int) -> float:
-    """CPU time of a process whose threads come and go, in steps of 10 ms."""
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2]
-    user, system = fields.split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
