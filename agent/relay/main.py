@@ -20,6 +20,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from agent.linux import malloc
 from agent.linux.namespaces import unshare_network
 from agent.relay import messages
 from agent.relay.control import ControlChannel, ControlSocket
@@ -106,6 +107,7 @@ class Relay:
         # Objects from here on form no cycles: a collection would only cost time.
         gc.collect()
         gc.freeze()
+        malloc.give_back()
         try:
             while not self._is_over():
                 self._poll_until(min(self._due.values()))
