@@ -1,4 +1,7 @@
-"""podgate in a real cluster of one node: bench `cluster`, with BIN as for `make test-cluster`."""
+"""podgate in a real cluster of one node: bench `cluster`, with BIN as for `make test-cluster`.
+
+PODGATE_BENCH_PARTS="restart rest" runs some of its parts alone.
+"""
 
 import contextlib
 import os
@@ -28,6 +31,8 @@ from tests.cluster.workloads import (
 )
 from tests.image import building
 
+# In this order.
+_PARTS = (os.environ.get("PODGATE_BENCH_PARTS") or "burst single restart rest cni").split()
 _SINGLE_PODS = 20
 _BURST_PODS = 60
 _BURSTS = 3
@@ -72,24 +77,31 @@ def main() -> None:
 
 
 def _run(node: OneNode) -> None:
-    _note(f"{_BURST_PODS} pods at once, without podgate")
-    without = [burst_seconds(node, "", ()) for _ in range(_BURSTS)]
+    without = []
+    if "burst" in _PARTS:
+        _note(f"{_BURST_PODS} pods at once, without podgate")
+        without = [burst_seconds(node, "", ()) for _ in range(_BURSTS)]
     podgate = Deployment(node.api)
     podgate.apply()
     podgate.wait_until_ready()
-    _note(f"{_BURST_PODS} pods at once, strict and with both gates")
-    gates = (ISOLATION_READY, PROBES_PASSING)
-    bursts = [burst_seconds(node, "strict", gates) for _ in range(_BURSTS)]
-    figures.emit("cluster", "burst_60_pods_seconds", bursts, "s", baseline=without)
-    _note(f"{_SINGLE_PODS} pods one by one")
-    _emit_delays(node, "ready_minus_containers_ready")
-    _note("the kubelet restarts")
-    figures.emit("cluster", "kubelet_restart_followed_ms", list(_followed_ms(node)), "ms")
-    _note(f"{_RESTING_PODS} pods at rest")
-    _rest(node, podgate)
-    _note(f"{_SINGLE_PODS} pods one by one, with podgate-cni")
-    with cni.installed(node, podgate):
-        _emit_delays(node, "ready_minus_containers_ready_with_cni")
+    if "burst" in _PARTS:
+        _note(f"{_BURST_PODS} pods at once, strict and with both gates")
+        gates = (ISOLATION_READY, PROBES_PASSING)
+        bursts = [burst_seconds(node, "strict", gates) for _ in range(_BURSTS)]
+        figures.emit("cluster", "burst_60_pods_seconds", bursts, "s", baseline=without)
+    if "single" in _PARTS:
+        _note(f"{_SINGLE_PODS} pods one by one")
+        _emit_delays(node, "ready_minus_containers_ready")
+    if "restart" in _PARTS:
+        _note("the kubelet restarts")
+        figures.emit("cluster", "kubelet_restart_followed_ms", list(_followed_ms(node)), "ms")
+    if "rest" in _PARTS:
+        _note(f"{_RESTING_PODS} pods at rest")
+        _rest(node, podgate)
+    if "cni" in _PARTS:
+        _note(f"{_SINGLE_PODS} pods one by one, with podgate-cni")
+        with cni.installed(node, podgate):
+            _emit_delays(node, "ready_minus_containers_ready_with_cni")
 
 
 @contextlib.contextmanager
