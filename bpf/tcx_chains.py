@@ -1,4 +1,5 @@
-"""The state of all tcx chains that have a link, in some system calls: whether anything changed.
+"""The state of a namespace's tcx chains that have a link, in some system calls: whether anything
+changed.
 
 The kernel sends no message about tcx, and a query of each chain takes 2 us and RTNL. An iterator
 over links (Linux 5.19, 9f8836127308) takes 0.25 us for each and no lock that others wait for. Its
@@ -16,11 +17,15 @@ _FUNCTION = "bpf_iter_bpf_link"
 _BPF_PROG_TYPE_TRACING, _BPF_TRACE_ITER = 26, 28
 _SEQ_WRITE = 127  # bpf_seq_write, Linux 5.8
 _INSTRUCTION = struct.Struct("=BBhi")  # struct bpf_insn
+_UNSIGNED, _SIGNED = struct.Struct("=I"), struct.Struct("=i")
 _READ_BYTES = 64 << 10
+_OWN_NETNS = "/proc/thread-self/ns/net"
 _OFFSETS = {
     "bpf_link": ("id", "type"),
     "tcx_link": ("dev",),
-    "net_device": ("tcx_ingress", "tcx_egress"),
+    "net_device": ("tcx_ingress", "tcx_egress", "nd_net"),
+    "net": ("ns",),
+    "ns_common": ("inum",),
     "bpf_mprog_entry": ("parent",),
     "bpf_mprog_bundle": ("revision",),
 }
@@ -35,10 +40,11 @@ class TcxChains:
     """Reads it. Nothing is pinned. For one thread."""
 
     def __init__(self) -> None:
-        """Raises `BpfError` where the kernel does not offer it."""
+        """Of the calling thread's namespace. Raises `BpfError` where the kernel does not offer
+        it."""
         program_fd = syscalls.program_load(
             _BPF_PROG_TYPE_TRACING,
-            _program(),
+            _program(os.stat(_OWN_NETNS).st_ino),
             attach_type=_BPF_TRACE_ITER,
             name="tcx_chains",
             attach_btf_id=btf.function_id(_FUNCTION),
@@ -64,8 +70,9 @@ class TcxChains:
         return b"".join(parts)
 
 
-def _program() -> bytes:
-    """Writes a record for each link of tcx that is attached; 0 where there is no chain.
+def _program(netns: int) -> bytes:
+    """Writes a record for each link of tcx that is attached to an interface of this namespace; 0
+    where there is no chain. netns: its inode.
 
     Loads by addresses that the verifier knows by their types are no calls, and load 0 where there
     is no memory. Raises `BtfError`.
@@ -97,7 +104,10 @@ def _program() -> bytes:
         (set_to, 2, 0, btf.struct_id("tcx_link")),
         (0x85, 2 << 4, 0, btf.function_id("bpf_rdonly_cast")),
         (load_64, 8 | 0 << 4, at["tcx_link", "dev"], 0),  # r8: none after it was detached
-        (jump_unless, 8, len(write), 0),
+        (jump_unless, 8, len(write) + 3, 0),
+        (load_64, 1 | 8 << 4, at["net_device", "nd_net"], 0),
+        (load_32, 1 | 1 << 4, at["net", "ns"] + at["ns_common", "inum"], 0),
+        (0x56, 1, len(write), _SIGNED.unpack(_UNSIGNED.pack(netns))[0]),  # of 32 bits, unless equal
     ]
     is_tcx = [
         (load_32, 1 | 7 << 4, at["bpf_link", "type"], 0),

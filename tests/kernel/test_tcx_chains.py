@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import struct
 from collections.abc import Iterator
 
@@ -36,7 +37,7 @@ def chains() -> Iterator[TcxChains]:
 
 
 def part_of(link: int, chains: TcxChains) -> bytes | None:
-    """What the state has of one link: other nodes of this machine have some, too."""
+    """What the state has of one link."""
     _, number = struct.unpack("=II", syscalls.object_info(link, 8))
     state = chains.state()
     size = tcx_chains.RECORD_BYTES
@@ -66,6 +67,15 @@ def test_each_change_of_a_chain_gives_another_state(lab: Lab, chains: TcxChains)
         assert None not in seen
         assert len(set(seen)) == len(seen)
         syscalls.link_detach(link)
+        assert part_of(link, chains) is None
+        os.close(link)
+
+
+def test_links_of_other_namespaces_are_no_part_of_it(lab: Lab, chains: TcxChains) -> None:
+    pod = lab.add_pod("web", 1)
+    with program() as own:
+        eth0 = pod.netns.run_inside(lambda: socket.if_nametoindex("eth0"))
+        link = pod.netns.run_inside(lambda: syscalls.link_create_tcx(own, eth0, EGRESS, 0))
         assert part_of(link, chains) is None
         os.close(link)
 
