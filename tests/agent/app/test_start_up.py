@@ -14,7 +14,7 @@ RUN = (
 )
 BEFORE_GATES = (*RUN, "agent.sources.cluster")
 # Everything that it imports once the first gates are attached.
-AFTER_GATES = ("agent.app.pod_services", "agent.app.http_server")
+AFTER_GATES = ("agent.app.pod_services", "agent.app.http_server", "agent.app.remote_metrics")
 
 LATER = (
     *("aiohttp", "h2", "hpack"),
