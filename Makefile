@@ -195,9 +195,10 @@ test-bare:
 	@PYTHONDONTWRITEBYTECODE=1 python3 -m tests.bare $(or $(DEBIAN),13) $(ARGS)
 
 # All benchmarks, or `make bench BENCH=start`; figures are JSON lines on stdout. `make bench
-# BENCH=cluster BIN=DIR` needs the programs of a cluster, as test-cluster does.
+# BENCH=cluster BIN=DIR` needs the programs of a cluster, as test-cluster does. RECORD=1 keeps the figures in tests/bench/recorded, of
+# which `make docs` makes docs/internals/benchmarks.md; COMPARE=1 fails if a ratio is worse than all that were recorded.
 bench: setup
-	@PODGATE_TEST_BIN=$(BIN) $(PYTHON) -m tests.bench $(BENCH)
+	@PODGATE_TEST_BIN=$(BIN) $(PYTHON) -m tests.bench $(if $(RECORD),--record) $(if $(COMPARE),--compare) $(BENCH)
 
 # The property tests of all parsers, with new examples each time; `make fuzz SECONDS=60` for less than ten minutes. Then a
 # million made frames and calls (FRAMES=) for the programs of the gate, the hooks and the relay and their specifications, in some
@@ -220,6 +221,7 @@ docs: setup
 	$(PYTHON) -m tests.docs.api_reference
 	$(PYTHON) -m tests.chart
 	$(PYTHON) -m tests.compatibility
+	$(PYTHON) -m tests.bench.page
 
 # The pictures of docs/, from real runs: what `make demo` shows in a terminal, the status page, and the
 # dashboards by a Prometheus that scrapes an agent.

@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
+from agent import tasks
 from agent.logs import Event
 
 Content = bytes | msgspec.Struct | Sequence[msgspec.Struct]
@@ -119,8 +120,9 @@ def unwritten() -> list[pathlib.Path]:
 async def run() -> None:
     """Write what `write` could not, until cancelled: a directory may have room again."""
     while True:
-        await asyncio.sleep(_RETRY_SECONDS)
-        await asyncio.to_thread(_unwritten.retry)
+        await tasks.tick(_RETRY_SECONDS)
+        if unwritten():
+            await asyncio.to_thread(_unwritten.retry)
 
 
 def _problem(path: pathlib.Path, content: bytes) -> str:

@@ -22,6 +22,8 @@ _HEALTHY_SECONDS = 60.0
 _MAX_TIMEOUTS = 5
 # Without a supervisor, after a start that found no free descriptor.
 _RETRY_SECONDS = 1.0
+# A timer may be early by the clock's resolution: then the tick after it is meant.
+_EARLY_SHARE = 0.01
 
 
 class TaskEndedError(Exception):
@@ -142,6 +144,24 @@ async def _watch(name: str, run: Callable[[], Awaitable[None]]) -> None:
             await asyncio.sleep(_RETRY_SECONDS)
         else:
             raise TaskEndedError(f"task {name} stopped unexpectedly")
+
+
+def next_tick(seconds: float) -> float:
+    """The next multiple of `seconds` by the event loop's clock.
+
+    What has to be done again and again, and at no exact time, is done then: components whose
+    periods are multiples of one second wake the process together, once a second instead of once
+    for each of them.
+    """
+    now = asyncio.get_running_loop().time()
+    left = seconds - now % seconds
+    return now + (left if left > seconds * _EARLY_SHARE else left + seconds)
+
+
+async def tick(seconds: float) -> None:
+    """Wait for `next_tick`: at most a little longer than `seconds`."""
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(next_tick(seconds) - loop.time())
 
 
 def is_shortage(error: BaseException) -> bool:

@@ -63,6 +63,11 @@ def _type_id(kind: int, name: str, noun: str, path: pathlib.Path) -> int:
     raise BtfError(errno.ENOENT, f"{path} has no {noun} {name}")
 
 
+def struct_id(name: str, path: pathlib.Path = VMLINUX) -> int:
+    """The id of a struct of the kernel, by which programs name its type. Raises `BtfError`."""
+    return _type_id(STRUCT, name, "struct", path)
+
+
 def member_offsets(
     structs: Mapping[str, Collection[str]], path: pathlib.Path = VMLINUX
 ) -> dict[tuple[str, str], int]:

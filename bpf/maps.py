@@ -90,6 +90,11 @@ class Map:
         """Whether the key existed."""
         return syscalls.map_delete(self.fd, key)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no entry. One system call."""
+        return syscalls.map_next_key(self.fd, None, self.spec.key_size) is None
+
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """All keys and values, in batches of 256 per system call."""
         position: bytes | None = None

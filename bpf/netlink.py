@@ -2,8 +2,7 @@
 
 pyroute2 takes some ms of CPU for what the kernel answers in 50 us: it makes a socket with filters,
 queues and a transport for each user, and decodes every attribute. A crowd of pods is thousands of
-requests, so those that each pod needs are made here and in `agent/linux/netlink.py`; pyroute2
-configures interfaces and routes.
+requests, so an agent makes its own, here and in `agent/linux/netlink.py`.
 """
 
 import os

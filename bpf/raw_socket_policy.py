@@ -124,6 +124,11 @@ class RawSocketPolicy:
             for key, scope in self._creators.items()
         }
 
+    @property
+    def has_sources(self) -> bool:
+        """Whether there is any source. One system call."""
+        return not self._sources.is_empty
+
     def sources(self) -> list[RawSocketSource]:
         """All sources, in no order. The kernel forgets the oldest of more than 4,096."""
         return [unpack_source(key, value) for key, value in self._sources.items()]

@@ -50,6 +50,8 @@ class Command(enum.IntEnum):
     PROG_LOAD = 5
     OBJ_PIN = 6
     OBJ_GET = 7
+    PROG_ATTACH = 8
+    PROG_DETACH = 9
     PROG_TEST_RUN = 10
     PROG_GET_NEXT_ID = 11
     PROG_GET_FD_BY_ID = 13
@@ -372,6 +374,21 @@ def link_create_tcx(program_fd: int, ifindex: int, attach_type: int, flags: int)
     """Attach a program to an interface by a tcx link (Linux 6.6); the link's descriptor."""
     attributes = struct.pack("=IIIIIIQ", program_fd, ifindex, attach_type, flags, 0, 0, 0)
     return call(Command.LINK_CREATE, attributes, what=f"attaching to interface {ifindex}")[0]
+
+
+_BPF_TRACE_ITER = 28
+
+
+def iterator_link(program_fd: int) -> int:
+    """The descriptor of a link that runs an iterator's program (Linux 5.8)."""
+    attributes = struct.pack("=IIII", program_fd, 0, _BPF_TRACE_ITER, 0)
+    return call(Command.LINK_CREATE, attributes, what="making an iterator")[0]
+
+
+def iterator_open(link_fd: int) -> int:
+    """A descriptor from which one iteration is read."""
+    attributes = struct.pack("=II", link_fd, 0)
+    return call(Command.ITER_CREATE, attributes, what="opening an iterator")[0]
 
 
 def link_update(link_fd: int, program_fd: int) -> None:

@@ -5,8 +5,6 @@ import pathlib
 
 import grpc
 import structlog
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
 
 from agent.errors import PodgateError
 from agent.logs import Event
@@ -46,6 +44,10 @@ class TlsFiles:
     def read(self) -> TlsContent:
         """Their content now, which belongs together. Blocks. Raises `TlsError`."""
         content = TlsContent(*map(_content, (self.authorities, self.certificate, self.key)))
+        # With it a process takes 9 MB more, and few agents have these files.
+        from cryptography import x509
+        from cryptography.hazmat.primitives import serialization
+
         _check(self.authorities, content.authorities)
         _check(self.certificate, content.certificate)
         own = x509.load_pem_x509_certificates(content.certificate)[0]
@@ -110,6 +112,8 @@ def _content(path: pathlib.Path) -> bytes:
 
 
 def _check(path: pathlib.Path, content: bytes) -> None:
+    from cryptography import x509
+
     try:
         x509.load_pem_x509_certificates(content)
     except ValueError as error:

@@ -351,6 +351,7 @@ class Gating:
         self.source.hint()
         self.store.mark_pending()
         self._injectable.hint()
+        self.default_deny.hint_links()
 
     def _on_switched(self) -> None:
         self._injectable.hint()
@@ -361,6 +362,7 @@ class Gating:
         log.warning(Event.NETLINK_OVERRUN)
         self.store.mark_all()
         self._injectable.hint()
+        self.default_deny.hint_links()
 
     def _on_kubelet(self) -> None:
         self.existing_flows.hint()

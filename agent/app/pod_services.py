@@ -246,6 +246,7 @@ class PodServices:
 
     def on_kubelet(self) -> None:
         """The kubelet may have been found or lost."""
+        self._findings.hint()
         if self._kubelet_version:
             self._kubelet_version.hint()
 

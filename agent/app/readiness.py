@@ -11,13 +11,17 @@ from collections.abc import Callable
 
 import structlog
 
+from agent import tasks
 from agent.errors import PodgateError
 from agent.logs import Event
 
 log = structlog.get_logger(__name__)
 
 _FILE = "ready"
-_PERIOD_SECONDS = 0.5
+# At the tick of all others; while there is a problem, twice as often: its end may be short.
+_PERIOD_SECONDS, _PROBLEM_PERIOD_SECONDS = 1.0, 0.5
+# Something may remove the file.
+_RENEWAL_SECONDS = 5.0
 
 # A busy agent reads changed pods for a second. Each loss of readiness starts minReadySeconds again,
 # and the DaemonSet controller may then lose its timer and never continue a roll-out (client-go,
@@ -62,17 +66,26 @@ class Readiness:
 
     async def run(self) -> None:
         """Maintain the file until cancelled."""
-        deadline = asyncio.get_running_loop().time() + _LIMIT_SECONDS
+        now = asyncio.get_running_loop().time
+        deadline = now() + _LIMIT_SECONDS
+        written: Callable[[pathlib.Path | None], None] | None = None
+        renewed_at = 0.0
         while True:
-            is_late = asyncio.get_running_loop().time() >= deadline
+            is_late = now() >= deadline
             self._log(self._lasting_problem())
+            write = None
             if not self.problem:
-                await asyncio.to_thread(create, self._directory)
+                write = create
             elif self._was_ready or is_late:
-                await asyncio.to_thread(remove, self._directory)
+                write = remove
+            if write and (write is not written or now() >= renewed_at + _RENEWAL_SECONDS):
+                renewed_at = now()
+                await asyncio.to_thread(write, self._directory)
+                written = write
             if is_late and self._is_take_over and not self._was_ready:
                 self.overdue.set()
-            await asyncio.sleep(_PERIOD_SECONDS)
+            is_failing = self._failing_since is not None
+            await tasks.tick(_PROBLEM_PERIOD_SECONDS if is_failing else _PERIOD_SECONDS)
 
     def _lasting_problem(self) -> str:
         """The problem, but the previous one for the first seconds of a ready agent's."""

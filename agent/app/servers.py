@@ -17,6 +17,7 @@ from agent.api.podinfo.service import PodInfoService
 from agent.app.ports import Ports
 from agent.app.reports import Reports
 from agent.kube.client import ApiClient
+from agent.linux import malloc
 from agent.logs import Event
 from agent.serving.ports import ListenError
 from agent.settings import Settings
@@ -69,6 +70,7 @@ class Servers:
         # What is allocated by now stays; a full collection of it would block the loop for 20 ms.
         gc.collect()
         gc.freeze()
+        malloc.give_back()
         await self._admin_tried.wait()
         with contextlib.closing(self._ports.http):
             with contextlib.suppress(ListenError):

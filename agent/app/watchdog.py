@@ -6,9 +6,10 @@ The timer is a thread of faulthandler in C, which needs neither the event loop n
 lock; it prints what all threads are doing.
 """
 
-import asyncio
 import faulthandler
 from collections.abc import Callable
+
+from agent import tasks
 
 _PERIOD_SECONDS = 5.0
 
@@ -24,7 +25,7 @@ async def run(limit_seconds: float, find_problem: Callable[[], str | None]) -> N
     while True:
         if find_problem() is None:
             beat(limit_seconds)
-        await asyncio.sleep(_PERIOD_SECONDS)
+        await tasks.tick(_PERIOD_SECONDS)
 
 
 def stop() -> None:

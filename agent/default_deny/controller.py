@@ -33,6 +33,8 @@ log = structlog.get_logger(__name__)
 # A veth that no pod has claimed for this time belongs to no gated pod: it is released, since its
 # owner needs it. A pod's manifest comes within a second of its interface.
 _UNCLAIMED_SECONDS = 10.0
+# While there is an interface that no pod has claimed.
+_UNCLAIMED_PERIOD_SECONDS = _UNCLAIMED_SECONDS / 5
 # How often the tables are compared with their desired content, without a message that something of
 # them was deleted.
 _ENSURE_SECONDS = 30.0
@@ -94,6 +96,8 @@ class DefaultDenyController:
         self._has_kubelet_cgroup = True
         self._is_kubelet_new = False
         self._is_ruleset_suspect = False
+        self._may_be_unclaimed = True
+        """Whether links, or the pods that claim them, may have changed since they were read."""
 
     async def open(self, gated: Iterable[int]) -> None:
         """Install the tables where the node's default mode needs them, else remove old ones.
@@ -159,6 +163,11 @@ class DefaultDenyController:
             self._is_ruleset_suspect = True
             self._wake.set()
 
+    def hint_links(self) -> None:
+        """Interfaces of the host were added or removed."""
+        self._may_be_unclaimed = True
+        self._wake.set()
+
     def set_lost(self, lost: frozenset[int]) -> None:
         """All interfaces whose gates another program removed and that cannot be put back: the
         tables block them again, at once."""
@@ -197,6 +206,7 @@ class DefaultDenyController:
                 if state is None:
                     self._announced.pop(uid, None)
                     self._opened.pop(uid, None)
+                    self.hint_links()
                 elif state.gated_netns is not None:
                     # A pass that finds nothing new costs nothing here.
                     before = self._announced.get(uid, set())
@@ -241,20 +251,22 @@ class DefaultDenyController:
         next_beat = self._now()
         while self._table is table:
             await self._admit_kubelet(table)
-            async with asyncio.timeout(_TIMEOUT_SECONDS):
-                found = await rtnetlink.read()
+            is_due = self._is_ruleset_suspect or self._now() >= next_ensure
+            if self._may_be_unclaimed or is_due:
+                await self._handle_links()
             with _log_errors(Event.DEFAULT_DENY_NOT_UPDATED):
-                await self._release_unclaimed(found)
                 if self._now() >= next_beat:
                     next_beat = self._now() + _BEAT_SECONDS
                     await table.beat()
-                is_due = self._is_ruleset_suspect or self._now() >= next_ensure
                 if is_due and not await asyncio.to_thread(self._is_off):
                     self._is_ruleset_suspect = False
                     next_ensure = self._now() + _ENSURE_SECONDS
                     await table.ensure()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_UNCLAIMED_SECONDS / 5):
+                left = min(next_beat, next_ensure) - self._now()
+                if self._may_be_unclaimed:
+                    left = min(left, _UNCLAIMED_PERIOD_SECONDS)
+                async with asyncio.timeout(left):
                     await self._wake.wait()
             self._wake.clear()
             await self._follow_default()
@@ -299,7 +311,19 @@ class DefaultDenyController:
             ifindex for state in self._store.states() for ifindex in state.interface_indexes
         }
 
-    async def _release_unclaimed(self, found: list[Link]) -> None:
+    async def _handle_links(self) -> None:
+        self._may_be_unclaimed = False
+        has_unclaimed = True
+        try:
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
+                found = await rtnetlink.read()
+            with _log_errors(Event.DEFAULT_DENY_NOT_UPDATED):
+                has_unclaimed = await self._release_unclaimed(found)
+        finally:
+            self._may_be_unclaimed |= has_unclaimed
+
+    async def _release_unclaimed(self, found: list[Link]) -> bool:
+        """Whether there are still some that may be a new pod's."""
         assert self._table is not None
         veths = {link.index for link in found if link.kind == "veth"}
         gone = (self._first_seen.keys() | self._exempt) - veths
@@ -329,6 +353,7 @@ class DefaultDenyController:
             await self._table.exempt(due)
             self._exempt |= due
             log.info(Event.INTERFACES_RELEASED, interfaces=sorted(due))
+        return bool(unclaimed - due)
 
 
 async def _is_installed() -> bool:

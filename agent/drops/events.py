@@ -9,6 +9,7 @@ from prometheus_client import core
 
 from agent.admin.report import DropEvents, DropEventStatus
 from agent.drops.source_processes import SourceProcesses, protocol_word, wall_clock
+from agent.linux import descriptors
 from agent.logs import Event
 from agent.metrics import MetricFamily, single
 from agent.pods.pod import Pod
@@ -19,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 # A reader that polls every second misses none of these: two CPUs send 320 in that time.
 _MAX_RECENT = 2000
-# The ring holds two seconds of what one CPU may send at most.
+# Between two reads. The ring holds two seconds of what one CPU may send at most.
 _PERIOD_SECONDS = 0.5
 _LOG_AGAIN_SECONDS = 60.0
 
@@ -53,10 +54,12 @@ class DropEventLog:
         self._lost_logged_at = float("-inf")
 
     async def run(self) -> None:
-        """Empty the ring before it is full, until cancelled."""
+        """Empty the ring before it is full, until cancelled. Without events nothing is read: the
+        kernel suppresses one only after it has sent others, or while the ring is full."""
         while True:
             await self._read()
             await asyncio.sleep(_PERIOD_SECONDS)
+            await descriptors.readable(self._events)
 
     async def after(self, number: int) -> DropEvents:
         """Those after the one with this number (0: all that are kept), the oldest first."""
@@ -81,6 +84,7 @@ class DropEventLog:
             self._recent.append((event, self._store.pod_of_interface(event.ifindex)))
             self._count += 1
         if fresh:
+            self._sources.hint()
             # Now, since a cgroup may be gone in a moment.
             await asyncio.to_thread(self._sources.learn, {event.cgroup for event in fresh})
         lost = self._events.lost()

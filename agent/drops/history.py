@@ -42,7 +42,9 @@ _PERIOD_SECONDS = 60.0
 # Flows of pods that are gone: 10 MB of state, and twenty times as many as a large node needs.
 _MAX_ENDED = 20_000
 # Gates change with an event; this is for one that is missing.
-_GATES_SECONDS = 2.0
+_GATES_SECONDS = 30.0
+# Until every pod has been reconciled, which ends without one.
+_UNSYNCED_SECONDS = 2.0
 # Between changes that are saved: the whole history is written, while hundreds of pods may start.
 _SETTLE_SECONDS = 5.0
 
@@ -156,8 +158,14 @@ class SourceHistory:
                 has_new = False
                 save = functools.partial(self._end, ended) if ended else self._save
                 await asyncio.to_thread(save)
+            is_settling = bool(ended) or has_new
+            wait_until = now + _GATES_SECONDS
+            if is_settling:
+                wait_until = changed_at + _SETTLE_SECONDS
+            elif not self._store.is_synced:
+                wait_until = now + _UNSYNCED_SECONDS
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_GATES_SECONDS):
+                async with asyncio.timeout_at(wait_until):
                     await self._changes.wait()
             self._changes.take()
 

@@ -10,6 +10,7 @@ import msgspec
 import structlog
 from prometheus_client import core
 
+from agent import tasks
 from agent.admin.report import RawSocketSourceStatus, RawSocketStatus
 from agent.drops.source_processes import SourceProcesses, wall_clock
 from agent.linux import cgroups
@@ -71,8 +72,9 @@ class RawSocketSources:
     async def run(self) -> None:
         """Log new sources until cancelled."""
         while True:
-            await asyncio.to_thread(self._look)
-            await asyncio.sleep(_PERIOD_SECONDS)
+            if self._policy.has_sources or self._has_new_packet_sockets():
+                await asyncio.to_thread(self._look)
+            await tasks.tick(_PERIOD_SECONDS)
 
     async def report(self) -> RawSocketStatus:
         found = await asyncio.to_thread(self._read)
@@ -110,6 +112,12 @@ class RawSocketSources:
             (((FAMILIES[family], verdict.label), count) for (family, verdict), count in counts),
         )
         yield single(PACKET_SOCKETS_REJECTABLE, not self._policy.packet_problem)
+
+    def _has_new_packet_sockets(self) -> bool:
+        """Whether there may be some. Reads a short list in memory, of a node with few of them."""
+        return bool(self._policy.packet_problem) and not (
+            self._procfs.packet_sockets() <= self._listed
+        )
 
     def _look(self) -> None:
         if self._policy.packet_problem:

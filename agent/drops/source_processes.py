@@ -9,11 +9,12 @@ import time
 import msgspec
 import structlog
 
-from agent import state_files
+from agent import state_files, tasks
 from agent.admin.observations import ObservedPod
 from agent.drops.merging import observed_pod, pod_uid
 from agent.linux.cgroups import cgroup_paths
 from agent.logs import Event
+from agent.pods.changes import Subscription
 from agent.pods.object_labels import ObjectLabels
 from agent.pods.store import PodStore
 from bpf.drop_sources import DropSource, DropSources
@@ -25,6 +26,11 @@ NAMES_FILE = "drop_sources.json"
 
 # A cgroup may be gone a moment after its only call, and then its path is lost.
 _PERIOD_SECONDS = 2.0
+# The kernel sends an event with each new source (src/verdict.h), but for those that it suppresses
+# since it has just sent others: these are in the look after the next.
+_LOOKS_PER_HINT = 2
+# Without any hint.
+_LONG_PERIOD_SECONDS = 30.0
 # A full aggregate may cost one hundredth of a CPU, however fast sources come and go.
 _REST_PER_LOOK = 100
 _MAX_NAMES = 20_000
@@ -71,15 +77,33 @@ class SourceProcesses:
         self._store = store
         self._names: dict[int, str] = {0: NO_SOCKET}
         self._pods: dict[int, ObservedPod] = {}
+        self._woken = asyncio.Event()
+        # A source's pod may be reported after its first drop.
+        self._changed_pods = store.desired.subscribe(Subscription(self._woken))
+
+    def hint(self) -> None:
+        """There may be a new source."""
+        self._woken.set()
 
     async def run(self) -> None:
         """Name new sources soon after their first drop, until cancelled."""
         await asyncio.to_thread(self._restore)
+        looks = 1
         while True:
             started = time.monotonic()
             await asyncio.to_thread(self._look)
             seconds = time.monotonic() - started
+            looks -= 1
             await asyncio.sleep(max(_PERIOD_SECONDS, seconds * _REST_PER_LOOK))
+            if not looks:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(tasks.next_tick(_LONG_PERIOD_SECONDS)):
+                        await self._woken.wait()
+            if self._woken.is_set():
+                self._woken.clear()
+                self._changed_pods.take()
+                looks = _LOOKS_PER_HINT
+            looks = max(looks, 1)
 
     def read(self) -> list[tuple[DropSource, CgroupName]]:
         """All drop sources with their cgroups, the busiest first. Blocks for some milliseconds."""

@@ -3,11 +3,14 @@ back the programs of host devices, too.
 
 Whether a gate is in force is read from the kernel, never from what was attached once. The kernel
 reports changes of qdiscs and filters (`agent.linux.traffic_control`), so a filter is back some
-milliseconds after it was deleted. It sends no message about tcx programs: links are polled, 2 us
-for each program.
+milliseconds after it was deleted. It sends no message about tcx programs. So the number of changes
+of all chains is read again and again, without RTNL (`bpf.tcx_chains`), and chains themselves only
+after a change. Where the kernel does not offer that, chains are read each time: 2 us for each
+program, under RTNL.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -23,9 +26,10 @@ from agent.gates.worker import GateWorker
 from agent.logs import Event
 from agent.pods.store import PodStore
 from bpf.attachment import Attachment
-from bpf.errors import AttachError
+from bpf.errors import AttachError, BpfError
 from bpf.gates import GateCheck, Gates
 from bpf.host_devices import HostDevicePrograms
+from bpf.tcx_chains import TcxChains
 
 log = structlog.get_logger(__name__)
 
@@ -68,6 +72,7 @@ class GateWatch:
         on_put_back: Callable[[Collection[int]], None],
         on_lost: Callable[[frozenset[int]], None],
         is_off: Callable[[], bool],
+        open_chains: Callable[[], TcxChains] = TcxChains,
     ) -> None:
         """store: pods whose gates changed are marked there. is_off: whether the node was just
         switched off, so that gates are missing on purpose; it may block. on_put_back gets the
@@ -82,7 +87,11 @@ class GateWatch:
         self._on_put_back = on_put_back
         self._on_lost = on_lost
         self._is_off = is_off
+        self._open_chains = open_chains
+        self._chains: TcxChains | None = None
         self._woken = asyncio.Event()
+        self._gated = store.in_force.subscribe()
+        """For the first gate."""
         self._changed: set[int] | None = None
         """Interfaces whose filters may have changed; None: any."""
         self._put_back: frozenset[int] = frozenset()
@@ -111,21 +120,33 @@ class GateWatch:
                 on_failed=self.hint,
             )
         )
-        try:
+        with contextlib.ExitStack() as opened:
+            opened.callback(repairs.stop)
+            if self._gates.attachment is Attachment.TCX:
+                with contextlib.suppress(BpfError):
+                    self._chains = await asyncio.to_thread(self._open_chains)
+                    opened.callback(self._close_chains)
             await self._check_again_and_again()
-        finally:
-            repairs.stop()
+
+    def _close_chains(self) -> None:
+        if self._chains:
+            self._chains.close()
+            self._chains = None
 
     async def _check_again_and_again(self) -> None:
-        """GateCheck after each change of filters, and for links every 80 ms."""
+        """GateCheck after each change of filters; for links after each change that is seen every 80
+        ms, or every 80 ms."""
         async with asyncio.TaskGroup() as reports:
             while True:
                 self._woken.clear()
                 pause_seconds = _REPEAT_SECONDS
+                self._gated.take()
                 if not self._store.gated_interfaces():
-                    await self._wait(_POLL_SECONDS)
+                    await self._gated.wait()
                     continue
                 changed, self._changed = self._changed, set()
+                # Before the check: what changes during it is seen afterwards.
+                state = self._state()
                 try:
                     found = await self._run_first(
                         functools.partial(_check, self._gates, self._host_devices),
@@ -146,7 +167,35 @@ class GateWatch:
                     if put_back := found.put_back | self._put_back:
                         self._put_back = frozenset()
                         reports.create_task(self._report(put_back))
-                await self._wait(pause_seconds)
+                if state is None or self.lost or self._lost_devices:
+                    await self._wait(pause_seconds)
+                else:
+                    await self._wait_for_links(state, pause_seconds)
+
+    def _state(self) -> bytes | None:
+        """Of all chains; None if it cannot be read."""
+        if self._chains is not None:
+            with contextlib.suppress(OSError):
+                return self._chains.state()
+        return None
+
+    async def _wait_for_links(self, state: bytes, pause_seconds: float) -> None:
+        """Until filters changed, or links, at least so long after this state was read."""
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal timer
+            if self._state() != state:
+                self._woken.set()
+            else:
+                timer = loop.call_later(_POLL_SECONDS, look)
+
+        timer = loop.call_later(pause_seconds, look)
+        try:
+            await self._wait(_REPEAT_SECONDS)
+        finally:
+            timer.cancel()
 
     async def _wait(self, seconds: float) -> None:
         """Until filters changed, or a time that others need the kernel's lock."""

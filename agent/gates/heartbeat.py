@@ -1,7 +1,6 @@
 """Writes the agent's heartbeat, its limits and the pods' cgroup to the gates' configuration."""
 
-import asyncio
-
+from agent import tasks
 from agent.linux.pods_cgroup import PodsCgroup
 from bpf.node_config import NodeConfig
 
@@ -35,4 +34,4 @@ class Heartbeat:
             # The kubelet creates it at its first start.
             if pods := self._pods_cgroup.identity():
                 self._config.set_pods(*pods)
-            await asyncio.sleep(_PERIOD_SECONDS)
+            await tasks.tick(_PERIOD_SECONDS)

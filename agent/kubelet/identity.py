@@ -6,6 +6,7 @@ polled until it is back.
 """
 
 import asyncio
+import contextlib
 import os
 import pathlib
 import time
@@ -13,9 +14,12 @@ from collections.abc import Callable
 
 import structlog
 
+from agent import tasks
 from agent.kubelet import search as kubelet_search
 from agent.kubelet.search import AmbiguousKubeletError, KubeletCgroup, KubeletCgroupError
+from agent.linux import descriptors
 from agent.linux.cgroups import cgroup2_mount
+from agent.linux.inotify import DirectoryWatches
 from agent.linux.procfs import Procfs
 from agent.logs import Event
 from agent.settings import KubeletSetting
@@ -33,6 +37,11 @@ _LONG_MISSING_SECONDS = 1.0
 _OVERDUE_SECONDS = 15.0
 # For changes without an event: the process moves to another cgroup, pods appear in its own.
 _RECHECK_SECONDS = 2.0
+# A scan reads the name of each process of the node, so it is rarer than checks of the one that was
+# found: another one may serve the kubelet's port. One that was found before it did so shows that
+# within the first minute.
+_SCAN_PERIOD_SECONDS = 30.0
+_NEW_SECONDS = 60.0
 # A scan reads some files for each process of the node; a hanging one must not go unnoticed.
 _SCAN_SECONDS = 30.0
 
@@ -66,6 +75,8 @@ class KubeletIdentity:
         """Whether it has been missing for longer than a restart takes."""
         self._published: tuple[KubeletCgroup | None, bool, bool] | None = None
         self._found_at: float | None = None
+        self._changed_at = self._scanned_at = float("-inf")
+        """When another process was found, and when all were scanned."""
 
     async def run(self) -> None:
         """Follow the kubelet until cancelled.
@@ -79,10 +90,28 @@ class KubeletIdentity:
                 await asyncio.sleep(_MISSING_SECONDS if is_recent else _LONG_MISSING_SECONDS)
                 continue
             if self.current.pid is None:
-                # A named cgroup without a process: no event when it is removed and made again.
-                await asyncio.sleep(_MISSING_SECONDS)
+                # A cgroup that is named, before the kubelet is in it.
+                await self._wait_for_change(self.current)
             else:
-                await _wait_exit(self.current.pid, _RECHECK_SECONDS)
+                await _wait_exit(self.current.pid, tasks.next_tick(_RECHECK_SECONDS))
+
+    async def _wait_for_change(self, current: KubeletCgroup) -> None:
+        """Until a cgroup without a process may have been removed, or made again."""
+        assert self._cgroup2 is not None
+        directory = self._cgroup2 / current.path[1:]
+        try:
+            with contextlib.closing(DirectoryWatches()) as watches:
+                watches.watch_only([directory.parent])
+                # Read after the watch, so no change is missed.
+                is_current = directory.stat().st_ino == current.id
+                if is_current and watches.has(directory.parent):
+                    async with asyncio.timeout_at(tasks.next_tick(_RECHECK_SECONDS)):
+                        await descriptors.readable(watches)
+        except TimeoutError:
+            return
+        except OSError:
+            pass  # it is gone, or this user has no inotify instance left
+        await asyncio.sleep(_MISSING_SECONDS)
 
     async def refresh(self) -> KubeletCgroup | None:
         """Search once, publish a change, and return the result."""
@@ -114,14 +143,24 @@ class KubeletIdentity:
             raise KubeletCgroupError(
                 "cgroup v2 is not mounted; the kubelet is identified by its cgroup."
             )
+        now = self._now()
+        is_new = self.current is None or now < self._changed_at + _NEW_SECONDS
+        if scans := is_new or now >= self._scanned_at + _SCAN_PERIOD_SECONDS:
+            self._scanned_at = now
         return kubelet_search.find(
-            self._setting, procfs=self._procfs, cgroup2=self._cgroup2, current=self.current
+            self._setting,
+            procfs=self._procfs,
+            cgroup2=self._cgroup2,
+            current=self.current,
+            scans=scans,
         )
 
     def _publish(self, found: KubeletCgroup | None, problem: str, is_rejected: bool) -> None:
         if problem and problem != self.problem:
             log.warning(Event.KUBELET_NOT_FOUND, problem=problem)
         before = self.current
+        if found is None or before is None or found.pid != before.pid:
+            self._changed_at = self._now()
         self.current, self.problem, self.is_rejected = found, problem, is_rejected
         self.is_overdue = self._missing_seconds() >= _OVERDUE_SECONDS
         published = found, is_rejected, self.is_overdue
@@ -139,8 +178,8 @@ class KubeletIdentity:
         self._on_change(found)
 
 
-async def _wait_exit(pid: int, limit_seconds: float) -> None:
-    """Wait until the process exits, at most `limit_seconds`."""
+async def _wait_exit(pid: int, limit: float) -> None:
+    """Wait until the process exits, at most until `limit` by the loop's clock."""
     loop = asyncio.get_running_loop()
     try:
         descriptor = os.pidfd_open(pid)
@@ -151,7 +190,7 @@ async def _wait_exit(pid: int, limit_seconds: float) -> None:
     exited = asyncio.Event()
     loop.add_reader(descriptor, exited.set)
     try:
-        async with asyncio.timeout(limit_seconds):
+        async with asyncio.timeout_at(limit):
             await exited.wait()
     except TimeoutError:
         return

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 
 import structlog
 
+from agent import tasks
 from agent.linux.pods_cgroup import PodsCgroup
 from agent.logs import Event
 
@@ -46,4 +47,4 @@ class PodsSearch:
                     log.info(Event.PODS_CGROUP_FOUND, path=str(self._pods_cgroup.confirmed))
                     self._on_found()
             is_long = tries > _SHORT_TRIES
-            await asyncio.sleep(_LONG_PERIOD_SECONDS if is_long else _PERIOD_SECONDS)
+            await tasks.tick(_LONG_PERIOD_SECONDS if is_long else _PERIOD_SECONDS)

@@ -75,15 +75,20 @@ def find(
     procfs: Procfs,
     cgroup2: pathlib.Path,
     current: KubeletCgroup | None = None,
+    scans: bool = True,
 ) -> KubeletCgroup | None:
     """The kubelet's cgroup; None while there is no kubelet. Reads /proc: milliseconds.
 
     current: the previous result. Its process stays the kubelet while it runs, unless another
-    candidate serves the kubelet's port and it does not. Raises `KubeletCgroupError`.
+    candidate serves the kubelet's port and it does not. scans: whether to look for others while it
+    runs. Raises `KubeletCgroupError`.
     """
     if isinstance(setting, ByProcess):
-        setting, pids = _named(setting, procfs)
-        pid = _choose(pids, procfs, current)
+        if current and not scans and _runs(current, procfs):
+            pid = current.pid
+        else:
+            setting, pids = _named(setting, procfs)
+            pid = _choose(pids, procfs, current)
         path = None if pid is None else procfs.cgroup(pid)
         if path is None:
             return None
@@ -121,6 +126,10 @@ def find(
     return KubeletCgroup(path, number, is_shared, pid, procfs.started(pid) if pid else None)
 
 
+def _runs(current: KubeletCgroup, procfs: Procfs) -> bool:
+    return current.pid is not None and procfs.started(current.pid) == current.started
+
+
 def _named(setting: ByProcess, procfs: Procfs) -> tuple[ByProcess, list[int]]:
     """The candidates, and the setting that they fit."""
     found = list(_candidates(setting, procfs))
@@ -152,7 +161,7 @@ def _choose(pids: list[int], procfs: Procfs, current: KubeletCgroup | None) -> i
         serving = [pid for pid in pids if procfs.is_listening(pid, _KUBELET_PORT)]
         # A kubelet that has just started does not serve yet.
         pids = serving or pids
-    if current and current.pid in pids and procfs.started(current.pid) == current.started:
+    if current and current.pid in pids and _runs(current, procfs):
         return current.pid
     if len({procfs.cgroup(pid) for pid in pids}) > 1:
         numbers = ", ".join(map(str, sorted(pids)))

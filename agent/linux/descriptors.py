@@ -1,7 +1,27 @@
-"""Descriptors in reserve, for parts of a process that must work when others have used all up."""
+"""Descriptors: waiting for one, and some in reserve, for parts of a process that must work when
+others have used all up."""
 
+import asyncio
 import errno
 import os
+from typing import Protocol
+
+
+class HasDescriptor(Protocol):
+    """What has a descriptor that polls readable."""
+
+    def fileno(self) -> int: ...
+
+
+async def readable(source: HasDescriptor) -> None:
+    """Wait until it is readable."""
+    loop = asyncio.get_running_loop()
+    woken = asyncio.Event()
+    loop.add_reader(source, woken.set)
+    try:
+        await woken.wait()
+    finally:
+        loop.remove_reader(source)
 
 
 class Reserve:

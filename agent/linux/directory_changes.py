@@ -1,4 +1,4 @@
-"""Changes of files in a directory.
+"""Changes of files in directories.
 
 Events of the file system are hints only: the whole directory is to be read again after each, so
 renames, atomic symlink swaps (ConfigMaps) and lost events are all the same. Where the node has no
@@ -9,10 +9,11 @@ directory is missing, there are hints every few seconds.
 import asyncio
 import contextlib
 import pathlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 import structlog
 
+from agent import tasks
 from agent.linux.inotify import DirectoryWatches
 from agent.logs import Event
 
@@ -27,12 +28,17 @@ _RETRY_SECONDS = 60.0
 
 
 async def follow(
-    directory: pathlib.Path, *, at_least_every_seconds: float | None = None
+    *directories: pathlib.Path,
+    at_least_every_seconds: float | None = None,
+    poll_seconds: float = _POLL_SECONDS,
 ) -> AsyncIterator[None]:
-    """One item whenever something may have changed in the directory, until cancelled.
+    """One item whenever something may have changed in the directories, until cancelled.
 
-    at_least_every_seconds: one item after so long without any change, too.
+    at_least_every_seconds: one item after so long without any change, too; poll_seconds: the same
+    while one of them cannot be watched.
     """
+    if at_least_every_seconds is not None:
+        poll_seconds = min(poll_seconds, at_least_every_seconds)
     loop = asyncio.get_running_loop()
     is_logged = False
     while True:
@@ -40,11 +46,11 @@ async def follow(
             watches = DirectoryWatches(reports_writes=True)
         except OSError as error:
             if not is_logged:
-                _log(directory, str(error.strerror))
+                _log(directories, str(error.strerror))
             is_logged = True
             retry_at = loop.time() + _RETRY_SECONDS
             while loop.time() < retry_at:
-                await asyncio.sleep(_shortest(at_least_every_seconds))
+                await asyncio.sleep(poll_seconds)
                 yield
             continue
         is_logged = False
@@ -52,7 +58,9 @@ async def follow(
             readable = asyncio.Event()
             loop.add_reader(watches, readable.set)
             try:
-                async for _ in _follow(watches, readable, directory, at_least_every_seconds):
+                async for _ in _follow(
+                    watches, readable, directories, at_least_every_seconds, poll_seconds
+                ):
                     yield
             finally:
                 loop.remove_reader(watches)
@@ -61,22 +69,25 @@ async def follow(
 async def _follow(
     watches: DirectoryWatches,
     readable: asyncio.Event,
-    directory: pathlib.Path,
+    directories: Collection[pathlib.Path],
     limit_seconds: float | None,
+    poll_seconds: float,
 ) -> AsyncIterator[None]:
     problem = ""
     while True:
         # Another directory of this name is another one.
-        is_new = await asyncio.to_thread(watches.watch_only, [directory])
+        is_new = await asyncio.to_thread(watches.watch_only, directories)
         if watches.problem and not problem:
-            _log(directory, watches.problem)
+            _log(directories, watches.problem)
         problem = watches.problem
         if is_new:
             # What happened before it was watched.
             yield
-        seconds = limit_seconds if watches.has(directory) else _shortest(limit_seconds)
+        is_watched = all(map(watches.has, directories))
+        seconds = limit_seconds if is_watched else poll_seconds
+        due_at = None if seconds is None else tasks.next_tick(seconds)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout_at(due_at):
                 await readable.wait()
                 await asyncio.sleep(_SETTLE_SECONDS)
         watches.drain()
@@ -84,9 +95,6 @@ async def _follow(
         yield
 
 
-def _shortest(limit_seconds: float | None) -> float:
-    return min(_POLL_SECONDS, limit_seconds or _POLL_SECONDS)
-
-
-def _log(directory: pathlib.Path, problem: str) -> None:
-    log.warning(Event.DIRECTORY_NOT_WATCHED, directory=str(directory), error=problem)
+def _log(directories: Collection[pathlib.Path], problem: str) -> None:
+    names = ", ".join(map(str, directories))
+    log.warning(Event.DIRECTORY_NOT_WATCHED, directory=names, error=problem)

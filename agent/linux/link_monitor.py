@@ -16,7 +16,7 @@ import socket
 from collections.abc import Callable
 
 from agent.backoff import Bucket, Pace
-from agent.linux import netlink_groups
+from agent.linux import descriptors, netlink_groups
 
 _RTNLGRP_LINK = 1
 _RTNLGRP_IPV4_IFADDR = 5
@@ -63,7 +63,7 @@ class LinkMonitor:
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(overrun_due):
-                        await netlink_groups.readable(self._socket)
+                        await descriptors.readable(self._socket)
                 await bucket.wait()
                 if await self._read() and overrun_due is None:
                     overrun_due = overruns.happened(loop.time())

@@ -1,6 +1,5 @@
 """Messages that the kernel sends to a netlink group: what changed in this network namespace."""
 
-import asyncio
 import errno
 import socket
 import struct
@@ -46,17 +45,6 @@ def namespace_of_next(sock: socket.socket, message_bytes: int) -> int | None:
         if (level, kind) == (SOL_NETLINK, NETLINK_LISTEN_ALL_NSID):
             return int(_NSID.unpack(data)[0])
     return None
-
-
-async def readable(sock: socket.socket) -> None:
-    """Wait for a message."""
-    loop = asyncio.get_running_loop()
-    woken = asyncio.Event()
-    loop.add_reader(sock, woken.set)
-    try:
-        await woken.wait()
-    finally:
-        loop.remove_reader(sock)
 
 
 def received(sock: socket.socket) -> list[bytes] | None:

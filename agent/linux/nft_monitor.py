@@ -9,7 +9,7 @@ import asyncio
 import struct
 from collections.abc import Callable, Set
 
-from agent.linux import netlink_groups
+from agent.linux import descriptors, netlink_groups
 from agent.linux.procfs import raise_own
 from bpf.netlink import attributes, decode, text
 
@@ -51,7 +51,7 @@ class NftMonitor:
                 self._on_deleted(None)
             self._has_run = True
             while True:
-                await netlink_groups.readable(sock)
+                await descriptors.readable(sock)
                 await asyncio.sleep(_DEBOUNCE_SECONDS)
                 messages = netlink_groups.received(sock)
                 if messages is None:

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Set
 
 from agent.backoff import Bucket
-from agent.linux import netlink_groups
+from agent.linux import descriptors, netlink_groups
 from agent.linux.procfs import raise_own
 
 _NETLINK_NETFILTER, _NFNLGRP_NFTABLES = 12, 7  # linux/netlink.h, linux/netfilter/nfnetlink.h
@@ -41,7 +41,7 @@ class RuleMonitor:
             # Before the socket was open.
             self._on_changed(None)
             while True:
-                await netlink_groups.readable(sock)
+                await descriptors.readable(sock)
                 await bucket.wait()
                 changed = _read(sock)
                 if changed is None or changed:

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Iterable
 
 from agent.backoff import Bucket
-from agent.linux import netlink_groups
+from agent.linux import descriptors, netlink_groups
 from bpf.netlink import HEADER_BYTES, decode
 
 _RTNLGRP_TC = 4
@@ -39,7 +39,7 @@ class TrafficControlMonitor:
         bucket = Bucket(per_second=_PER_SECOND, burst=_BURST)
         try:
             while True:
-                await netlink_groups.readable(self._socket)
+                await descriptors.readable(self._socket)
                 await bucket.wait()
                 messages = netlink_groups.received(self._socket)
                 self._on_changed(None if messages is None else set(map(_interface, messages)))

@@ -11,11 +11,14 @@ import os
 import pathlib
 
 from agent.errors import PodgateError
+from agent.linux import directory_changes
 from agent.pods.pod_modes import PodModes
 from bpf import pins
 
 _NAME = "off"
-_POLL_SECONDS = 0.5
+# While the directories cannot be watched, and while they can: another directory may have come in
+# the place of one of them.
+_POLL_SECONDS, _PERIOD_SECONDS = 0.5, 5.0
 
 
 class OffMarksError(PodgateError):
@@ -100,6 +103,11 @@ class OffMarks:
 
     async def run(self) -> None:
         """Follow the marks until cancelled."""
-        while True:
+        self._modes.set_off(is_off=await asyncio.to_thread(self.are_set))
+        async for _ in directory_changes.follow(
+            self._run_directory,
+            directory(self._installation).parent,
+            at_least_every_seconds=_PERIOD_SECONDS,
+            poll_seconds=_POLL_SECONDS,
+        ):
             self._modes.set_off(is_off=await asyncio.to_thread(self.are_set))
-            await asyncio.sleep(_POLL_SECONDS)

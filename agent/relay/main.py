@@ -20,6 +20,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from agent.linux import malloc
 from agent.linux.namespaces import unshare_network
 from agent.relay import messages
 from agent.relay.control import ControlChannel, ControlSocket
@@ -106,6 +107,7 @@ class Relay:
         # Objects from here on form no cycles: a collection would only cost time.
         gc.collect()
         gc.freeze()
+        malloc.give_back()
         try:
             while not self._is_over():
                 self._poll_until(min(self._due.values()))
@@ -137,7 +139,9 @@ class Relay:
         now = self._now()
         for timer, due in self._due.items():
             if now >= due:
-                self._due[timer] = now + self._every[timer]
+                # At multiples of its period, so that timers are due together.
+                period = self._every[timer]
+                self._due[timer] = (now // period + 1) * period
                 timer()
 
     def _on_message(self, message: messages.ToRelay) -> None:

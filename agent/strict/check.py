@@ -1,17 +1,17 @@
 """Checks whether mode strict works on this machine, without changing it."""
 
 import asyncio
+import functools
 import os
 import pathlib
-import socket
 
-import pyroute2
-
+from agent.linux import link_setup
 from agent.linux.namespaces import in_new_network
 from agent.settings import RelayRanges
 from agent.strict import veth_pair
 from agent.strict.veth_pair import PairError
 from bpf import abi, hooks, pins, sources
+from bpf.netlink import NetlinkError
 from probes.netns import netns_cookie
 
 NO_COOKIE = (
@@ -41,21 +41,15 @@ async def _pair_problem() -> str | None:
     """Create a veth pair in a temporary namespace."""
     try:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            sock = in_new_network(_open_netlink)
-            async with pyroute2.AsyncIPRoute(fileno=sock.detach()) as netlink:
-                await netlink.link("add", ifname="try0", kind="veth", peer={"ifname": "try1"})
+            add = functools.partial(link_setup.add_pair_here, "try0", "try1")
+            await asyncio.to_thread(in_new_network, add)
     except TimeoutError:
         return f"netlink did not respond within {_TIMEOUT_SECONDS} s"
-    except pyroute2.NetlinkError as error:
-        return f"cannot create a veth pair ({os.strerror(error.code)}); load the module veth"
+    except NetlinkError as error:
+        return f"cannot create a veth pair ({error.strerror}); load the module veth"
     except OSError as error:
         return str(error)
     return None
-
-
-def _open_netlink() -> socket.socket:
-    flags = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-    return socket.socket(socket.AF_NETLINK, flags, socket.NETLINK_ROUTE)
 
 
 def _redirect_problem(cgroup: pathlib.Path, installation: pins.Pins) -> str | None:

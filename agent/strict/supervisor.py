@@ -119,6 +119,8 @@ class RelaySupervisor:
         self._answered = answered
         self._now = asyncio.get_running_loop().time
         self._wake = asyncio.Event()
+        self._used = asyncio.Event()
+        """Set when another relay serves."""
         self._changes = Subscription(self._wake)
         store.desired.subscribe(self._changes)
         store.in_force.subscribe(self._changes)
@@ -206,7 +208,10 @@ class RelaySupervisor:
                 serving.way_problem = await serving.relay.find_way_problem(is_engaged=True)
                 if serving.way_problem:
                     self._wake.set()
-            await asyncio.sleep(_WAY_SECONDS)
+            else:
+                await self._used.wait()
+                self._used.clear()
+            await tasks.tick(_WAY_SECONDS)
 
     def _make_plan(self) -> None:
         self._planned_at = self._now()
@@ -223,7 +228,8 @@ class RelaySupervisor:
         is_idle = not isinstance(self._state, ActiveRelay) and not self.is_needed
         try:
             has_relays = bool(self._released) or bool(self._predecessors)
-            async with asyncio.timeout(None if is_idle and not has_relays else CHECK_SECONDS):
+            is_watching = not is_idle or has_relays
+            async with asyncio.timeout_at(tasks.next_tick(CHECK_SECONDS) if is_watching else None):
                 await self._wake.wait()
         except TimeoutError:
             return False
@@ -345,6 +351,7 @@ class RelaySupervisor:
 
     def _use(self, serving: ActiveRelay) -> None:
         self._state = serving
+        self._used.set()
         # Those that changed while it started.
         self.verdicts.send_all(serving)
 

@@ -9,21 +9,19 @@ import asyncio
 import contextlib
 import dataclasses
 import ipaddress
-import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import pyroute2
-
 from agent.errors import PodgateError
-from agent.linux import network_setup
-from agent.linux.network_setup import family_of
+from agent.linux import link_setup, network_setup
+from agent.linux.link_setup import LinkState
 from agent.relay import interfaces as relay_interfaces
 from agent.settings import RelayRanges
 from agent.strict import ranges as strict_ranges
 from agent.strict.ranges import RangeShare, Route
-from bpf.abi import IPAddress
+from bpf.abi import IPAddress, IPNetwork
+from bpf.netlink import NetlinkError
 from probes.netns import Netns, NetnsError
 
 INSIDE = "node0"
@@ -35,8 +33,6 @@ _TIMEOUT_SECONDS = 10
 _PROTOCOL = 112
 # Lower priority than any route of the node's owner.
 _LAST_METRIC = 4_000_000_000
-_ONLINK = 4  # RTNH_F_ONLINK
-_LOCAL_TABLE = 255
 
 # Of the host's end. Packets from the relay are not forwarded, router advertisements not accepted.
 _HOST_SETTINGS = {
@@ -63,9 +59,9 @@ class VethPair:
     name: str
     shares: tuple[RangeShare, ...]
     """Of the families that the kernel has."""
-    inside_address: str
+    inside_address: bytes
     """The link address of the relay's end."""
-    address: str
+    address: bytes
     """The link address of the host's end, which the relay's end knows as its neighbour's."""
     mtu: int
     """Of both ends, bytes."""
@@ -84,8 +80,8 @@ def reserve_slot() -> int:
 
 async def overlap(ranges: RelayRanges) -> str | None:
     """One sentence if the node already uses these ranges. Raises `PairError`."""
-    async with _pair_errors("cannot read the node's routes"), pyroute2.AsyncIPRoute() as netlink:
-        routes = [route async for route in _foreign_routes(netlink)]
+    async with _pair_errors("cannot read the node's routes"):
+        routes = [route async for route in _foreign_routes()]
     return strict_ranges.find_overlap(ranges, routes)
 
 
@@ -98,11 +94,8 @@ async def add_range_routes(ranges: RelayRanges) -> None:
     if problem := await overlap(ranges):
         raise PairError(problem)
     await ensure_range_routes(ranges)
-    async with (
-        _pair_errors("cannot remove a previous relay range"),
-        pyroute2.AsyncIPRoute() as netlink,
-    ):
-        await _remove_ranges(netlink, {str(network) for network in ranges.networks})
+    async with _pair_errors("cannot remove a previous relay range"):
+        await _remove_ranges(set(ranges.networks))
 
 
 async def ensure_range_routes(ranges: RelayRanges) -> None:
@@ -110,17 +103,16 @@ async def ensure_range_routes(ranges: RelayRanges) -> None:
 
     Raises `PairError`.
     """
-    async with _pair_errors("cannot reserve the relay's range"), pyroute2.AsyncIPRoute() as netlink:
+    async with _pair_errors("cannot reserve the relay's range"):
         for network in ranges.networks:
             if network_setup.has_ip_version(network.version):
-                await netlink.route(
-                    "replace",
-                    family=family_of(network.version),
-                    dst=str(network),
-                    type="unreachable",
-                    priority=_LAST_METRIC,
-                    proto=_PROTOCOL,
-                )
+                await link_setup.set_route(_unreachable(network))
+
+
+def _unreachable(network: IPNetwork) -> link_setup.Route:
+    return link_setup.Route(
+        network, type=link_setup.UNREACHABLE, metric=_LAST_METRIC, protocol=_PROTOCOL
+    )
 
 
 async def make(
@@ -136,36 +128,32 @@ async def make(
     then there is no pair.
     """
     name = relay_interfaces.name_of(slot)
-    async with _pair_errors(f"cannot create {name}"), pyroute2.AsyncIPRoute() as netlink:
-        with _descriptor(netns) as fd:
-            peer = {"ifname": INSIDE, "net_ns_fd": fd}
-            await netlink.link("add", ifname=name, kind="veth", peer=peer)
+    async with _pair_errors(f"cannot create {name}"):
+        await link_setup.add_pair(name, INSIDE, netns)
         try:
-            link = (await netlink.link("get", ifname=name))[0]
-            ifindex = int(link["index"])
-            await gate(ifindex)
-            async with _netlink_in(netns) as inside:
-                inner_link = (await inside.link("get", ifname=INSIDE))[0]
-                shares = [
-                    s
-                    for s in strict_ranges.shares(ranges, slot)
-                    if network_setup.has_ip_version(s.subnet.version)
-                ]
-                await _set_up_inside(inside, netns, inner_link, link, shares)
-                pair = VethPair(
-                    slot,
-                    ifindex,
-                    name,
-                    tuple(shares),
-                    inside_address=inner_link.get("address"),
-                    address=link.get("address"),
-                    mtu=link.get("mtu"),
-                )
-                await _set_up_host(netlink, pair)
-                await _wait_until_active(inside, inner_link["index"])
+            own = await link_setup.link(name)
+            await gate(own.index)
+            inner = await link_setup.link(INSIDE, netns)
+            shares = [
+                s
+                for s in strict_ranges.shares(ranges, slot)
+                if network_setup.has_ip_version(s.subnet.version)
+            ]
+            await _set_up_inside(netns, inner, own, shares)
+            pair = VethPair(
+                slot,
+                own.index,
+                name,
+                tuple(shares),
+                inside_address=inner.address,
+                address=own.address,
+                mtu=own.mtu,
+            )
+            await _set_up_host(pair)
+            await _wait_until_active(netns)
         except BaseException:
-            with contextlib.suppress(pyroute2.NetlinkError):
-                await netlink.link("del", ifname=name)
+            with contextlib.suppress(NetlinkError):
+                await link_setup.delete_link(name=name)
             raise
     return pair
 
@@ -173,45 +161,36 @@ async def make(
 async def repair(pair: VethPair) -> None:
     """Restore what other programs may have taken from the host's end: link with its address and
     MTU, addresses, neighbours, routes. Raises `PairError`."""
-    async with _pair_errors(f"cannot repair {pair.name}"), pyroute2.AsyncIPRoute() as netlink:
-        await _set_up_host(netlink, pair)
+    async with _pair_errors(f"cannot repair {pair.name}"):
+        await _set_up_host(pair)
 
 
 async def diversion(pair: VethPair) -> str:
     """How routes and rules of the node, such as a VPN's, lead packets to the relay elsewhere: a
     clause with a semicolon before it; "" if they do not, or that cannot be found out."""
     with contextlib.suppress(PairError):
-        async with _pair_errors("cannot read routes"), pyroute2.AsyncIPRoute() as netlink:
+        async with _pair_errors("cannot read routes"):
             for share in pair.shares:
                 try:
-                    query = network_setup.route_query(share.inside)
-                    (route,) = await netlink.route("get", **query)
-                except pyroute2.NetlinkError as error:
+                    route = await link_setup.route_to(share.inside)
+                except NetlinkError as error:
+                    return f"; the node's routing rejects {share.subnet} ({error.strerror})"
+                if route.ifindex not in (0, pair.ifindex):
+                    names = dict(socket.if_nameindex())
                     return (
-                        f"; the node's routing rejects {share.subnet} ({os.strerror(error.code)})"
-                    )
-                ifindex = route.get("oif")
-                if ifindex not in (None, pair.ifindex):
-                    name = dict(socket.if_nameindex()).get(ifindex, "another interface")
-                    return (
-                        f"; the node's routing (table {route.get('table')}) leads {share.subnet} to"
-                        f" {name}, not to {pair.name}: check 'ip rule'"
+                        f"; the node's routing (table {route.table}) leads {share.subnet} to"
+                        f" {names.get(route.ifindex, 'another interface')}, not to {pair.name}:"
+                        " check 'ip rule'"
                     )
     return ""
 
 
-def _netlink_in(netns: Netns) -> pyroute2.AsyncIPRoute:
-    # asyncio, which pyroute2 uses, accepts only datagram sockets; netlink makes no difference.
-    sock = netns.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE)
-    return pyroute2.AsyncIPRoute(fileno=sock.detach())
-
-
 async def remove(ifindex: int) -> None:
     """Remove a pair, if it exists. Raises `PairError`."""
-    async with _pair_errors("cannot remove a relay interface"), pyroute2.AsyncIPRoute() as netlink:
+    async with _pair_errors("cannot remove a relay interface"):
         if ifindex in relay_interfaces.present():
-            with contextlib.suppress(pyroute2.NetlinkError):
-                await netlink.link("del", index=ifindex)
+            with contextlib.suppress(NetlinkError):
+                await link_setup.delete_link(ifindex=ifindex)
 
 
 async def remove_everything() -> int:
@@ -222,129 +201,104 @@ async def remove_everything() -> int:
     present = relay_interfaces.present()
     for ifindex in present:
         await remove(ifindex)
-    async with _pair_errors("cannot remove the relay's range"), pyroute2.AsyncIPRoute() as netlink:
-        return len(present) + await _remove_ranges(netlink, set())
+    async with _pair_errors("cannot remove the relay's range"):
+        return len(present) + await _remove_ranges(set())
 
 
 async def _set_up_inside(
-    inside: pyroute2.AsyncIPRoute, netns: Netns, own: Any, node: Any, shares: list[RangeShare]
+    netns: Netns, own: LinkState, node: LinkState, shares: list[RangeShare]
 ) -> None:
     for interface in ("all", "default", INSIDE):
         _write_settings(_INSIDE_SETTINGS, interface, netns.set_sysctl)
-    loopback = (await inside.link("get", ifname="lo"))[0]["index"]
-    for ifindex in (loopback, own["index"]):
-        await inside.link("set", index=ifindex, state="up")
+    loopback = (await link_setup.link("lo", netns)).index
+    for ifindex in (loopback, own.index):
+        await link_setup.set_up(ifindex, netns)
     for share in shares:
-        family = family_of(share.subnet.version)
-        await _add_address(inside, own["index"], share.inside)
-        await _add_neighbour(inside, own["index"], share.node, node.get("address"))
+        await _add_address(own.index, share.inside, netns)
+        await link_setup.set_neighbour(own.index, share.node, node.address, netns)
         # AnyIP: the whole share is local, without an address for each target, except the host's.
-        for destination, kind, scope, ifindex in (
-            (share.subnet, "local", "host", loopback),
-            (f"{share.node}/{share.node.max_prefixlen}", "unicast", "link", own["index"]),
+        for route in (
+            link_setup.Route(
+                share.subnet,
+                type=link_setup.LOCAL,
+                scope=link_setup.HOST,
+                table=link_setup.LOCAL_TABLE,
+                ifindex=loopback,
+            ),
+            link_setup.Route(
+                ipaddress.ip_network(share.node),
+                scope=link_setup.LINK,
+                table=link_setup.LOCAL_TABLE,
+                ifindex=own.index,
+            ),
+            link_setup.Route(
+                _everything(share), gateway=share.node, ifindex=own.index, is_on_link=True
+            ),
         ):
-            await inside.route(
-                "add",
-                family=family,
-                dst=str(destination),
-                type=kind,
-                scope=scope,
-                table=_LOCAL_TABLE,
-                oif=ifindex,
-            )
-        await inside.route(
-            "add",
-            family=family,
-            dst="default",
-            gateway=str(share.node),
-            oif=own["index"],
-            flags=_ONLINK,
-        )
+            await link_setup.set_route(route, netns, flags=link_setup.ADD)
 
 
-async def _set_up_host(netlink: pyroute2.AsyncIPRoute, pair: VethPair) -> None:
+def _everything(share: RangeShare) -> IPNetwork:
+    return share.subnet.supernet(new_prefix=0)
+
+
+async def _set_up_host(pair: VethPair) -> None:
     """Idempotent."""
     # First, since an interface with less than 1280 bytes has no IPv6, nor settings of it.
-    await netlink.link("set", index=pair.ifindex, state="up", address=pair.address, mtu=pair.mtu)
+    await link_setup.set_up(pair.ifindex, address=pair.address, mtu=pair.mtu)
     _write_settings(_HOST_SETTINGS, pair.name, network_setup.write_sysctl)
     for share in pair.shares:
-        await _add_address(netlink, pair.ifindex, share.node)
-        await _add_neighbour(netlink, pair.ifindex, share.inside, pair.inside_address)
-        await netlink.route(
-            "replace",
-            family=family_of(share.subnet.version),
-            dst=str(share.subnet),
-            gateway=str(share.inside),
-            oif=pair.ifindex,
-            flags=_ONLINK,
-            prefsrc=str(share.node),
-            proto=_PROTOCOL,
+        await _add_address(pair.ifindex, share.node)
+        await link_setup.set_neighbour(pair.ifindex, share.inside, pair.inside_address)
+        await link_setup.set_route(
+            link_setup.Route(
+                share.subnet,
+                gateway=share.inside,
+                ifindex=pair.ifindex,
+                is_on_link=True,
+                source=share.node,
+                protocol=_PROTOCOL,
+            )
         )
 
 
-async def _wait_until_active(netlink: pyroute2.AsyncIPRoute, ifindex: int) -> None:
-    """Until the interface, which was up before its peer, sends packets.
+async def _wait_until_active(netns: Netns) -> None:
+    """Until the relay's end, which was up before its peer, sends packets.
 
     The kernel activates it, and drops what it would send until then, when a work queue gets RTNL
     (net/core/link_watch.c); the operational state changes at the same time. Linux 6.18 does that
     work for this request.
     """
-    while (await netlink.link("get", index=ifindex))[0].get("operstate") != "UP":  # noqa: ASYNC110
+    while not (await link_setup.link(INSIDE, netns)).is_active:  # noqa: ASYNC110
         await asyncio.sleep(network_setup.LOCAL_POLL_SECONDS)
 
 
-async def _add_address(netlink: pyroute2.AsyncIPRoute, ifindex: int, address: IPAddress) -> None:
-    request = network_setup.address_request(ifindex, address, has_prefix_route=False)
-    await netlink.addr("replace", **request)
-    while not await _is_local(netlink, address):  # noqa: ASYNC110
+async def _add_address(ifindex: int, address: IPAddress, netns: Netns | None = None) -> None:
+    await link_setup.set_address(ifindex, address, netns)
+    while not await link_setup.is_local(address, netns):  # noqa: ASYNC110
         await asyncio.sleep(network_setup.LOCAL_POLL_SECONDS)
 
 
-async def _is_local(netlink: pyroute2.AsyncIPRoute, address: IPAddress) -> bool:
-    try:
-        found = await netlink.route("get", **network_setup.route_query(address))
-    except pyroute2.NetlinkError:
-        return False
-    return network_setup.is_local(found)
-
-
-async def _add_neighbour(
-    netlink: pyroute2.AsyncIPRoute, ifindex: int, address: IPAddress, link_address: str
-) -> None:
-    request = network_setup.neighbour_request(ifindex, address, link_address)
-    await netlink.neigh("replace", **request)
-
-
-async def _foreign_routes(netlink: pyroute2.AsyncIPRoute) -> Any:
+async def _foreign_routes() -> AsyncIterator[Route]:
     """The node's routes in all tables, with those to its own addresses, without the relays'."""
     names = dict(socket.if_nameindex())
     for family in (socket.AF_INET, socket.AF_INET6):
-        async for route in await netlink.get_routes(family=family):
-            device = names.get(route.get("oif"), "")
-            if route["proto"] == _PROTOCOL or relay_interfaces.is_relay_interface(device):
+        for route in await link_setup.routes(family):
+            device = names.get(route.ifindex, "")
+            if route.protocol == _PROTOCOL or relay_interfaces.is_relay_interface(device):
                 continue
-            if destination := route.get("dst"):
-                network = ipaddress.ip_network(f"{destination}/{route['dst_len']}")
-                yield Route(network, f"{network} dev {device}" if device else str(network))
+            network = route.destination
+            yield Route(network, f"{network} dev {device}" if device else str(network))
 
 
-async def _remove_ranges(netlink: pyroute2.AsyncIPRoute, kept: set[str]) -> int:
+async def _remove_ranges(kept: set[IPNetwork]) -> int:
     """Remove podgate's unreachable routes, except those to these destinations; return how many."""
     removed = 0
     for family in (socket.AF_INET, socket.AF_INET6):
-        routes = [route async for route in await netlink.get_routes(family=family)]
-        for route in routes:
-            is_podgates = route["proto"] == _PROTOCOL and route.get("priority") == _LAST_METRIC
-            destination = f"{route.get('dst')}/{route['dst_len']}"
-            if is_podgates and destination not in kept:
-                await netlink.route(
-                    "del",
-                    family=family,
-                    dst=destination,
-                    type="unreachable",
-                    priority=_LAST_METRIC,
-                    proto=_PROTOCOL,
-                )
+        for route in await link_setup.routes(family):
+            is_podgates = route.protocol == _PROTOCOL and route.metric == _LAST_METRIC
+            if is_podgates and route.destination not in kept:
+                await link_setup.delete_route(_unreachable(route.destination))
                 removed += 1
     return removed
 
@@ -359,15 +313,6 @@ def _write_settings(
                 write(f"{family}/conf/{interface}/{name}", value)
 
 
-@contextlib.contextmanager
-def _descriptor(netns: Netns) -> Iterator[int]:
-    fd = os.open(netns.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 @contextlib.asynccontextmanager
 async def _pair_errors(failure: str) -> Any:
     """A time limit, and errors as `PairError`. failure: what cannot be done."""
@@ -378,7 +323,7 @@ async def _pair_errors(failure: str) -> Any:
         raise PairError(
             f"{failure}: netlink did not respond within {_TIMEOUT_SECONDS} s."
         ) from error
-    except pyroute2.NetlinkError as error:
-        raise PairError(f"{failure}: {os.strerror(error.code)}.") from error
+    except NetlinkError as error:
+        raise PairError(f"{failure}: {error.strerror}.") from error
     except (OSError, NetnsError) as error:
         raise PairError(f"{failure}: {error}.") from error

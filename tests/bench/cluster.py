@@ -1,4 +1,7 @@
-"""podgate in a real cluster of one node: bench `cluster`, with BIN as for `make test-cluster`."""
+"""podgate in a real cluster of one node: bench `cluster`, with BIN as for `make test-cluster`.
+
+PODGATE_BENCH_PARTS="restart rest" runs some of its parts alone.
+"""
 
 import contextlib
 import os
@@ -10,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 from agent.lab import lab as labs
-from tests.bench import figures
+from tests.bench import figures, resting
 from tests.cluster import cni, control_plane, one_node, workloads
 from tests.cluster.api import Json
 from tests.cluster.deployment import Deployment
@@ -28,6 +31,8 @@ from tests.cluster.workloads import (
 )
 from tests.image import building
 
+# In this order.
+_PARTS = (os.environ.get("PODGATE_BENCH_PARTS") or "burst single restart rest cni").split()
 _SINGLE_PODS = 20
 _BURST_PODS = 60
 _BURSTS = 3
@@ -72,24 +77,31 @@ def main() -> None:
 
 
 def _run(node: OneNode) -> None:
-    _note(f"{_BURST_PODS} pods at once, without podgate")
-    without = [burst_seconds(node, "", ()) for _ in range(_BURSTS)]
+    without = []
+    if "burst" in _PARTS:
+        _note(f"{_BURST_PODS} pods at once, without podgate")
+        without = [burst_seconds(node, "", ()) for _ in range(_BURSTS)]
     podgate = Deployment(node.api)
     podgate.apply()
     podgate.wait_until_ready()
-    _note(f"{_BURST_PODS} pods at once, strict and with both gates")
-    gates = (ISOLATION_READY, PROBES_PASSING)
-    bursts = [burst_seconds(node, "strict", gates) for _ in range(_BURSTS)]
-    figures.emit("cluster", "burst_60_pods_seconds", bursts, "s", baseline=without)
-    _note(f"{_SINGLE_PODS} pods one by one")
-    _emit_delays(node, "ready_minus_containers_ready")
-    _note("the kubelet restarts")
-    figures.emit("cluster", "kubelet_restart_followed_ms", list(_followed_ms(node)), "ms")
-    _note(f"{_RESTING_PODS} pods at rest")
-    _rest(node, podgate)
-    _note(f"{_SINGLE_PODS} pods one by one, with podgate-cni")
-    with cni.installed(node, podgate):
-        _emit_delays(node, "ready_minus_containers_ready_with_cni")
+    if "burst" in _PARTS:
+        _note(f"{_BURST_PODS} pods at once, strict and with both gates")
+        gates = (ISOLATION_READY, PROBES_PASSING)
+        bursts = [burst_seconds(node, "strict", gates) for _ in range(_BURSTS)]
+        figures.emit("cluster", "burst_60_pods_seconds", bursts, "s", baseline=without)
+    if "single" in _PARTS:
+        _note(f"{_SINGLE_PODS} pods one by one")
+        _emit_delays(node, "ready_minus_containers_ready")
+    if "restart" in _PARTS:
+        _note("the kubelet restarts")
+        figures.emit("cluster", "kubelet_restart_followed_ms", list(_followed_ms(node)), "ms")
+    if "rest" in _PARTS:
+        _note(f"{_RESTING_PODS} pods at rest")
+        _rest(node, podgate)
+    if "cni" in _PARTS:
+        _note(f"{_SINGLE_PODS} pods one by one, with podgate-cni")
+        with cni.installed(node, podgate):
+            _emit_delays(node, "ready_minus_containers_ready_with_cni")
 
 
 @contextlib.contextmanager
@@ -154,7 +166,8 @@ def _followed_ms(node: OneNode) -> Iterator[float]:
 
 
 def _rest(node: OneNode, podgate: Deployment) -> None:
-    """CPU time and memory of the agent and its relay, with most pods in strict."""
+    """CPU time of the agent and its relay beside the kubelet's, and their memory, with most pods
+    in strict."""
     names = [f"web{number}" for number in range(_RESTING_PODS)]
     with _namespace(node, "strict") as (users, seen):
         for name in names:
@@ -162,40 +175,28 @@ def _rest(node: OneNode, podgate: Deployment) -> None:
         for name in names:
             seen.when(name, "Ready")
         agent = podgate.until("the agent responds", lambda report: report.pid).pid
+        relays = resting.children(agent)
+        kubelet = node.kubelet.daemon.pid
         time.sleep(_RESTING_SECONDS)
-        cpu, agent_cpu, pss, agent_pss = [], [], [], []
-        for _ in range(_RESTS):
-            pids = [agent, *_children(agent)]
-            before = {pid: _cpu_seconds(pid) for pid in pids}
-            start = time.monotonic()
-            time.sleep(_RESTING_SECONDS)
-            percent = 100 / (time.monotonic() - start)
-            used = {pid: (_cpu_seconds(pid) - before[pid]) * percent for pid in pids}
-            memory = {pid: _pss_mb(pid) for pid in pids}
-            cpu.append(sum(used.values()))
-            agent_cpu.append(used[agent])
-            pss.append(sum(memory.values()))
-            agent_pss.append(memory[agent])
-        figures.emit("cluster", "agent_cpu_percent_at_rest", agent_cpu, "%")
-        figures.emit("cluster", "agent_and_relay_cpu_percent_at_rest", cpu, "%")
-        figures.emit("cluster", "agent_pss_mb", agent_pss, "MB")
-        figures.emit("cluster", "agent_and_relay_pss_mb", pss, "MB")
-
-
-def _children(pid: int) -> list[int]:
-    text = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(word) for word in text.split()]
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _pss_mb(pid: int) -> float:
-    lines = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    (found,) = (line for line in lines if line.startswith("Pss:"))
-    return int(found.split()[1]) / 1024
+        windows = [
+            resting.samples([agent, *relays, kubelet], _RESTING_SECONDS) for _ in range(_RESTS)
+        ]
+    of_agent = [window[agent] for window in windows]
+    of_relays = [[window[pid] for pid in relays] for window in windows]
+    of_kubelet = [window[kubelet].cpu_percent for window in windows]
+    relay_cpu = [sum(relay.cpu_percent for relay in each) for each in of_relays]
+    relay_pss = [sum(relay.pss_mb for relay in each) for each in of_relays]
+    agent_cpu = [sample.cpu_percent for sample in of_agent]
+    agent_pss = [sample.pss_mb for sample in of_agent]
+    figures.emit("cluster", "agent_cpu_over_kubelet_at_rest", agent_cpu, "%", baseline=of_kubelet)
+    figures.emit("cluster", "relay_cpu_over_kubelet_at_rest", relay_cpu, "%", baseline=of_kubelet)
+    wakeups = [sample.all_wakeups_per_second for sample in of_agent]
+    figures.emit("cluster", "agent_wakeups_per_second_at_rest", wakeups, "1/s")
+    both_cpu = [one + other for one, other in zip(agent_cpu, relay_cpu, strict=True)]
+    figures.emit("cluster", "agent_and_relay_cpu_percent_at_rest", both_cpu, "%")
+    both_pss = [one + other for one, other in zip(agent_pss, relay_pss, strict=True)]
+    figures.emit("cluster", "agent_pss_mb", agent_pss, "MB")
+    figures.emit("cluster", "agent_and_relay_pss_mb", both_pss, "MB")
 
 
 def _note(text: str) -> None:

@@ -50,7 +50,9 @@ def beside_kubelet(cert: str, key: str) -> None:
                 with sandbox() as made, server(kind, cert, key, made):
                     others.append(kubelet_cpu_us(command, kind, made, in_flight))
             ratios = [one / other for one, other in zip(own, others, strict=True)]
-            figures.emit("probe", f"{kind}_cpu_over_kubelet_ratio_{in_flight}", ratios, "")
+            figures.emit(
+                "probe", f"{kind}_cpu_over_kubelet_ratio_{in_flight}", ratios, figures.RATIO
+            )
             medians = f"{statistics.median(own):.1f} and {statistics.median(others):.1f}"
             note(f"medians: {medians} us")
 

@@ -74,7 +74,7 @@ def _measure(pod: labs.LabPod, listener: socket.socket) -> None:
 
 def _emit_ratios(name: str, rates: list[float], others: list[float]) -> None:
     ratios = [one / other for one, other in zip(rates, others, strict=True)]
-    figures.emit("localapi", name, ratios, "")
+    figures.emit("localapi", name, ratios, figures.RATIO)
 
 
 def _measure_deaths(network: labs.Lab) -> None:

@@ -16,6 +16,7 @@ import pytest
 from agent.admin import finding_kinds as kinds
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab
+from agent.linux import link_setup
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.namespaces import in_new_network
 from agent.relay import interfaces as relay_interfaces
@@ -284,8 +285,8 @@ async def test_packets_of_the_relay_leave_as_soon_as_the_pair_is_made(
     """The kernel activates an interface when a work queue gets RTNL, after the carrier,
     and drops what is sent until then. Addresses and routes of the host's end only take time."""
 
-    async def link_up(netlink: Any, pair: veth_pair.VethPair) -> None:
-        await netlink.link("set", index=pair.ifindex, state="up")
+    async def link_up(pair: veth_pair.VethPair) -> None:
+        await link_setup.set_up(pair.ifindex)
 
     monkeypatch.setattr(veth_pair, "_set_up_host", link_up)
     frame = bytes(12) + b"\x88\xb5" + bytes(46)

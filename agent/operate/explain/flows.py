@@ -5,8 +5,6 @@ import ipaddress
 import pathlib
 import time
 
-import pyroute2
-
 from agent.admin.observations import Observations
 from agent.admin.report import AgentReport
 from agent.errors import PodgateError
@@ -311,6 +309,9 @@ def _consequence(node: NodeFacts, now_ns: int) -> str:
 
 def _own_addresses() -> frozenset[IPAddress]:
     """The node's, in the calling thread's network namespace."""
+    # The agent imports this package for readers of pods, and would take 9 MB more.
+    import pyroute2
+
     with pyroute2.IPRoute() as netlink:
         texts = [found.get_attr("IFA_ADDRESS") for found in netlink.get_addr()]
         texts += [found.get_attr("IFA_LOCAL") for found in netlink.get_addr()]

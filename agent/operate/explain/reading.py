@@ -11,8 +11,6 @@ import socket
 import struct
 from collections.abc import Iterator
 
-import pyroute2
-
 from agent.default_deny import installed
 from agent.linux import nft
 from agent.linux.cgroups import cgroup2_mount
@@ -181,6 +179,9 @@ async def _route(target: IPAddress) -> int:
 def _is_veth(ifindex: int) -> bool:
     if not ifindex:
         return False
+    # As in `flows`.
+    import pyroute2
+
     with pyroute2.IPRoute() as netlink, contextlib.suppress(pyroute2.NetlinkError):
         (link, *_) = netlink.get_links(ifindex)
         information = link.get_attr("IFLA_LINKINFO")

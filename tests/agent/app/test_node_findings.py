@@ -6,6 +6,7 @@ import pytest
 
 from agent.admin import finding_kinds as kinds
 from agent.admin.finding import Finding, found
+from agent.app import node_findings
 from agent.app.node_findings import GUARDS, NodeFindings
 from agent.pods.conditions import Conditions
 from agent.pods.events import PodEvent, PodEvents
@@ -64,6 +65,49 @@ async def test_label_of_a_namespace_is_an_event_about_it() -> None:
 
 async def test_pod_that_is_gone_has_none() -> None:
     assert await Recorded(GONE).after(5) == []
+
+
+async def test_expensive_findings_of_unchanged_pods_are_found_less_often_and_at_once_after_a_hint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(node_findings, "_REST_PER_FIND", 1e12)
+    found_at: list[float] = []
+    now = asyncio.get_running_loop().time
+
+    def find() -> list[Finding]:
+        found_at.append(now())
+        return []
+
+    store = PodStore(Conditions())
+    node = NodeFindings(find, PodEvents(), store)
+    task = asyncio.create_task(node.run())
+    await asyncio.sleep(29)
+    assert len(found_at) == 1
+    store.in_force.mark("web")
+    await asyncio.sleep(0.1)
+    assert len(found_at) == 2
+    await asyncio.sleep(10)
+    node.hint()
+    await asyncio.sleep(0.1)
+    assert len(found_at) == 3
+    await asyncio.sleep(31)
+    assert len(found_at) == 4
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_expensive_findings_are_events_as_soon_as_they_have_lasted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(node_findings, "_REST_PER_FIND", 1e12)
+    events = PodEvents()
+    await asyncio.sleep(2)
+    node = NodeFindings(lambda: [HOOK], events, PodStore(Conditions()))
+    task = asyncio.create_task(node.run())
+    async with asyncio.timeout(11):
+        assert [event.reason for event in await events.next()] == ["HookMissing"]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.parametrize("guard", GUARDS)

@@ -14,16 +14,18 @@ RUN = (
 )
 BEFORE_GATES = (*RUN, "agent.sources.cluster")
 # Everything that it imports once the first gates are attached.
-AFTER_GATES = ("agent.app.pod_services", "agent.app.http_server")
+AFTER_GATES = ("agent.app.pod_services", "agent.app.http_server", "agent.app.remote_metrics")
 
 LATER = (
-    *("aiohttp", "cryptography", "h2", "hpack", "pyroute2"),
+    *("aiohttp", "h2", "hpack"),
     *("agent.api.podinfo", "agent.services.api", "agent.client", "agent.operate.page"),
     *("agent.drops", "agent.probing", "probes.engine", "probes.protocols"),
     *("agent.strict.launcher", "agent.strict.supervisor", "agent.strict.targets"),
     *("agent.app.reports", "agent.app.exporter", "agent.app.cluster_outputs"),
 )
 NEVER = (
+    # 9 MB of memory each: for certificates of its own, and for commands.
+    *("cryptography", "pyroute2"),
     "rich",
     "pygments",
     "kubernetes",

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import functools
 import itertools
 from collections.abc import AsyncIterator, Callable, Set
@@ -23,7 +24,7 @@ from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
 from bpf.attachment import Attachment
-from bpf.errors import AttachError
+from bpf.errors import AttachError, BpfError
 from bpf.gates import GateCheck
 
 pytestmark = pytest.mark.looptime
@@ -51,6 +52,20 @@ class HostDevices:
         return found
 
 
+class Chains:
+    """What the kernel has changed so far."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self.is_closed = False
+
+    def state(self) -> bytes:
+        return bytes(self.changes)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 @dataclasses.dataclass
 class Node:
     """Gates, the kernel, the worker and what the watch calls."""
@@ -65,6 +80,9 @@ class Node:
     reported_lost: list[frozenset[int]] = dataclasses.field(default_factory=list)
     interfaces: set[int] = dataclasses.field(default_factory=lambda: {IFINDEX, DEVICE})
     host_devices: "HostDevices" = dataclasses.field(default_factory=lambda: HostDevices())
+
+    chains: Chains | None = None
+    """None: the kernel does not offer their state."""
 
     stops: int = 0
 
@@ -81,7 +99,13 @@ class Node:
             on_put_back=lambda _: self.put_back_at.append(asyncio.get_running_loop().time()),
             on_lost=self.reported_lost.append,
             is_off=lambda: self.is_off,
+            open_chains=self.open_chains,
         )
+
+    def open_chains(self) -> Any:
+        if self.chains is None:
+            raise BpfError(errno.EPERM, "loading the program tcx_chains")
+        return self.chains
 
     @property
     def gates(self) -> "Node":
@@ -164,6 +188,34 @@ async def test_gate_that_is_put_back_without_a_check_is_reported_like_others(nod
     assert node.stops == 1
     assert [line["event"] for line in lines] == [Event.GATE_PUT_BACK]
     assert next(iter(node.metrics.gates_put_back.collect())).samples[0].value == 1
+
+
+async def test_unchanged_chains_are_not_read_and_a_change_is_noticed_within_a_tenth_of_a_second(
+    node: Node,
+) -> None:
+    node.chains = Chains()
+    async with running(node):
+        await asyncio.sleep(4)
+        assert len(node.checks) == 1
+        node.lost.add(IFINDEX)
+        node.chains.changes += 1
+        lost_at = asyncio.get_running_loop().time()
+        await asyncio.sleep(0.2)
+        assert node.put_back_at[0] - lost_at < 0.1
+    assert node.chains.is_closed
+
+
+async def test_chains_are_read_again_and_again_while_a_gate_cannot_be_put_back(node: Node) -> None:
+    node.chains = Chains()
+    async with running(node):
+        node.is_full = True
+        node.lost.add(IFINDEX)
+        node.chains.changes += 1
+        await asyncio.sleep(1)
+        node.is_full = False
+        mended_at = asyncio.get_running_loop().time()
+        await asyncio.sleep(0.2)
+        assert node.put_back_at[0] - mended_at < 0.1
 
 
 async def test_change_of_filters_is_checked_at_once(node: Node) -> None:

@@ -64,3 +64,32 @@ def test_large_block_is_given_back_when_it_is_freed() -> None:
         [sys.executable, "-c", _LARGE], capture_output=True, text=True, check=True, timeout=60
     )
     assert int(run.stdout) > 7 << 20
+
+
+_SMALL = """
+import ctypes
+from agent.linux import malloc
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+blocks = []
+for _ in range(8192):
+    blocks.append(ctypes.c_void_p(libc.malloc(2048)))
+    ctypes.memset(blocks[-1], 1, 2048)
+# What is freed below it stays otherwise.
+above = libc.malloc(2048)
+before = resident()
+for block in blocks:
+    libc.free(block)
+malloc.give_back()
+print(before - resident())
+"""
+
+
+def test_small_blocks_are_given_back_at_once_when_that_is_requested() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", _SMALL], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert int(run.stdout) > 12 << 20

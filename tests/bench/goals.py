@@ -1,0 +1,66 @@
+"""The goals of podgate's cost, which benches are compared with."""
+
+import dataclasses
+
+from tests.bench.figures import Figure
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Goal:
+    """limit: of the ratio, if the figure has a baseline, else of its value; the most, or the least
+    of figures of which more is better. text: what it means, in words."""
+
+    bench: str
+    figure: str
+    limit: float
+    text: str
+    is_least: bool = False
+
+    def is_met(self, found: Figure) -> bool:
+        value = measured(found)
+        return value >= self.limit if self.is_least else value <= self.limit
+
+
+GOALS = (
+    Goal("rest", "0_pods_enforce_no_probes_agent_wakeups_per_second", 5, "wake-ups without pods"),
+    Goal(
+        *("rest", "250_pods_enforce_no_probes_agent_wakeups_per_second", 5),
+        "wake-ups with 250 pods in enforce",
+    ),
+    *(
+        Goal(
+            "rest", f"{mode}_no_probes_cpu_250_over_100_pods", 1.1, "CPU at rest, 250 pods over 100"
+        )
+        for mode in ("enforce", "strict")
+    ),
+    Goal(
+        *("rest", "100_pods_strict_tcp_probes_agent_and_relay_pss_mb", 60),
+        "memory of agent and relay with 100 pods",
+    ),
+    Goal("cluster", "agent_cpu_over_kubelet_at_rest", 0.25, "CPU at rest over the kubelet's"),
+    Goal("cluster", "relay_cpu_over_kubelet_at_rest", 0.05, "CPU of the relay at rest, likewise"),
+    Goal(
+        "cluster", "burst_60_pods_seconds", 1.05, "60 pods at once over the same without an agent"
+    ),
+    Goal("burst", "burst_250_ready_ratio", 1.15, "250 pods at once, likewise"),
+    Goal("burst", "burst_250_agent_cpu_ms_per_pod", 15, "CPU of the agent for a pod that starts"),
+    *(
+        Goal(
+            "probe", f"{kind}_cpu_over_kubelet_ratio_{in_flight}", limit, f"{kind} probes over Go's"
+        )
+        for kind, limit in (("http", 0.45), ("tcp", 0.05))
+        for in_flight in (1, 16, 50)
+    ),
+)
+
+
+def measured(found: Figure) -> float:
+    """What a goal limits."""
+    return found.value if found.ratio is None else found.ratio
+
+
+def goal_of(found: Figure) -> Goal | None:
+    for goal in GOALS:
+        if (goal.bench, goal.figure) == (found.bench, found.figure):
+            return goal
+    return None
