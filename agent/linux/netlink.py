@@ -8,10 +8,14 @@ changes interfaces on a busy machine. So they run in threads, and the event loop
 import asyncio
 import concurrent.futures
 import socket
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
 
 from bpf import netlink
-from bpf.netlink import NLM_F_ACK, NLM_F_DUMP
+from bpf.netlink import HEADER_BYTES, NLM_F_ACK, NLM_F_DUMP
 from probes.netns import Netns
+
+T = TypeVar("T")
 
 _SOL_NETLINK, _NETLINK_GET_STRICT_CHK = 270, 12
 # Interfaces come and go while a busy node's are read.
@@ -48,6 +52,28 @@ async def dump(
             break
     # After all these the next notification leads to the next one.
     return found
+
+
+class ParsedDump(Generic[T]):
+    """A table that is dumped again and again: only messages that differ from the last dump are
+    parsed. A node has some links and addresses for each pod, and most are as they were."""
+
+    def __init__(self, parse: Callable[[bytes], T]) -> None:
+        """parse: gets a message with its header, whose content is not to count: its sequence number
+        and port differ by dump."""
+        self._parse = parse
+        self._last: dict[bytes, T] = {}
+
+    def of(self, messages: Iterable[bytes]) -> list[T]:
+        """What the messages of a dump say, in their order."""
+        before, self._last = self._last, {}
+        found = []
+        for message in messages:
+            content = message[HEADER_BYTES:]
+            parsed = before[content] if content in before else self._parse(message)
+            self._last[content] = parsed
+            found.append(parsed)
+        return found
 
 
 async def _request(

@@ -38,15 +38,24 @@ async def read(links: Iterable[Link]) -> set[IPNetwork]:
 
 
 async def _of_interfaces(left_out: set[int]) -> set[IPNetwork]:
-    found = set()
-    for message in await netlink.dump(_RTM_GETADDR, _IFADDR.pack(0, 0, 0, 0, 0)):
-        *_, ifindex = _IFADDR.unpack_from(message, HEADER_BYTES)
-        values = attributes(message, HEADER_BYTES + _IFADDR.size)
-        # With a peer, IFA_ADDRESS is the peer's.
-        packed = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS)
-        if packed and ifindex not in left_out:
-            found.add(ipaddress.ip_network(packed))
-    return found
+    messages = await netlink.dump(_RTM_GETADDR, _IFADDR.pack(0, 0, 0, 0, 0))
+    return {
+        address
+        for ifindex, address in _addresses.of(messages)
+        if address is not None and ifindex not in left_out
+    }
+
+
+def _parse(message: bytes) -> tuple[int, IPNetwork | None]:
+    """The interface, and its address."""
+    *_, ifindex = _IFADDR.unpack_from(message, HEADER_BYTES)
+    values = attributes(message, HEADER_BYTES + _IFADDR.size)
+    # With a peer, IFA_ADDRESS is the peer's.
+    packed = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS)
+    return ifindex, ipaddress.ip_network(packed) if packed else None
+
+
+_addresses = netlink.ParsedDump(_parse)
 
 
 async def _of_routes(family: int) -> set[IPNetwork]:

@@ -73,7 +73,7 @@ class Link:
 async def read(netns: Netns | None = None) -> list[Link]:
     """All links of a namespace, this process's if None. Raises `OSError` and `NetnsGoneError`."""
     messages = await netlink.dump(_RTM_GETLINK, _request(0), netns=netns)
-    return [parse(message) for message in messages]
+    return _own_links.of(messages) if netns is None else [parse(message) for message in messages]
 
 
 async def find(ifindex: int) -> Link | None:
@@ -111,6 +111,10 @@ def parse(message: bytes) -> Link:
         is_tap=kind == "macvtap" or (kind == "tun" and data.get(_IFLA_TUN_TYPE) == _TAP),
         is_ethernet=type_ == _ARPHRD_ETHER,
     )
+
+
+_own_links = netlink.ParsedDump(parse)
+"""Those of this process's namespace."""
 
 
 def _udp_ports(kind: str | None, data: Mapping[int, bytes]) -> frozenset[int]:

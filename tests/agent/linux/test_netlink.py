@@ -145,3 +145,20 @@ async def test_no_descriptor_is_left() -> None:
         await rtnetlink.read()
         await rtnetlink.find(2**31 - 1)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_messages_that_are_as_in_the_last_dump_are_not_parsed_again() -> None:
+    parsed: list[bytes] = []
+
+    def parse(content: bytes) -> int:
+        parsed.append(content)
+        return len(parsed)
+
+    table = netlink.ParsedDump(parse)
+    first, second, third = link(1), link(2), link(3)
+    assert table.of([first, second]) == [1, 2]
+    # Another dump is another request, with a port of its own in each header.
+    again = first[:12] + b"port" + first[16:]
+    assert table.of([third, again]) == [3, 1]
+    assert table.of([second]) == [4]
+    assert parsed == [first, second, third, second]
