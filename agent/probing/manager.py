@@ -140,6 +140,8 @@ class ProbeManager:
                     self.remove(uid)
                     if state is None:
                         self._metrics.forget(probed)
+                elif state is None:
+                    self._listeners.forget(uid)
                 if state is not None and state.status is not None:
                     self.update(state)
                 elif state is not None and has_instant_probes(state.pod):
@@ -176,13 +178,13 @@ class ProbeManager:
             if what != self._targets.get(pod.uid):
                 self._targets[pod.uid] = what
                 self._probe(pod, state.own_addresses, target)
+            self._answer_problems.update(pod, self._answered.plan(pod.uid))
         self._update_condition(pod)
 
     def _probe(self, pod: Pod, own_addresses: tuple[str, ...], target: ProbedPod) -> None:
         # First, so that the first check finds its place.
         running = {c.probes.name: c.container_id for c in target.containers if c.running}
-        plan = self._answered.set_pod(pod.uid, pod.spec, own_addresses, running)
-        self._answer_problems.update(pod, plan)
+        self._answered.set_pod(pod.uid, pod.spec, own_addresses, running)
         self._scheduler.set_pod(target)
         self._probed.add(pod.uid)
         self._save(pod.uid)
