@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 
 from bpf import clsact, errors, pins, syscalls, tcx
 from bpf.attachment import Attachment
@@ -86,16 +86,17 @@ class Attachments:
         """Whether it is attached, as the kernel has it now. Raises `BpfError`."""
         return self._links.is_attached(ifindex) or self._filters.is_attached(ifindex)
 
-    def check(self, changed: Container[int] | None) -> GateCheck:
+    def check(self, changed: Set[int] | None, *, has_links: bool = True) -> GateCheck:
         """Compare what should be attached with the kernel: 2 us for a link.
 
         changed: interfaces whose filters may have changed, None for all; a filter takes 0.1 to
-        0.4 ms, and the kernel reports its changes, where those of links are silent. Raises
-        `BpfError`.
+        0.4 ms, and the kernel reports its changes, where those of links are silent. has_links:
+        whether links of all interfaces are compared, too, not only of those. Raises `BpfError`.
         """
-        chains = self._chains(self.expected)
+        checked = self.expected if has_links or changed is None else self.expected & changed
+        chains = self._chains(checked)
         lost, displaced = set(), set()
-        for ifindex in self.expected:
+        for ifindex in checked:
             if self._has_tcx and ifindex not in chains:
                 continue  # deleted, with everything attached to it
             chain = chains.get(ifindex, [])

@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable, Set
 
 from bpf import abi, errors, loader, maps, pins, sources
 from bpf.addresses import Addresses
@@ -278,9 +278,11 @@ class Gates:
                     found.add(ifindex)
         return found
 
-    def check(self, changed: Container[int] | None) -> GateCheck:
+    def check(self, changed: Set[int] | None, *, has_links: bool = True) -> GateCheck:
         """As `Attachments.check`, for both programs of each gate. Raises `BpfError`."""
-        return self._egress.check(changed) | self._ingress.check(changed)
+        sides = (self._egress, self._ingress)
+        egress, ingress = (side.check(changed, has_links=has_links) for side in sides)
+        return egress | ingress
 
     @property
     def filtered(self) -> set[int]:

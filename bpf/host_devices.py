@@ -7,7 +7,7 @@ All methods wait for the kernel's RTNL lock: call them from the thread that inst
 
 import errno
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 
 from bpf import abi, cleanup, errors, loader, pins
 from bpf.attachment import Attachment
@@ -102,10 +102,16 @@ class HostDevicePrograms:
         """Attach the tunnel gate to the loopback, or detach it."""
         self._ensure(abi.TUNNEL_GATE, {LOOPBACK_IFINDEX} if are_guarded else set())
 
-    def lost(self, changed: Collection[int] | None) -> dict[str, frozenset[int]]:
-        """By program, the devices from which another process removed it. changed: those whose
-        filters may have changed, None for all. Raises `BpfError`."""
-        found = {name: one.check(changed).lost for name, one in self._all.items() if one.expected}
+    def lost(
+        self, changed: Set[int] | None, *, has_links: bool = True
+    ) -> dict[str, frozenset[int]]:
+        """By program, the devices from which another process removed it. The arguments are those of
+        `Attachments.check`. Raises `BpfError`."""
+        found = {
+            name: one.check(changed, has_links=has_links).lost
+            for name, one in self._all.items()
+            if one.expected
+        }
         return {name: interfaces for name, interfaces in found.items() if interfaces}
 
     def put_back(self, lost: Mapping[str, Collection[int]]) -> dict[int, str]:

@@ -34,6 +34,8 @@ _POLL_SECONDS = 0.08
 # A check reads chains under RTNL: where there are many, checks take at most a fiftieth of the time.
 # One that had to wait for RTNL shows little about the next one.
 _PAUSE_PER_SECOND, _LONGEST_PAUSE_SECONDS = 50.0, 0.5
+# A timer may end a clock tick early.
+_TICK_SECONDS = 0.001
 # What cannot be repaired is tried again, and its pods are marked, at this pace.
 _REPEAT_SECONDS = 5.0
 # podgate-cni removes a gate, then the network plugin the interface, within milliseconds: that is no
@@ -118,35 +120,48 @@ class GateWatch:
 
     async def _check_again_and_again(self) -> None:
         """GateCheck after each change of filters, and for links every 80 ms."""
+        now = asyncio.get_running_loop().time
+        next_poll = now()
         async with asyncio.TaskGroup() as reports:
             while True:
                 self._woken.clear()
-                pause_seconds = _REPEAT_SECONDS
                 if not self._store.gated_interfaces():
                     await self._wait(_POLL_SECONDS)
                     continue
                 changed, self._changed = self._changed, set()
+                before = {*self.lost, *self._lost_devices}
+                suspects = None if changed is None else before | changed
+                # What the kernel reports of one interface, such as a new one's filters, is no
+                # reason to read the links of all.
+                is_poll = suspects is None or now() + _TICK_SECONDS >= next_poll
                 try:
                     found = await self._run_first(
                         functools.partial(_check, self._gates, self._host_devices),
-                        changed,
-                        {*self.lost, *self._lost_devices},
+                        suspects,
                         self._is_off,
+                        is_poll=is_poll,
                     )
                 except OSError as error:
                     log.error(Event.CHAIN_ORDER_UNKNOWN, error=str(error))
                     self.hint(None)
+                    next_poll = now() + _REPEAT_SECONDS
                 else:
-                    if self._gates.attachment is Attachment.TCX:
-                        pause_seconds = min(
-                            max(_POLL_SECONDS, found.seconds * _PAUSE_PER_SECOND),
-                            _LONGEST_PAUSE_SECONDS,
-                        )
+                    if is_poll:
+                        next_poll = now() + self._pause(found.seconds)
+                    elif suspects is not None:
+                        others = self._displaced - suspects
+                        found = dataclasses.replace(found, displaced=found.displaced | others)
                     self._handle(found)
                     if put_back := found.put_back | self._put_back:
                         self._put_back = frozenset()
                         reports.create_task(self._report(put_back))
-                await self._wait(pause_seconds)
+                await self._wait(next_poll - now())
+
+    def _pause(self, seconds: float) -> float:
+        """Until the next poll. seconds: that this one took."""
+        if self._gates.attachment is not Attachment.TCX:
+            return _REPEAT_SECONDS
+        return min(max(_POLL_SECONDS, seconds * _PAUSE_PER_SECOND), _LONGEST_PAUSE_SECONDS)
 
     async def _wait(self, seconds: float) -> None:
         """Until filters changed, or a time that others need the kernel's lock."""
@@ -201,15 +216,16 @@ class GateWatch:
 def _check(
     gates: Gates,
     host_devices: HostDevicePrograms,
-    changed: Set[int] | None,
-    before: Collection[int],
+    suspects: Set[int] | None,
     is_off: Callable[[], bool],
+    *,
+    is_poll: bool,
 ) -> _Found:
-    """In one call, since the event loop may be busy between two. before: those that were lost."""
+    """In one call, since the event loop may be busy between two. suspects: interfaces that were
+    lost or have changed, None for all; is_poll: whether all links are read, too."""
     started = time.monotonic()
-    suspects = None if changed is None else {*before, *changed}
-    found: GateCheck = gates.check(suspects)
-    of_devices = host_devices.lost(suspects)
+    found: GateCheck = gates.check(suspects, has_links=is_poll)
+    of_devices = host_devices.lost(suspects, has_links=is_poll)
     put_back, failed = set(), {}
     lost = found.lost
     if (lost or of_devices) and is_off():

@@ -79,8 +79,18 @@ async def read(netns: Netns | None = None) -> list[Link]:
 async def find(ifindex: int) -> Link | None:
     """One link of this process's namespace; None if it has none of this number. Raises `OSError`
     if that is unknown: this process has no descriptor or memory left."""
+    return await netlink.within(lambda host: found_in(host, ifindex))
+
+
+def read_in(netns: netlink.Exchange) -> list[Link]:
+    """As `read`, of the exchange's namespace."""
+    return [parse(message) for message in netns.dump(_RTM_GETLINK, _request(0))]
+
+
+def found_in(netns: netlink.Exchange, ifindex: int) -> Link | None:
+    """As `find`, of the exchange's namespace."""
     try:
-        (message,) = await netlink.request(_RTM_GETLINK, _request(ifindex))
+        (message,) = netns.request(_RTM_GETLINK, _request(ifindex))
     except OSError as error:
         raise_own(error)
         return None

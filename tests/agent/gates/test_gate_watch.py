@@ -40,7 +40,7 @@ class HostDevices:
         self.problem = ""
         self.tries = 0
 
-    def lost(self, _: Set[int] | None) -> dict[str, frozenset[int]]:
+    def lost(self, _: Set[int] | None, *, has_links: bool) -> dict[str, frozenset[int]]:
         return self.missing
 
     def put_back(self, lost: dict[str, frozenset[int]]) -> dict[int, str]:
@@ -67,6 +67,7 @@ class Node:
     host_devices: "HostDevices" = dataclasses.field(default_factory=lambda: HostDevices())
 
     stops: int = 0
+    polls: int = 0
 
     def __post_init__(self) -> None:
         self.store = PodStore(Conditions())
@@ -94,11 +95,12 @@ class Node:
     def stop(self) -> None:
         self.stops += 1
 
-    async def run_first(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return function(*arguments)
+    async def run_first(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **options)
 
-    def check(self, changed: Set[int] | None) -> GateCheck:
+    def check(self, changed: Set[int] | None, *, has_links: bool) -> GateCheck:
         self.checks.append(changed)
+        self.polls += has_links
         return GateCheck(frozenset(self.lost), frozenset(self.displaced))
 
     def put_back(self, ifindexes: Set[int]) -> dict[int, bool | AttachError]:
@@ -175,6 +177,25 @@ async def test_change_of_filters_is_checked_at_once(node: Node) -> None:
         node.watch.hint({IFINDEX})
         await asyncio.sleep(0.001)
         assert node.checks == [{IFINDEX}]
+
+
+async def test_change_of_filters_reads_the_links_of_no_other_interface(node: Node) -> None:
+    """A crowd's new gates are such changes."""
+    node.displaced = {IFINDEX}
+    async with running(node):
+        await asyncio.sleep(0.01)
+        polls = node.polls
+        node.displaced = set()
+        for number in range(5):
+            node.watch.hint({DEVICE + number * 100})
+            await asyncio.sleep(0.001)
+        assert len(node.checks) >= polls + 5
+        assert node.polls == polls
+        # Nothing was found out about it.
+        assert node.watch._displaced == {IFINDEX}
+        await asyncio.sleep(0.6)
+        assert node.polls > polls
+        assert node.watch._displaced == frozenset()
 
 
 async def test_loss_is_logged_once_a_minute_and_counted_each_time(node: Node) -> None:

@@ -23,21 +23,29 @@ class Kernel:
 
     def __init__(self, *responses: list[bytes]) -> None:
         self._responses = list(responses)
-        self.requests: list[bytes] = []
         self._ends: list[socket.socket] = []
 
     def open(self, netns: Netns | None, *, is_strict: bool = False) -> socket.socket:
         end, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         end.setblocking(False)
         ours.setblocking(False)
-        for datagram in self._responses.pop(0):
-            ours.send(datagram)
+        # The kernel has each response ready before the request's send(2) returns.
+        for response in self._responses:
+            for datagram in response:
+                ours.send(datagram)
         self._ends.append(ours)
         return end
 
     @property
     def remaining(self) -> int:
-        return len(self._responses)
+        """Responses that were not requested."""
+        (ours,) = self._ends
+        # Clears the error that responses were not read.
+        ours.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        requests = 0
+        while ours.recv(1 << 16):
+            requests += 1
+        return len(self._responses) - requests
 
     def close(self) -> None:
         for end in self._ends:
