@@ -63,6 +63,9 @@ class GateTable(GateReader):
                     counters.set(_NUMBER.pack(slot), bytes(counters.value_size))
                 problem = self._write(slot, ifindex, config, grace_until_ns)
                 self._slots.set(_NUMBER.pack(ifindex), _NUMBER.pack(slot))
+                if self._replaced is not None:
+                    # No program reads what was there before: the gate is attached after this.
+                    self._replaced.discard(slot)
                 return problem
             return self._write(slot, ifindex, config, grace_until_ns)
 

@@ -15,6 +15,7 @@ _MAX_INSTANCE_ID = (1 << 53) - 1
 # that probes and gates run in between.
 _READERS_AT_ONCE = 16
 _PAUSE_SECONDS = 0.001
+_LONGEST_PAUSE_SECONDS = 0.2
 
 
 class Readers:
@@ -54,14 +55,21 @@ class Publisher(abc.ABC):
     published before `complete`.
     """
 
-    def __init__(self, *, settle_seconds: float, instance_id: int | None = None) -> None:
-        """instance_id: of this run of the server; random by default."""
+    def __init__(
+        self, *, settle_seconds: float, instance_id: int | None = None, largest_share: float = 1.0
+    ) -> None:
+        """
+        :param instance_id: of this run of the server; random by default.
+        :param largest_share: of the time, what publishing may take; for that the next revision
+            waits up to 0.2 s. 1: no limit.
+        """
         self.instance_id = instance_id or 1 + secrets.randbelow(_MAX_INSTANCE_ID)
         self.rev = 0
         """The newest; 0 before the first."""
         self.is_ready = asyncio.Event()
         """Set with the first revision."""
         self._settle_seconds = settle_seconds
+        self._pause_per_second = 1 / largest_share - 1
         self._complete = asyncio.Event()
         self._hinted = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -81,14 +89,19 @@ class Publisher(abc.ABC):
     async def run(self) -> None:
         """Publish revisions until cancelled."""
         await self._complete.wait()
+        loop = asyncio.get_running_loop()
+        pause_seconds = 0.0
         while True:
             await self._hinted.wait()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settle_seconds):
+                async with asyncio.timeout(max(self._settle_seconds, pause_seconds)):
                     await self._urgent.wait()
             self._hinted.clear()
             self._urgent.clear()
+            started = loop.time()
             await self._publish()
+            took_seconds = loop.time() - started
+            pause_seconds = min(took_seconds * self._pause_per_second, _LONGEST_PAUSE_SECONDS)
 
     @abc.abstractmethod
     async def _publish(self) -> None:
@@ -99,9 +112,13 @@ class SnapshotPublisher(Publisher, Generic[SnapshotT]):
     """Publishes the newest snapshot; a slow reader skips the revisions in between. A change
     without effect makes no revision."""
 
-    def __init__(self, *, settle_seconds: float, instance_id: int | None = None) -> None:
-        """instance_id: of this run of the server; random by default."""
-        super().__init__(settle_seconds=settle_seconds, instance_id=instance_id)
+    def __init__(
+        self, *, settle_seconds: float, instance_id: int | None = None, largest_share: float = 1.0
+    ) -> None:
+        """As `Publisher`."""
+        super().__init__(
+            settle_seconds=settle_seconds, instance_id=instance_id, largest_share=largest_share
+        )
         self.snapshot: SnapshotT | None = None
         self._readers = Readers()
 

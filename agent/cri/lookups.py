@@ -53,6 +53,8 @@ class SandboxLookups:
         self._locate = locate
         self._on_late = on_late
         self._found: dict[str, _Lookup] = {}
+        self._added: dict[str, Sandbox] = {}
+        """Sandboxes with their details that the runtime has not listed yet."""
         self._starts: dict[str, _Start] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(_LOOKUPS_AT_ONCE)
@@ -84,20 +86,28 @@ class SandboxLookups:
         await asyncio.gather(*self._running.values(), return_exceptions=True)
         self._running.clear()
 
+    def add(self, sandbox: Sandbox) -> None:
+        """A sandbox with its details, before the runtime lists it: it needs no request then."""
+        self._added[sandbox.id] = sandbox
+
     def forget_others(self, sandboxes: set[str], containers: set[str]) -> None:
         """Forget all sandboxes and containers but these, by id."""
         for sandbox_id in self._found.keys() - sandboxes:
             del self._found[sandbox_id]
         for container_id in self._starts.keys() - containers:
             del self._starts[container_id]
+        self._added = {id_: one for id_, one in self._added.items() if one.has_netns}
 
     async def update(
         self, runtime: Runtime, listed: list[Sandbox], containers: list[CriContainer]
     ) -> None:
         """Request what the lists lack. Slow lookups continue; `on_late` is called at their end."""
+        needed = _needs_lookup(listed)
+        for sandbox in needed:
+            self._take_added(sandbox)
         due = {
             sandbox.id: functools.partial(self._lookup, runtime, sandbox)
-            for sandbox in _needs_lookup(listed)
+            for sandbox in needed
             if self._is_due(sandbox)
         } | {
             container.id: functools.partial(self._read_start, runtime, container)
@@ -115,6 +125,15 @@ class SandboxLookups:
                 lookup.add_done_callback(lambda _: self._on_late())
         for key in [key for key, lookup in self._running.items() if lookup.done()]:
             self._running.pop(key).result()
+
+    def _take_added(self, sandbox: Sandbox) -> None:
+        """Use what the runtime reported of a sandbox that it lists for the first time."""
+        added = self._added.pop(sandbox.id, None)
+        if added is None or sandbox.id in self._found or not sandbox.is_ready:
+            return
+        if added.has_netns:
+            found = msgspec.structs.replace(sandbox, ips=added.ips, netns=added.netns)
+            self._record(None, found, is_retried=False)
 
     def _start_lookup(self, key: str, lookup: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         async def run() -> None:

@@ -67,6 +67,11 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.pod_namespace}/{self.pod_name}"
 
     @property
+    def has_netns(self) -> bool:
+        """Whether its namespace is found and exists. Calls stat()."""
+        return self.netns is not None and self.netns.exists()
+
+    @property
     def age_order(self) -> tuple[int, float]:
         """Sort key: greater for a later sandbox of the pod."""
         return self.attempt, self.created.timestamp() if self.created else 0.0

@@ -17,18 +17,24 @@ _UNIMPLEMENTED_SECONDS = 300.0
 
 
 async def follow(
-    runtime: Callable[[], Runtime | None], add: Callable[[NetworkedSandbox], Awaitable[None]]
+    runtime: Callable[[], Runtime | None],
+    add: Callable[[NetworkedSandbox], Awaitable[None]],
+    set_open: Callable[[bool], None],
 ) -> None:
-    """Add each sandbox until cancelled. runtime: None while there is no connection."""
+    """Add each sandbox until cancelled. runtime: None while there is no connection; set_open:
+    called with whether the runtime has reported one and still reports."""
     while True:
         seconds = _RETRY_SECONDS
         try:
             if found := runtime():
                 async with contextlib.aclosing(found.networked_sandboxes()) as sandboxes:
                     async for sandbox in sandboxes:
+                        set_open(True)
                         await add(sandbox)
         except CriUnimplementedError:
             seconds = _UNIMPLEMENTED_SECONDS
         except CriError:
             pass
+        finally:
+            set_open(False)
         await asyncio.sleep(seconds)

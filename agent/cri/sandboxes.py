@@ -33,6 +33,8 @@ _RELIST_WITH_EVENTS_SECONDS = 10.0
 _ECHO_SECONDS = (0.1, 0.4)
 # A burst of events causes one list per gap; a list of 250 pods costs some ms.
 _MIN_GAP_SECONDS = 0.1
+# Of a node with many pods, a list and its lookups take longer, of both processes.
+_GAP_PER_SECOND, _MAX_GAP_SECONDS = 2.0, 0.25
 # Containers may be ready 40 ms after their sandbox, and the kubelet takes a condition that comes
 # after them a second later. So while a pod has no sandbox, and for this long after a hint, only
 # sandboxes are listed, more often. IPv6 needs two seconds to detect duplicate addresses.
@@ -71,7 +73,10 @@ class Sandboxes:
         self._is_awaited = is_awaited
         self._hinted = asyncio.Event()
         self._hinted_at = 0.0
+        self._reports_networked = False
+        """Whether the runtime reports sandboxes before it lists them."""
         self._listed_ids: set[str] = set()
+        self._gap_seconds = _MIN_GAP_SECONDS
         self._echoes: list[float] = []
         self.current: dict[str, Sandbox] = {}
         """The current sandbox of each pod, by the runtime's UID for it."""
@@ -162,7 +167,17 @@ class Sandboxes:
                 await runtime.aclose()
 
     async def _follow_networked(self) -> None:
-        await networked.follow(lambda: self._runtime, self.add)
+        def set_open(is_open: bool) -> None:
+            self._reports_networked = is_open
+
+        async def add(found: NetworkedSandbox) -> None:
+            await self.add(found)
+            added = self.current.get(found.sandbox.pod_uid)
+            if added and added.id == found.sandbox.id and added.id not in self._listed_ids:
+                # What the runtime itself has stored is what it would respond.
+                self._lookups.add(added)
+
+        await networked.follow(lambda: self._runtime, add, set_open)
 
     async def relist(self) -> None:
         """List once, and mark changes. Raises `CriError`; then nothing changes."""
@@ -180,6 +195,8 @@ class Sandboxes:
         self.relists += 1
         self.listed_at = started
         self._update(current, containers)
+        seconds = (asyncio.get_running_loop().time() - started) * _GAP_PER_SECOND
+        self._gap_seconds = min(max(seconds, _MIN_GAP_SECONDS), _MAX_GAP_SECONDS)
 
     async def _relist_once(self) -> None:
         problem = ""
@@ -209,7 +226,7 @@ class Sandboxes:
             seconds = self._echoes.pop(0)
         loop = asyncio.get_running_loop()
         end = min(loop.time() + seconds, self._lookups.next_retry_at)
-        gap_end = min(loop.time() + _MIN_GAP_SECONDS, end)
+        gap_end = min(loop.time() + self._gap_seconds, end)
         while True:
             # A timer's rounding must not make this a busy loop.
             now = loop.time() + _TICK_SECONDS
@@ -229,7 +246,9 @@ class Sandboxes:
             self._echoes = list(_ECHO_SECONDS)
 
     def _is_expected(self) -> bool:
-        """Whether a sandbox may appear at any moment."""
+        """Whether a sandbox may appear at any moment, of which no event reports."""
+        if self._reports_networked:
+            return False
         now = asyncio.get_running_loop().time()
         return now < self._hinted_at + _AWAITED_SECONDS and self._is_awaited()
 
@@ -299,7 +318,7 @@ class Sandboxes:
 
 def _is_alive(sandbox: Sandbox) -> bool:
     """Whether containers may run in it: it is ready, or its namespace exists."""
-    return sandbox.is_ready or (sandbox.netns is not None and sandbox.netns.exists())
+    return sandbox.is_ready or sandbox.has_netns
 
 
 def _rank(sandbox: Sandbox) -> tuple[bool, int, float]:

@@ -142,12 +142,14 @@ class SourceHistory:
         await asyncio.to_thread(self._restore)
         read_at = changed_at = float("-inf")
         has_new = False
+        changed: Iterable[str] | None = None
         while True:
             # Here and not in the thread: the state of a pod that ended is gone in a moment.
-            pods = self._gated_pods()
+            pods = self._gated_pods(changed)
             has_new |= any(self._pods.get(ifindex) != pod for ifindex, pod in pods.items())
-            gated = pods.keys() | self._store.relay_gates.keys()
             self._pods = self._pods | pods
+            removed = self._store.removed.values()
+            gated = self._store.gated_interfaces() | {i for one in removed for i in one.gates}
             ended = self._pods.keys() - gated if self._store.is_synced else set()
             now = asyncio.get_running_loop().time()
             if now - read_at >= _PERIOD_SECONDS:
@@ -167,7 +169,7 @@ class SourceHistory:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(wait_until):
                     await self._changes.wait()
-            self._changes.take()
+            changed = self._changes.take() or None
 
     def observations(self) -> Observations:
         """All flows, merged; without what others know. Blocks for some milliseconds."""
@@ -184,21 +186,24 @@ class SourceHistory:
             lost=lost,
         )
 
-    def _gated_pods(self) -> dict[int, ObservedPod]:
-        """By ifindex; of pods that are gone, too, while they have gates."""
-        states = (*self._store.states(), *self._store.removed.values())
+    def _gated_pods(self, changed: Iterable[str] | None = None) -> dict[int, ObservedPod]:
+        """By ifindex; of pods that are gone, too, while they have gates. changed: of these pods,
+        unless labels changed; None: of all."""
+        states = self._store.removed | self._store.pods
         if self._changed_labels.take():
             self._observed.clear()
+            changed = None
+        if changed is None:
+            self._observed = {uid: one for uid, one in self._observed.items() if uid in states}
         labels = self._labels.snapshot()
-        observed: dict[str, tuple[Pod, ObservedPod]] = {}
-        for state in states:
-            pod = state.pod
-            kept = self._observed.get(pod.uid)
-            if kept is None or kept[0] is not pod:
-                kept = pod, observed_pod(pod, labels)
-            observed[pod.uid] = kept
-        self._observed = observed
-        return {ifindex: observed[state.pod.uid][1] for state in states for ifindex in state.gates}
+        found: dict[int, ObservedPod] = {}
+        for uid in states if changed is None else [uid for uid in changed if uid in states]:
+            state = states[uid]
+            kept = self._observed.get(uid)
+            if kept is None or kept[0] is not state.pod:
+                kept = self._observed[uid] = state.pod, observed_pod(state.pod, labels)
+            found |= dict.fromkeys(state.gates, kept[1])
+        return found
 
     def _look(self, gated: set[int] | None) -> None:
         """Read the aggregate, and save. gated: None until every pod has been reconciled; later

@@ -261,6 +261,8 @@ class _Path:
     sequence: int = dataclasses.field(default_factory=lambda: int.from_bytes(os.urandom(4)))
     has_route: bool = False
     """Whether the host has one for it."""
+    is_denied: bool = False
+    """Whether a rule set of the host dropped the last packet."""
 
     async def test(self) -> PathTestResult:
         """Raises NetnsGoneError when the pod ends meanwhile, and OSError."""
@@ -275,7 +277,10 @@ class _Path:
                 return PathTestResult.CONFIRMED
             if not self.has_route:
                 return PathTestResult.UNREACHABLE
-            await asyncio.sleep(seconds)
+            if self.is_denied:
+                await self.opened()
+            else:
+                await asyncio.sleep(seconds)
         await self.opened()
         capture = packets.open_capture(self.netns, self.address.version, self.sequence)
         try:
@@ -298,11 +303,12 @@ class _Path:
                 port=path_tests.PORT,
                 sequence=self.sequence,
             )
-            self.has_route = True
+            self.has_route, self.is_denied = True, False
         except OSError as error:
             # EPERM: dropped by a rule set of the host. The default-deny table is one until it has
             # the new gate, for a second where many pods start.
-            self.has_route = self.has_route or error.errno == errno.EPERM
+            self.is_denied = error.errno == errno.EPERM
+            self.has_route = self.has_route or self.is_denied
             log.debug(Event.PATH_TEST_NOT_SENT, address=str(self.address), error=str(error))
 
     async def _arrives(self, capture: socket.socket) -> bool:

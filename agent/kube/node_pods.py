@@ -34,6 +34,7 @@ class NodePods:
         self._is_listed = False
         """Whether an origin's list was complete once, by this agent or by the one that saved it."""
         self._warned: dict[str, set[Problem]] = {}
+        self._specs = pod_reading.SpecReader()
 
     @property
     def is_synced(self) -> bool:
@@ -151,12 +152,13 @@ class NodePods:
         if found is None:
             self.current.pop(uid, None)
             self._warned.pop(uid, None)
+            self._specs.forget(uid)
         elif self._has_modes:
             self.current[uid] = self._read(uid, found)
         self.changes.mark(uid)
 
     def _read(self, uid: str, found: ApiPod) -> Pod:
-        reading = pod_reading.read(found, self._modes)
+        reading = pod_reading.read(found, self._modes, self._specs.read)
         for problem in reading.warnings:
             if problem not in self._warned.get(uid, ()):
                 log.warning(

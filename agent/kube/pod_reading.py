@@ -1,5 +1,6 @@
 """Reads the API's pod as the agent's `Pod`; probes are read as in manifests."""
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -30,14 +31,39 @@ class PodReading(msgspec.Struct, frozen=True):
     warnings: tuple[Problem, ...] = ()
 
 
-def read(pod: ApiPod, modes: PodModes) -> PodReading:
+class SpecReader:
+    """Reads pods' specs. The API has some ten versions of a pod that starts, all with one spec,
+    which is read once."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, tuple[ApiPod, PodSpec]] = {}
+
+    def read(self, pod: ApiPod) -> PodSpec:
+        """As `read_spec`."""
+        if last := self._read.get(pod.uid):
+            before, spec = last
+            # All that is read of it.
+            has_annotations = before.metadata.annotations == pod.metadata.annotations
+            if has_annotations and before.spec == pod.spec:
+                return spec
+        spec = read_spec(pod)
+        self._read[pod.uid] = pod, spec
+        return spec
+
+    def forget(self, uid: str) -> None:
+        self._read.pop(uid, None)
+
+
+def read(
+    pod: ApiPod, modes: PodModes, read_spec_of: Callable[[ApiPod], PodSpec] | None = None
+) -> PodReading:
     """The pod as podgate gates and probes it. Never fails: mistakes become warnings.
 
     The path of the network namespace is left open: only the runtime reports it, never an annotation
-    of the API.
+    of the API. read_spec_of: reads its spec; None: `read_spec`.
     """
     decision = modes.of_pod(pod.uid, pod.metadata.namespace, pod.metadata.labels)
-    spec = read_spec(pod)
+    spec = (read_spec_of or read_spec)(pod)
     # Not its author's: the operator's labels of the node.
     foreign = {*modes.node.problems, *(p for p in decision.problems if p.reason == LIMITED)}
     annotations = _annotation_problems(pod)

@@ -84,7 +84,9 @@ class KubeletAdmission:
     @property
     def has_cgroup(self) -> bool:
         """Whether gates admit one cgroup; otherwise all host processes outside pods."""
-        return bool(self._config.facts().kubelet_cgroups)
+        # Of a kubelet that is found, `update` has written it. Of one that is missing, the kernel
+        # may have recorded the next one.
+        return self._current is not None or bool(self._config.facts().kubelet_cgroups)
 
     @property
     def problem(self) -> str:

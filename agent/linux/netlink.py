@@ -8,10 +8,14 @@ changes interfaces on a busy machine. So they run in threads, and the event loop
 import asyncio
 import concurrent.futures
 import socket
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
 
 from bpf import netlink
-from bpf.netlink import NLM_F_ACK, NLM_F_DUMP
+from bpf.netlink import HEADER_BYTES, NLM_F_ACK, NLM_F_DUMP
 from probes.netns import Netns
+
+T = TypeVar("T")
 
 _SOL_NETLINK, _NETLINK_GET_STRICT_CHK = 270, 12
 # Interfaces come and go while a busy node's are read.
@@ -31,8 +35,7 @@ async def request(
     kind: RTM_*; body: a struct and attributes; netns: this process's if None. Raises `OSError` with
     the kernel's error, and `NetnsGoneError`. The caller limits the time.
     """
-    found, _ = await _request(kind, body, netns, flags)
-    return found
+    return await within(lambda link: link.request(kind, body, flags), netns=netns)
 
 
 async def dump(
@@ -42,43 +45,81 @@ async def dump(
 
     is_filtered: the kernel is to send only what matches `body`. The rest is as of `request`.
     """
-    for _ in range(_MOST_DUMPS):
-        found, is_consistent = await _request(kind, body, netns, NLM_F_DUMP, is_strict=is_filtered)
-        if is_consistent:
-            break
-    # After all these the next notification leads to the next one.
-    return found
+    return await within(lambda link: link.dump(kind, body), netns=netns, is_filtered=is_filtered)
 
 
-async def _request(
-    kind: int, body: bytes, netns: Netns | None, flags: int, *, is_strict: bool = False
-) -> tuple[list[bytes], bool]:
-    """The messages, and whether they are of one moment."""
-    sock = opened(netns, is_strict=is_strict)
-    message = netlink.encode(kind, flags, body)
-    future = _threads.submit(
-        _exchange, sock, message, has_end=bool(flags & (NLM_F_DUMP | NLM_F_ACK))
-    )
+class Exchange:
+    """Requests to one namespace, one after the other, in a thread that may wait."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        sock.settimeout(_TIMEOUT_SECONDS)
+
+    def request(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
+        """As the function `request`."""
+        return self._exchange(kind, body, flags)[0]
+
+    def dump(self, kind: int, body: bytes) -> list[bytes]:
+        """As the function `dump`."""
+        for _ in range(_MOST_DUMPS):
+            found, is_consistent = self._exchange(kind, body, NLM_F_DUMP)
+            if is_consistent:
+                break
+        # After all these the next notification leads to the next one.
+        return found
+
+    def _exchange(self, kind: int, body: bytes, flags: int) -> tuple[list[bytes], bool]:
+        """The messages, and whether they are of one moment."""
+        found: list[bytes] = []
+        is_consistent = True
+        self._socket.send(netlink.encode(kind, flags, body))
+        has_end = bool(flags & (NLM_F_DUMP | NLM_F_ACK))
+        while True:
+            for part in netlink.decode(self._socket.recv(netlink.RECEIVE_BYTES)):
+                is_consistent = is_consistent and not part.is_interrupted
+                if part.is_last:
+                    netlink.check(part)
+                    return found, is_consistent
+                found.append(part.content)
+            if not has_end:
+                return found, True
+
+
+async def within(
+    call: Callable[[Exchange], T], *, netns: Netns | None = None, is_filtered: bool = False
+) -> T:
+    """What `call` returns, or raises, in a thread: several requests with one change of threads,
+    which takes longer than most responses.
+
+    Raises `OSError` and `NetnsGoneError` without a socket. The caller limits the time.
+    """
+    sock = opened(netns, is_strict=is_filtered)
+    future = _threads.submit(lambda: call(Exchange(sock)))
     # Also of a request that is cancelled before a thread has it, and not while one uses it.
     future.add_done_callback(lambda _: sock.close())
     return await asyncio.wrap_future(future)
 
 
-def _exchange(sock: socket.socket, message: bytes, *, has_end: bool) -> tuple[list[bytes], bool]:
-    """has_end: whether a message of its own ends the response."""
-    found: list[bytes] = []
-    is_consistent = True
-    sock.settimeout(_TIMEOUT_SECONDS)
-    sock.send(message)
-    while True:
-        for part in netlink.decode(sock.recv(netlink.RECEIVE_BYTES)):
-            is_consistent = is_consistent and not part.is_interrupted
-            if part.is_last:
-                netlink.check(part)
-                return found, is_consistent
-            found.append(part.content)
-        if not has_end:
-            return found, True
+class ParsedDump(Generic[T]):
+    """A table that is dumped again and again: only messages that differ from the last dump are
+    parsed. A node has some links and addresses for each pod, and most are as they were."""
+
+    def __init__(self, parse: Callable[[bytes], T]) -> None:
+        """parse: gets a message with its header, whose content is not to count: its sequence number
+        and port differ by dump."""
+        self._parse = parse
+        self._last: dict[bytes, T] = {}
+
+    def of(self, messages: Iterable[bytes]) -> list[T]:
+        """What the messages of a dump are parsed as, in their order."""
+        before, self._last = self._last, {}
+        found = []
+        for message in messages:
+            content = message[HEADER_BYTES:]
+            parsed = before[content] if content in before else self._parse(message)
+            self._last[content] = parsed
+            found.append(parsed)
+        return found
 
 
 def opened(netns: Netns | None, *, is_strict: bool = False) -> socket.socket:

@@ -31,30 +31,43 @@ _SERVICES_INTERFACE = "kube-ipvs0"
 async def read(links: Iterable[Link]) -> set[IPNetwork]:
     """links: the node's. Raises `OSError`."""
     of_services = {link.index for link in links if link.name == _SERVICES_INTERFACE}
-    found = await _of_interfaces(of_services)
+    return await netlink.within(lambda host: _read(host, of_services), is_filtered=True)
+
+
+def _read(host: netlink.Exchange, left_out: set[int]) -> set[IPNetwork]:
+    found = _of_interfaces(host, left_out)
     for family in (socket.AF_INET, socket.AF_INET6):
-        found |= await _of_routes(family)
+        found |= _of_routes(host, family)
     return found
 
 
-async def _of_interfaces(left_out: set[int]) -> set[IPNetwork]:
-    found = set()
-    for message in await netlink.dump(_RTM_GETADDR, _IFADDR.pack(0, 0, 0, 0, 0)):
-        *_, ifindex = _IFADDR.unpack_from(message, HEADER_BYTES)
-        values = attributes(message, HEADER_BYTES + _IFADDR.size)
-        # With a peer, IFA_ADDRESS is the peer's.
-        packed = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS)
-        if packed and ifindex not in left_out:
-            found.add(ipaddress.ip_network(packed))
-    return found
+def _of_interfaces(host: netlink.Exchange, left_out: set[int]) -> set[IPNetwork]:
+    messages = host.dump(_RTM_GETADDR, _IFADDR.pack(0, 0, 0, 0, 0))
+    return {
+        address
+        for ifindex, address in _addresses.of(messages)
+        if address is not None and ifindex not in left_out
+    }
 
 
-async def _of_routes(family: int) -> set[IPNetwork]:
+def _parse(message: bytes) -> tuple[int, IPNetwork | None]:
+    """The interface, and its address."""
+    *_, ifindex = _IFADDR.unpack_from(message, HEADER_BYTES)
+    values = attributes(message, HEADER_BYTES + _IFADDR.size)
+    # With a peer, IFA_ADDRESS is the peer's.
+    packed = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS)
+    return ifindex, ipaddress.ip_network(packed) if packed else None
+
+
+_addresses = netlink.ParsedDump(_parse)
+
+
+def _of_routes(host: netlink.Exchange, family: int) -> set[IPNetwork]:
     """None on a node without the family (ipv6.disable=1). Raises `OSError`."""
     body = _ROUTE.pack(family, 0, 0, 0, _TABLE_LOCAL, 0, 0, _TYPE_LOCAL, 0)
     body += attribute(_RTA_TABLE, struct.pack("=I", _TABLE_LOCAL))
     try:
-        routes = await netlink.dump(_RTM_GETROUTE, body, is_filtered=True)
+        routes = host.dump(_RTM_GETROUTE, body)
     except OSError as error:
         raise_own(error)
         return set()

@@ -78,15 +78,10 @@ class PodNetworkReader:
     async def read(self, netns: Netns) -> PodNetwork:
         """Raises `NetnsGoneError`, `OSError` or `TimeoutError`."""
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            found = await rtnetlink.read(netns)
-            assigned = await _addresses(netns)
-            # The request for the other end also makes the kernel number the pod's namespace.
-            peers = [
-                (link, await rtnetlink.find(link.peer))
-                for link in found
-                if link.kind == "veth" and link.peer
-            ]
-            nsid = await netns_number(netns.path)
+            found, assigned = await netlink.within(
+                lambda pod: (rtnetlink.read_in(pod), _addresses_in(pod)), netns=netns
+            )
+            peers, nsid = await netlink.within(lambda host: _other_ends(host, found, netns.path))
         own = [
             (link, peer)
             for link, peer in peers
@@ -125,6 +120,24 @@ async def netns_number(path: str) -> int | None:
     when the namespace ends. Raises `OSError` if that is unknown: this process has no descriptor or
     memory left.
     """
+    return await netlink.within(lambda host: _netns_number(host, path))
+
+
+def _other_ends(
+    host: netlink.Exchange, links: Iterable[Link], path: str
+) -> tuple[list[tuple[Link, Link | None]], int | None]:
+    """The veths among a pod's links, each with the link of the host that may be its other end, and
+    the number of the pod's namespace."""
+    # The request for the other end also makes the kernel number the pod's namespace.
+    ends = [
+        (link, rtnetlink.found_in(host, link.peer))
+        for link in links
+        if link.kind == "veth" and link.peer
+    ]
+    return ends, _netns_number(host, path)
+
+
+def _netns_number(host: netlink.Exchange, path: str) -> int | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -132,12 +145,12 @@ async def netns_number(path: str) -> int | None:
         return None
     try:
         body = _RTGEN.pack(0) + attribute(_NETNSA_FD, _S32.pack(fd))
-        if (number := await _read_number(body)) is not None:
+        if (number := _read_number(host, body)) is not None:
             return number
         any_number = attribute(_NETNSA_NSID, _S32.pack(-1))
         with contextlib.suppress(FileExistsError):  # another process, or a new link, was faster
-            await netlink.request(_RTM_NEWNSID, body + any_number, flags=NLM_F_ACK)
-        return await _read_number(body)
+            host.request(_RTM_NEWNSID, body + any_number, NLM_F_ACK)
+        return _read_number(host, body)
     except OSError as error:
         raise_own(error)
         # It was deleted meanwhile, and the file that it was mounted on remains.
@@ -146,9 +159,9 @@ async def netns_number(path: str) -> int | None:
         os.close(fd)
 
 
-async def _read_number(body: bytes) -> int | None:
+def _read_number(host: netlink.Exchange, body: bytes) -> int | None:
     """Raises `OSError`."""
-    (answer,) = await netlink.request(_RTM_GETNSID, body)
+    (answer,) = host.request(_RTM_GETNSID, body)
     values = attributes(answer, HEADER_BYTES + _RTGEN.size)
     (nsid,) = _S32.unpack(values[_NETNSA_NSID])
     return int(nsid) if nsid >= 0 else None
@@ -181,13 +194,13 @@ async def addresses_in(netns: Netns) -> set[IPAddress]:
     Raises `NetnsGoneError`, `TimeoutError` and `OSError`.
     """
     async with asyncio.timeout(_TIMEOUT_SECONDS):
-        return {address for _, address in await _addresses(netns)}
+        return {address for _, address in await netlink.within(_addresses_in, netns=netns)}
 
 
-async def _addresses(netns: Netns) -> list[tuple[int, IPAddress]]:
+def _addresses_in(netns: netlink.Exchange) -> list[tuple[int, IPAddress]]:
     """Each with its interface."""
     found: list[tuple[int, IPAddress]] = []
-    for message in await netlink.dump(_RTM_GETADDR, _IFADDR.pack(0, 0, 0, 0, 0), netns=netns):
+    for message in netns.dump(_RTM_GETADDR, _IFADDR.pack(0, 0, 0, 0, 0)):
         family, _, _, _, ifindex = _IFADDR.unpack_from(message, HEADER_BYTES)
         if family not in (socket.AF_INET, socket.AF_INET6):
             continue  # such as MCTP's, of one byte

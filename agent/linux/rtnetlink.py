@@ -73,14 +73,24 @@ class Link:
 async def read(netns: Netns | None = None) -> list[Link]:
     """All links of a namespace, this process's if None. Raises `OSError` and `NetnsGoneError`."""
     messages = await netlink.dump(_RTM_GETLINK, _request(0), netns=netns)
-    return [parse(message) for message in messages]
+    return _own_links.of(messages) if netns is None else [parse(message) for message in messages]
 
 
 async def find(ifindex: int) -> Link | None:
     """One link of this process's namespace; None if it has none of this number. Raises `OSError`
     if that is unknown: this process has no descriptor or memory left."""
+    return await netlink.within(lambda host: found_in(host, ifindex))
+
+
+def read_in(netns: netlink.Exchange) -> list[Link]:
+    """As `read`, of the exchange's namespace."""
+    return [parse(message) for message in netns.dump(_RTM_GETLINK, _request(0))]
+
+
+def found_in(netns: netlink.Exchange, ifindex: int) -> Link | None:
+    """As `find`, of the exchange's namespace."""
     try:
-        (message,) = await netlink.request(_RTM_GETLINK, _request(ifindex))
+        (message,) = netns.request(_RTM_GETLINK, _request(ifindex))
     except OSError as error:
         raise_own(error)
         return None
@@ -111,6 +121,10 @@ def parse(message: bytes) -> Link:
         is_tap=kind == "macvtap" or (kind == "tun" and data.get(_IFLA_TUN_TYPE) == _TAP),
         is_ethernet=type_ == _ARPHRD_ETHER,
     )
+
+
+_own_links = netlink.ParsedDump(parse)
+"""Those of this process's namespace."""
 
 
 def _udp_ports(kind: str | None, data: Mapping[int, bytes]) -> frozenset[int]:

@@ -168,7 +168,8 @@ class PodState:
     @property
     def awaits_plugin(self) -> bool:
         """Whether podgate-cni may still gate an interface of a pod in mode off."""
-        return asyncio.get_running_loop().time() < self.recheck_until
+        until = self.recheck_until
+        return bool(until) and asyncio.get_running_loop().time() < until
 
     @property
     def is_unsettled(self) -> bool:

@@ -119,9 +119,15 @@ class PodStore:
 
     def mark_namespace(self, nsid: int) -> None:
         """Have the pod reconciled that is in the namespace with this number, at its own pace."""
-        numbers = {uid: state.network and state.network.nsid for uid, state in self.pods.items()}
-        owners = [uid for uid, number in numbers.items() if number == nsid]
-        for uid in owners or [uid for uid, number in numbers.items() if number is None]:
+        owners, unread = [], []
+        for uid, state in self.pods.items():
+            number = state.network and state.network.nsid
+            if number == nsid:
+                owners.append(uid)
+            # One without a sandbox has no namespace yet, and is marked once it has.
+            elif number is None and state.pod.netns_path is not None:
+                unread.append(uid)
+        for uid in owners or unread:
             self.network_changes.mark(uid)
 
     def mark_interfaces(self, ifindexes: set[int]) -> None:

@@ -53,8 +53,10 @@ class ActiveRelay:
             return f"the relay failed: {problem}"
         return blocked(self.way_problem) if self.way_problem else ""
 
-    async def set_targets(self, targets: tuple[messages.RelayTargetSpec, ...]) -> None:
-        """Raises `RelayError`."""
+    async def set_targets(self, targets: tuple[messages.RelayTargetSpec, ...]) -> set[str]:
+        """Returns the uids of pods with a target that is another than before. Raises
+        `RelayError`."""
+        before = self.active_targets
         self.applied_targets = None
         self.revision += 1
         message = messages.SetTargets(self.revision, targets)
@@ -62,6 +64,7 @@ class ActiveRelay:
         if applied.revision != self.revision:
             raise RelayError(f"it has revision {applied.revision}, not {self.revision}")
         self.applied_targets = targets
+        changed = self.rejected.items() ^ applied.rejected.items()
         self.rejected = applied.rejected
         self.active_targets = {
             target.key: target for target in targets if target.key not in applied.rejected
@@ -71,6 +74,11 @@ class ActiveRelay:
             if target.answers:
                 uid = relay_targets.uid_of(target.key)
                 self.answered_targets.setdefault(uid, []).append(target)
+        keys = {key for key, _ in changed}
+        keys |= before.keys() ^ self.active_targets.keys()
+        # A plan has the same object while a target stays as it is.
+        keys |= {key for key, one in self.active_targets.items() if before.get(key) is not one}
+        return {relay_targets.uid_of(key) for key in keys}
 
     def proxies(
         self, target: messages.RelayTargetSpec, planned: messages.RelayTargetSpec | None

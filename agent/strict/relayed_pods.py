@@ -2,7 +2,7 @@
 enforce, and which ports a pod shares."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from agent.pods.changes import Changes
 from agent.pods.pod_state import PodState
@@ -35,7 +35,7 @@ class RelayedPods:
         self._store = store
         self._serving = serving
         self.plan = RelayPlan((), {})
-        """The newest one; to be replaced, then `publish`."""
+        """The newest one; to be replaced, then `publish` what changed."""
         self.changes = Changes()
         """Pods whose answers may have changed. Subscribers compare, by their own memory."""
 
@@ -73,10 +73,16 @@ class RelayedPods:
                 return "the relay is not updated yet."
         return None
 
-    def publish(self) -> None:
-        """The plan, or the relay that serves, may have changed."""
-        for state in self._store.states():
-            self.changes.mark(state.pod.uid)
+    def publish(self, uids: Iterable[str]) -> None:
+        """The plan for these pods, some of which may be gone, may have changed, or how the relay
+        serves them."""
+        for uid in uids:
+            if uid in self._store.pods:
+                self.changes.mark(uid)
+
+    def publish_all(self) -> None:
+        """Another relay serves, or none does any more."""
+        self.publish(self._store.pods)
 
 
 def sentence(text: str) -> str:

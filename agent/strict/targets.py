@@ -4,9 +4,9 @@ Pods in strict have one for each address, pods in enforce for those at which the
 reach them (`agent/strict/unreached.py`).
 
 Where several pods of the node have one address, `agent/strict/port_grants.py` decides.
+`agent/strict/plans.py` keeps the plan of all pods up to date.
 """
 
-import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
@@ -17,7 +17,6 @@ from agent.kubelet.admitted_ports import kubelet_rules
 from agent.pods.pod_state import PodState
 from agent.relay.messages import Answer, RelayTargetSpec, Sharing
 from agent.strict import port_grants
-from agent.strict import unreached as unreached_pods
 from agent.strict.port_grants import ANY_PORT
 from bpf.verdicts import Mode
 
@@ -51,116 +50,11 @@ class RelayPlan:
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class _AddressPlan:
-    """What one address adds to a plan, and the facts that it follows from."""
-
-    facts: object
-    targets: tuple[RelayTargetSpec, ...]
-    conflicts: Mapping[str, str]
-    needs: Mapping[str, str]
-    notes: Mapping[str, str]
-
-
-class PlanMemory:
-    """The last plan by address: only addresses whose facts changed are planned again."""
-
-    def __init__(self) -> None:
-        self.planned = 0
-        """Addresses that were planned so far."""
-        self._by_address: dict[str, _AddressPlan] = {}
-
-    def of(self, address: str, facts: object, plan: Callable[[], "_Planner"]) -> _AddressPlan:
-        """The plan of the address."""
-        found = self._by_address.get(address)
-        if found is None or found.facts != facts:
-            made = plan()
-            self.planned += 1
-            found = self._by_address[address] = _AddressPlan(
-                facts, tuple(made.targets), made.conflicts, made.needs, made.notes
-            )
-        return found
-
-    def keep(self, addresses: Container[str]) -> None:
-        """Forget all others."""
-        for address in [one for one in self._by_address if one not in addresses]:
-            del self._by_address[address]
-
-
 Answers = Callable[[str, str], tuple[Answer, ...]]
 """What the relay is to answer, by the pod's uid and address."""
 
 
-def plan_of(
-    pods: Iterable[PodState],
-    answers: Answers = lambda uid, address: (),
-    *,
-    proxies_enforced: bool = True,
-    https_hooks: bool = True,
-    memory: PlanMemory | None = None,
-) -> RelayPlan:
-    """pods: all pods of the node, since those without a relay have addresses, too; memory: of the
-    plan before.
-
-    proxies_enforced: whether pods in enforce may have a relay; https_hooks: whether their https
-    hooks are a reason for one.
-    """
-    pods = list(pods)
-    unreached = {}
-    if proxies_enforced:
-        unreached = unreached_pods.unreached_addresses(pods, https_hooks=https_hooks)
-    by_address = collections.defaultdict[str, list[PodState]](list)
-    for state in pods:
-        if not state.pod.host_network:
-            for address in state.own_addresses:
-                by_address[address].append(state)
-    memory = memory or PlanMemory()
-    memory.keep(by_address)
-    targets: list[RelayTargetSpec] = []
-    conflicts: dict[str, str] = {}
-    needs = {
-        uid: f"The kubelet cannot reach {', '.join(sorted(addresses))} from the host"
-        for uid, addresses in unreached.items()
-    }
-    notes: dict[str, str] = {}
-    for address, found in by_address.items():
-
-        def plan(address: str = address, found: list[PodState] = found) -> _Planner:
-            planner = _Planner(unreached, answers, proxies_enforced=proxies_enforced)
-            planner.add(address, found)
-            return planner
-
-        facts = [_facts(state, address, unreached, answers) for state in found]
-        part = memory.of(address, (proxies_enforced, facts), plan)
-        targets += part.targets
-        conflicts |= part.conflicts
-        # The first address is enough.
-        for uid, why in part.needs.items():
-            needs.setdefault(uid, why)
-        for uid, sentence in part.notes.items():
-            notes.setdefault(uid, sentence)
-    return RelayPlan(tuple(targets), conflicts, needs, notes)
-
-
-def _facts(
-    state: PodState, address: str, unreached: Mapping[str, Collection[str]], answers: Answers
-) -> object:
-    """All that `_Planner.add` and `port_grants` read of a pod."""
-    netns, uid, tested = state.netns, state.pod.uid, state.sandbox_path_test
-    return (
-        state.pod,
-        netns and (netns.path, netns.device, netns.inode),
-        state.network,
-        state.own_addresses,
-        is_gated(state),
-        tested and tested.results.get(address),
-        address in unreached.get(uid, ()),
-        answers(uid, address),
-        tuple(state.inner_ways.items()),
-    )
-
-
-class _Planner:
+class AddressPlanner:
     """Collects the targets of one address."""
 
     def __init__(

@@ -19,37 +19,37 @@ from probes.spec.specs import PodSpec
 
 
 def unreached_addresses(
-    states: Iterable[PodState], *, https_hooks: bool
-) -> dict[str, frozenset[str]]:
-    """By uid of pods in enforce, the addresses at which the kubelet cannot reach them.
+    state: PodState, *, is_node_blocked: bool, https_hooks: bool
+) -> frozenset[str]:
+    """The addresses at which the kubelet cannot reach a pod in enforce.
 
     https_hooks: the feature gate PodLifecycleHTTPS; without it pods are not proxied for https
     hooks alone.
     """
-    states = list(states)
-    is_blocked = _is_node_blocked(states)
-    found = {
-        state.pod.uid: frozenset(
-            address for address in state.own_addresses if _is_unreached(state, address, is_blocked)
-        )
-        for state in states
-        if state.pod.mode is Mode.ENFORCE and _has_purpose(state.pod.spec, https_hooks)
-    }
-    return {uid: addresses for uid, addresses in found.items() if addresses}
+    if state.pod.mode is not Mode.ENFORCE:
+        return frozenset()
+    found = [one for one in state.own_addresses if _is_unreached(state, one, is_node_blocked)]
+    return frozenset(found if found and _has_purpose(state.pod.spec, https_hooks) else ())
 
 
-def _is_node_blocked(states: Iterable[PodState]) -> bool:
-    """Whether the node reaches none of the pods that are tested, and at least one is.
+def is_node_blocked(shown: Iterable[bool]) -> bool:
+    """Whether the node reaches none of the pods that are tested, and at least one is. shown: what
+    these show, as of `shows_blocked_node`.
 
     A CNI that blocks one pod from the node blocks all, so new pods need not wait for their test.
-    Pods that are being deleted show nothing: their networks are removed.
     """
-    tests = (state.sandbox_path_test for state in states if not state.pod.is_deleting)
-    found = [tested for tested in tests if tested and tested.results]
-    return bool(found) and all(
-        not tested.is_kubelet_seen and set(tested.results.values()) == {PathTestResult.UNREACHABLE}
-        for tested in found
-    )
+    found = list(shown)
+    return bool(found) and all(found)
+
+
+def shows_blocked_node(state: PodState) -> bool | None:
+    """Whether the path test of this pod shows that the node does not reach pods; None if it shows
+    nothing, as those of pods that are being deleted: their networks are removed."""
+    tested = state.sandbox_path_test
+    if state.pod.is_deleting or tested is None or not tested.results:
+        return None
+    is_unreachable = set(tested.results.values()) == {PathTestResult.UNREACHABLE}
+    return is_unreachable and not tested.is_kubelet_seen
 
 
 def _is_unreached(state: PodState, address: str, is_node_blocked: bool) -> bool:

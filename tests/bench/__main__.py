@@ -27,6 +27,7 @@ BENCHES = (
     "policy",
     "off",
     "burst",
+    "births",
 )
 # These need the programs of a cluster, so they run only if they are named.
 APART = ("cluster", "fleet", "nri")

@@ -7,6 +7,7 @@ Both kinds of starts alternate in one run.
 """
 
 import asyncio
+import contextlib
 import functools
 import os
 import pathlib
@@ -14,19 +15,20 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from agent.default_deny import table as default_deny_table
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
 from bpf import pins
-from tests.agent.kube.apiserver import ApiServer
+from tests.agent.kube.apiserver import ApiServer, Json
 from tests.agent.kube.conftest import write_kubeconfig
 from tests.bench import figures
 from tests.conftest import fresh_lab
 from tests.kernel import cgroups
-from tests.node.node import Node
+from tests.node.node import READY, Node
 from tests.runtime import containerd
 from tests.runtime.driving import Driver
 
@@ -35,7 +37,7 @@ T = TypeVar("T")
 _PODS = int(os.environ.get("PODGATE_BENCH_PODS") or 250)
 _RUNS = 3
 _AT_ONCE = 10
-_PATIENCE_SECONDS = 300.0
+PATIENCE_SECONDS = 300.0
 
 
 def main() -> None:
@@ -80,41 +82,69 @@ async def _start_with(
     driver: Driver, directory: pathlib.Path, runtime: containerd.Containerd, number: int
 ) -> tuple[float, float]:
     """Seconds until all are ready, and of the agent's CPU time from its start."""
-    run = directory / str(number)
+    names = [f"with-{number}-{pod}" for pod in range(_PODS)]
+    async with node_with_agent(driver, directory, runtime, str(number), "enforce") as node:
+        begun = time.monotonic()
+        async with pods_at_once(node, names):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not all(node.is_ready(name) for name in names):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            return time.monotonic() - begun, cpu_seconds_of(node.operator.pid)
+
+
+@contextlib.asynccontextmanager
+async def node_with_agent(
+    driver: Driver,
+    directory: pathlib.Path,
+    runtime: containerd.Containerd,
+    name: str,
+    mode: str,
+) -> AsyncIterator[Node]:
+    """A node whose agent is ready, with this default mode."""
+    run = directory / name
     run.mkdir()
-    installation = pins.Pins(labs.LAB_DIRECTORY / "bpf" / str(number))
+    installation = pins.Pins(labs.LAB_DIRECTORY / "bpf" / name)
     installation.bpffs.mkdir()
     operator = AgentProcess(run, installation.bpffs)
     node = Node(runtime, driver, ApiServer(), operator)
     await node.start_api()
     write_kubeconfig(node.kubeconfig, f"http://127.0.0.1:{node.server.port}")
-    names = [f"with-{number}-{pod}" for pod in range(_PODS)]
-    sandboxes: list[str] = []
     with cgroups.cgroup() as kubelet:
         operator.kubelet = ("--kubelet", f"cgroup:{kubelet.path}")
+        # A cgroup without a process is polled for one.
+        process = kubelet.popen(["sleep", "infinity"])
         try:
-            await node.start_agent()
+            await node.start_agent("--mode", mode)
             await node.serves("/readyz", 200)
-            begun = time.monotonic()
-            for name in names:
-                node.create(name)
-            sandboxes = await _at_once([functools.partial(_start, driver, name) for name in names])
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                while not all(node.is_ready(name) for name in names):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-            seconds = time.monotonic() - begun
-            cpu_seconds = _cpu_seconds(operator.pid)
+            yield node
         finally:
             await node.stop_agent(signal.SIGKILL)
-            await _end(driver, sandboxes)
             await node.stop_api()
             await default_deny_table.remove()
             installation.remove_everything()
-    return seconds, cpu_seconds
+            process.kill()
+            process.wait()
 
 
-async def _start(driver: Driver, name: str) -> str:
-    sandbox = await driver.run_sandbox(name)
+@contextlib.asynccontextmanager
+async def pods_at_once(
+    node: Node, names: Sequence[str], container: Json = READY
+) -> AsyncIterator[None]:
+    """Pods that the API has at once, and whose containers run; they end with the block."""
+    # As the API server's: podgate finds the pods' cgroups by them.
+    uids = {name: str(uuid.uuid4()) for name in names}
+    for name, uid in uids.items():
+        node.create(name, container=container, uid=uid)
+    calls = [functools.partial(_start, node.driver, *pod) for pod in uids.items()]
+    sandboxes = await _at_once(calls)
+    try:
+        yield
+    finally:
+        await _end(node.driver, sandboxes)
+
+
+async def _start(driver: Driver, name: str, uid: str | None = None) -> str:
+    sandbox = await driver.run_sandbox(name, uid=uid)
     await driver.start_container(sandbox)
     return sandbox
 
@@ -138,7 +168,8 @@ async def _at_once(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
     return await asyncio.gather(*map(run, calls))
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds_of(pid: int) -> float:
+    """Of a process, since its start."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -165,10 +165,31 @@ def test_changes_of_many_gates_wait_once_for_programs(loaded: _Loaded, waits: li
     for ifindex in gates:
         table.set(ifindex, GateConfig(Mode.ENFORCE, numbered(1)), 0)
     assert len(waits) == 1
-    for change in range(2, 6):
+    for change in range(1, 6):
         for ifindex in gates:
             table.set(ifindex, GateConfig(Mode.ENFORCE, numbered(1), ports(change)), 0)
+        # The first change waits for none, since no program read the version before a new gate's.
         assert len(waits) == change
+
+
+def test_first_change_of_a_new_gate_waits_for_no_program(
+    loaded: _Loaded, waits: list[None]
+) -> None:
+    """Its grace period ends while a crowd's other pods wait for their gates."""
+    table = loaded.table()
+    config = GateConfig(Mode.ENFORCE, numbered(1))
+    table.set(7, config, 10)
+    waits.clear()
+    table.end_grace(7, 0)
+    assert waits == []
+    # From now on programs may read either version.
+    table.set(7, GateConfig(Mode.AUDIT, numbered(1)), 0)
+    assert len(waits) == 1
+    # So may those of the interface whose gate had the slot before.
+    table.delete(7)
+    waits.clear()
+    table.set(7, config, 10)
+    assert len(waits) == 1
 
 
 def test_programs_see_no_mix_of_two_configurations(loaded: _Loaded, waits: list[None]) -> None:

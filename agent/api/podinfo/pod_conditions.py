@@ -1,8 +1,8 @@
 """Encodes one pod and its conditions for PodInfo."""
 
-import contextlib
 import dataclasses
 import datetime
+import functools
 from collections.abc import Mapping
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -81,8 +81,17 @@ def header(instance_id: int, rev: int) -> bytes:
 
 def _set_time(field: Timestamp, text: str | None) -> None:
     """Set a time; leave the field unset if the text is none."""
-    with contextlib.suppress(ValueError):
-        if text:
-            found = Timestamp()
-            found.FromJsonString(text)
-            field.CopyFrom(found)
+    if text and (found := _timestamp(text)):
+        field.CopyFrom(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def _timestamp(text: str) -> Timestamp | None:
+    """None for a text that is no time. Reading one takes longer than encoding its condition, which
+    is encoded again with each change of the pod."""
+    found = Timestamp()
+    try:
+        found.FromJsonString(text)
+    except ValueError:
+        return None
+    return found

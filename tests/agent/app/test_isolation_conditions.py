@@ -59,7 +59,7 @@ async def test_relay_that_answers_differently_changes_conditions_of_its_pods_alo
     node.add(strict)
     node.add(enforced)
     node.problem = "the relay does not respond."
-    node.pods.publish()
+    node.pods.publish_all()
     node.published.publish()
     assert node.changed.take() == [strict.pod.uid]
     assert node.problem in node.message(strict)
@@ -73,7 +73,7 @@ async def test_answer_that_was_shown_meanwhile_is_replaced(node: Node) -> None:
     node.add(pod)
     assert node.problem in node.message(pod)
     node.problem = before
-    node.pods.publish()
+    node.pods.publish_all()
     node.published.publish()
     assert node.problem in node.message(pod)
 
@@ -83,6 +83,6 @@ async def test_deleted_pod_has_no_condition(node: Node) -> None:
     node.add(pod)
     node.store.remove_pod(pod.pod.uid)
     node.store.in_force.mark(pod.pod.uid)
-    node.pods.publish()
+    node.pods.publish_all()
     node.published.publish()
     assert node.changed.take() == []

@@ -95,3 +95,16 @@ def test_only_changed_pods_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     node.apply(("namespace", "shop", {"team": "red"}))
     node.history._gated_pods()
     assert sorted(read) == ["a", "b", "b", "c"]
+
+
+def test_only_pods_that_changed_are_read() -> None:
+    node = Node()
+    for number, uid in enumerate("abc", start=1):
+        node.apply(("set", uid, "shop", {}))
+        node.apply(("gate", uid, number))
+    every = node.history._gated_pods()
+    assert every.keys() == {1, 2, 3}
+    node.apply(("remove", "c"))
+    assert node.history._gated_pods(["b", "c", "gone"]) == {2: every[2], 3: every[3]}
+    node.apply(("namespace", "shop", {"team": "x"}))
+    assert node.history._gated_pods(["b"]).keys() == {1, 2, 3}

@@ -236,6 +236,19 @@ async def test_default_deny_table_that_is_slow_makes_no_pod_unreachable(node: No
     assert state.path_test.results == {V4: CONFIRMED}
 
 
+async def test_packet_that_the_default_deny_table_drops_is_sent_again_once_it_is_open(
+    node: Node,
+) -> None:
+    state = node.add()
+    node.host.paths[V4] = Path(counted_from=1, rejected=1)
+    node.host.is_open.clear()
+    node.tester.enqueue(state)
+    asyncio.get_running_loop().call_later(0.1, node.host.is_open.set)
+    assert await node.changes.next() == ["web"]
+    assert node.host.sent == [V4]
+    assert not node.host.captures
+
+
 async def test_every_confirmed_address_is_tested_one_after_the_other(node: Node) -> None:
     state = node.add(addresses=f"{V4} {V6}")
     node.host.paths[V4] = Path(counted_from=1)

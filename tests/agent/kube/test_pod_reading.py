@@ -12,7 +12,8 @@ from agent.kube.pod_reading import PodReading
 from agent.pods.pod import read_pod
 from agent.pods.pod_modes import PodModes
 from bpf.verdicts import Mode
-from probes.spec.specs import DeclaredPorts, TcpSocket
+from probes.spec import probespec
+from probes.spec.specs import DeclaredPorts, PodSpec, TcpSocket
 from tests.agent.kube.apiserver import gated, pod, recorded
 
 SECRET = "hunter2"
@@ -246,3 +247,32 @@ def test_probe_hosts_are_problems_of_pods_that_only_the_kubelet_probes() -> None
     made = reading(thing).pod
     assert made.spec.errors == ()
     assert [one.reason for one in made.host_problems] == ["ProbeHostNotAllowed"]
+
+
+def test_spec_is_read_once_until_it_or_an_annotation_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    specs = pod_reading.SpecReader()
+    read: list[ApiPod] = []
+
+    def read_spec(pod: ApiPod) -> PodSpec:
+        read.append(pod)
+        return original(pod)
+
+    original = pod_reading.read_spec
+    monkeypatch.setattr(pod_reading, "read_spec", read_spec)
+    first = with_containers({"name": "app", "readinessProbe": {"tcpSocket": {"port": 80}}})
+    spec = specs.read(decoded(first))
+    ready = {**first, "status": {"phase": "Running"}}
+    assert specs.read(decoded(ready)) is spec
+    assert len(read) == 1
+    other = with_containers({"name": "app", "readinessProbe": {"tcpSocket": {"port": 81}}})
+    assert specs.read(decoded(other)) != spec
+    annotated = with_containers(
+        {"name": "app", "readinessProbe": {"tcpSocket": {"port": 81}}},
+        annotations={probespec.ANNOTATION: "no JSON"},
+    )
+    assert specs.read(decoded(annotated)).errors
+    specs.forget(decoded(other).uid)
+    specs.read(decoded(annotated))
+    assert len(read) == 4

@@ -23,21 +23,29 @@ class Kernel:
 
     def __init__(self, *responses: list[bytes]) -> None:
         self._responses = list(responses)
-        self.requests: list[bytes] = []
         self._ends: list[socket.socket] = []
 
     def open(self, netns: Netns | None, *, is_strict: bool = False) -> socket.socket:
         end, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         end.setblocking(False)
         ours.setblocking(False)
-        for datagram in self._responses.pop(0):
-            ours.send(datagram)
+        # The kernel has each response ready before the request's send(2) returns.
+        for response in self._responses:
+            for datagram in response:
+                ours.send(datagram)
         self._ends.append(ours)
         return end
 
     @property
     def remaining(self) -> int:
-        return len(self._responses)
+        """Responses that were not requested."""
+        (ours,) = self._ends
+        # Clears the error that responses were not read.
+        ours.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        requests = 0
+        while ours.recv(1 << 16):
+            requests += 1
+        return len(self._responses) - requests
 
     def close(self) -> None:
         for end in self._ends:
@@ -145,3 +153,20 @@ async def test_no_descriptor_is_left() -> None:
         await rtnetlink.read()
         await rtnetlink.find(2**31 - 1)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_messages_that_are_as_in_the_last_dump_are_not_parsed_again() -> None:
+    parsed: list[bytes] = []
+
+    def parse(content: bytes) -> int:
+        parsed.append(content)
+        return len(parsed)
+
+    table = netlink.ParsedDump(parse)
+    first, second, third = link(1), link(2), link(3)
+    assert table.of([first, second]) == [1, 2]
+    # Another dump is another request, with a port of its own in each header.
+    again = first[:12] + b"port" + first[16:]
+    assert table.of([third, again]) == [3, 1]
+    assert table.of([second]) == [4]
+    assert parsed == [first, second, third, second]

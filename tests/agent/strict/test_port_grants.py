@@ -6,7 +6,8 @@ import pytest
 
 from agent.pods.pod_state import PathTestResult, PodState
 from agent.relay.messages import RelayTargetSpec
-from agent.strict.targets import RelayPlan, plan_of
+from agent.strict.plans import plan_of
+from agent.strict.targets import RelayPlan
 from bpf.verdicts import Mode
 from tests.agent.strict.strict_pods import record_path, strict_pod, tcp
 

@@ -2,12 +2,13 @@
 
 import msgspec
 
-from agent.pods.pod_state import PathTestResult, PodState
-from agent.strict.targets import PlanMemory, excluded_reason, plan_of, uid_of
+from agent.pods.pod_state import PodState
+from agent.strict.plans import plan_of
+from agent.strict.targets import excluded_reason, uid_of
 from bpf.verdicts import Mode
 from probes.redirection import InnerWay, Redirection
 from probes.spec.specs import parse_pod
-from tests.agent.strict.strict_pods import HTTP_8080, record_path, strict_pod, tcp
+from tests.agent.strict.strict_pods import HTTP_8080, strict_pod, tcp
 
 ONE, OTHER = "198.18.1.1", "198.18.1.2"
 HTTP_OTHER = {"livenessProbe": {"httpGet": {"port": 8080, "path": "/other"}}}
@@ -99,13 +100,6 @@ def test_pod_whose_rules_redirect_every_user_has_no_target() -> None:
     )
 
 
-def test_plan_follows_the_inner_ways() -> None:
-    memory, web = PlanMemory(), redirected(5995)
-    assert plan_of([web], memory=memory).targets[0].user == 5995
-    web.inner_ways = {}
-    assert plan_of([web], memory=memory).targets[0].user == 0
-
-
 def test_excluded_pods_have_a_reason() -> None:
     assert excluded_reason(strict_pod("web", ONE)) is None
     off = excluded_reason(strict_pod("direct", ONE, is_relayed=False))
@@ -162,49 +156,3 @@ def test_pod_that_is_not_in_strict_claims_its_ports_too() -> None:
     assert claims(strict_pod("a", ONE), enforced) == {"a": (8080,)}
     idle = strict_pod("b", ONE, container={}, mode=Mode.ENFORCE)
     assert claims(strict_pod("a", ONE, container=HTTP_8080), idle) == {"a": (8080, 0)}
-
-
-def test_only_addresses_whose_facts_changed_are_planned_again() -> None:
-    pods = [strict_pod(f"web{number}", f"198.18.2.{number}") for number in range(1, 251)]
-    memory = PlanMemory()
-    first = plan_of(pods, memory=memory)
-    assert memory.planned == 250
-    assert plan_of(pods, memory=memory) == first
-    assert memory.planned == 250
-    # One that changes, one that goes, and one that comes.
-    pods[7].pod = msgspec.structs.replace(pods[7].pod, is_relayed=False)
-    pods[8:9] = [strict_pod("other", "198.18.3.1")]
-    assert plan_of(pods, memory=memory) == plan_of(pods) != first
-    assert memory.planned == 252
-
-
-def test_each_fact_of_a_pod_leads_to_another_plan() -> None:
-    """Two pods with one address, so that all that is shared counts as well."""
-    web, other = strict_pod("web", ONE), strict_pod("b", ONE, container=HTTP_OTHER)
-    memory = PlanMemory()
-
-    def same() -> None:
-        for pods in ([web, other], [web], [other], [web, other]):
-            assert plan_of(pods, memory=memory) == plan_of(pods)
-
-    same()
-    record_path(web, PathTestResult.CONFIRMED)
-    same()
-    record_path(other, PathTestResult.CONFIRMED)
-    same()
-    web.gates = {}
-    same()
-    other.netns = web.netns
-    same()
-    other.pod = msgspec.structs.replace(other.pod, mode=Mode.AUDIT)
-    same()
-    other.claims = strict_pod("b", OTHER).claims
-    same()
-
-
-def test_confirmed_path_leads_to_another_plan_of_a_shared_port() -> None:
-    pods = [strict_pod("web", ONE), strict_pod("b", ONE, container=HTTP_OTHER)]
-    memory = PlanMemory()
-    before = plan_of(pods, memory=memory)
-    record_path(pods[0], PathTestResult.CONFIRMED)
-    assert plan_of(pods, memory=memory) == plan_of(pods) != before

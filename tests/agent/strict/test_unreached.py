@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.pods.pod_state import PathTestRecord, PathTestResult, PodState
-from agent.strict.targets import plan_of
+from agent.strict.plans import plan_of
 from bpf.verdicts import Mode
 from probes.netns import Netns
 from tests.agent.strict.strict_pods import HTTP_8080, strict_pod, tcp
