@@ -76,7 +76,7 @@ def test_environment_is_the_workers_at_the_start(
     launch: Launch, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ("run", "--bpffs", str(tmp_path), "--run-directory", str(tmp_path / "run"))
-    assert "use either --node-name NAME" in run(launch, tmp_path / "log", *command)[1]
+    assert "use one of --node-name NAME" in run(launch, tmp_path / "log", *command)[1]
     monkeypatch.setenv("NODE_NAME", "node1")
     assert "is not a BPF file system" in run(launch, tmp_path / "log", *command)[1]
 
