@@ -1,12 +1,13 @@
 """What `podgate rules` shows of a rule set, and the hits of its rules."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from agent.admin.report import PolicyStatus, RulesReport, RuleStatus
 from agent.pods.pod import Pod
 from agent.pods.pod_state import Admission
+from agent.policy.api_types import Policy
 from agent.policy.effective import EffectivePolicies
 from agent.policy.matching import RuleSet
 
@@ -30,6 +31,37 @@ def samples(rule_set: RuleSet, hits: Mapping[int, int]) -> list[RuleSample]:
     ]
 
 
+def policy_status(
+    policy: Policy,
+    pods: Iterable[Pod],
+    *,
+    hits: Sequence[int],
+    problems: Sequence[str],
+    skipped: dict[str, int],
+) -> PolicyStatus:
+    """pods: those that it selects; hits, problems: of its rules, in their order; skipped: rules
+    that a gate had no room for, by pod."""
+    return PolicyStatus(
+        name=policy.name,
+        source=policy.source,
+        pods=sorted(pod.full_name for pod in pods),
+        rules=[
+            RuleStatus(
+                source=str(rule.source),
+                protocol=rule.protocol_text,
+                ports=rule.ports_text,
+                hits=count,
+                problem=problem,
+            )
+            for rule, count, problem in zip(policy.rules, hits, problems, strict=True)
+        ],
+        generation=policy.generation,
+        skipped=skipped,
+        expires=policy.expires_text,
+        action=policy.document.spec.action,
+    )
+
+
 def of(
     rule_set: RuleSet,
     gated: Sequence[tuple[Pod, Admission | None]],
@@ -38,22 +70,11 @@ def of(
 ) -> RulesReport:
     """gated: the pods with gates, and what theirs have; takes milliseconds for each policy."""
     found = [
-        PolicyStatus(
-            name=policy.name,
-            source=policy.source,
-            pods=sorted(pod.full_name for pod, _ in gated if policy in rule_set.selected.of(pod)),
-            rules=[
-                RuleStatus(
-                    source=str(rule.source),
-                    protocol=rule.protocol_text,
-                    ports=rule.ports_text,
-                    hits=hits.get(rule_set.ids[policy.name, rule], 0),
-                    problem=rule_set.problem(rule),
-                )
-                for rule in policy.rules
-            ],
-            generation=policy.generation,
-            expires=policy.expires_text,
+        policy_status(
+            policy,
+            [pod for pod, _ in gated if policy in rule_set.selected.of(pod)],
+            hits=[hits.get(rule_set.ids[policy.name, rule], 0) for rule in policy.rules],
+            problems=[rule_set.problem(rule) for rule in policy.rules],
             skipped={
                 pod.full_name: count
                 for pod, admission in gated

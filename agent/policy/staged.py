@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from prometheus_client import core
 
 from agent.admin.observations import Observations, ObservedFlows
-from agent.admin.report import PolicyStatus, RuleStatus
+from agent.admin.report import PolicyStatus
 from agent.metrics import MetricFamily, labelled
 from agent.pods.object_labels import LabelSnapshot, ObjectLabels
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
-from agent.policy import replay
+from agent.policy import replay, rules_report
 from agent.policy.api_types import Policy, PolicyRule
 from agent.policy.controller import PolicyController
 from bpf.verdicts import Mode
@@ -109,29 +109,18 @@ def _statuses(
     staged: Sequence[Policy], packets: Packets, gated: Sequence[Pod], labels: LabelSnapshot
 ) -> list[PolicyStatus]:
     return [
-        PolicyStatus(
-            name=policy.name,
-            source=policy.source,
-            pods=sorted(
-                pod.full_name
+        rules_report.policy_status(
+            policy,
+            [
+                pod
                 for pod in gated
                 if policy.pods.matches(
                     pod.namespace, pod.labels, labels.of_namespace(pod.namespace)
                 )
-            ),
-            rules=[
-                RuleStatus(
-                    source=str(rule.source),
-                    protocol=rule.protocol_text,
-                    ports=rule.ports_text,
-                    hits=packets[policy.name, rule],
-                    problem="",
-                )
-                for rule in policy.rules
             ],
-            generation=policy.generation,
-            expires=policy.expires_text,
-            action=policy.document.spec.action,
+            hits=[packets[policy.name, rule] for rule in policy.rules],
+            problems=[""] * len(policy.rules),
+            skipped={},
         )
         for policy in staged
     ]

@@ -277,11 +277,11 @@ def test_many_namespaces_are_looked_up_in_one_call(lookup: ListenerLookup, lab: 
 
 def test_a_namespace_that_is_gone_has_no_listener(lookup: ListenerLookup, lab: labs.Lab) -> None:
     pod = lab.add_pod("web", 1)
-    asked = query(pod, pod.ipv4)
+    queried = query(pod, pod.ipv4)
     with listening(pod):
-        assert lookup.look_up([asked]) == b"\1"
+        assert lookup.look_up([queried]) == b"\1"
     lab.remove_pod("web")
-    assert lookup.look_up([asked]) == b"\0"
+    assert lookup.look_up([queried]) == b"\0"
 
 
 def test_another_namespace_with_the_number_is_not_mistaken_for_it(
@@ -306,8 +306,8 @@ def test_a_namespace_without_links_gets_a_number(lookup: ListenerLookup, lab: la
         cookie = made.netns.cookie()
         assert cookie is not None
         with made.listen(port=PORT):
-            asked = listener_lookup.query(cookie, numbers[0], made.v4, PORT)
-            assert lookup.states([asked]) == bytes([HAS_ROOM])
+            queried = listener_lookup.query(cookie, numbers[0], made.v4, PORT)
+            assert lookup.states([queried]) == bytes([HAS_ROOM])
 
 
 def test_a_signal_makes_no_room(lookup: ListenerLookup, pod: labs.LabPod) -> None:

@@ -59,7 +59,7 @@ KUBELET_UNREACHABLE = define(
     "kubelet-unreachable",
     DEGRADED,
     "The pods API of a kubelet without an API server does not respond: pods stay as they were last "
-    "known, and new ones have the node's mode and no declared ports.",
+    "known, and new ones have the node's mode, and the kubelet reaches all of their ports.",
     "Start the kubelet, or enable its feature gate PodsAPI.",
     "podgate doctor",
 )

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from agent import labels
-from agent.cri.models import Sandbox
 from agent.kube.objects import ApiPod
 from agent.kube.pod_reports import KUBELET
 from agent.pods.conditions import Conditions
@@ -15,20 +14,8 @@ from agent.pods.store import PodStore
 from agent.settings import Settings
 from agent.sources.standalone import StandalonePods, StandaloneSource
 from bpf.verdicts import Mode
-from probes.netns import Netns
 from tests.agent.kube.apiserver import pod
-
-NETNS = Netns("/run/netns/web", 4, 100)
-SANDBOX = Sandbox(
-    id="one",
-    pod_uid="uid-web",
-    pod_name="web",
-    pod_namespace="default",
-    attempt=0,
-    created=None,
-    is_ready=True,
-    netns=NETNS,
-)
+from tests.agent.sources.test_cluster import NETNS, SANDBOX
 
 
 def made(directory: pathlib.Path) -> tuple[StandaloneSource, PodStore]:

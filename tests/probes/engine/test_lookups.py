@@ -27,7 +27,7 @@ class Listeners:
 
     def __init__(self) -> None:
         self.without_room: set[int] = set()
-        self.asked: list[tuple[float, int]] = []
+        self.lookups: list[tuple[float, int]] = []
         """Time and number of queries of each call."""
         self.is_gone = False
 
@@ -36,7 +36,7 @@ class Listeners:
         return None if self.is_gone else f"{port} {address}".encode()
 
     def look_up(self, queries: Sequence[bytes]) -> bytes:
-        self.asked.append((round(asyncio.get_running_loop().time(), 6), len(queries)))
+        self.lookups.append((round(asyncio.get_running_loop().time(), 6), len(queries)))
         return bytes(int(int(query.split()[0]) not in self.without_room) for query in queries)
 
 
@@ -156,8 +156,8 @@ async def test_probes_that_are_due_together_share_one_call() -> None:
         bench.add(probe(1), uid=f"pod{number}")
         await asyncio.sleep(0.003)
     await asyncio.sleep(20)
-    assert sum(count for _, count in bench.listeners.asked) == 80
-    assert len(bench.listeners.asked) == 2
+    assert sum(count for _, count in bench.listeners.lookups) == 80
+    assert len(bench.listeners.lookups) == 2
 
 
 @pytest.mark.parametrize("period", [0.125, 1.0, 10.0])
@@ -169,7 +169,7 @@ async def test_lookups_keep_the_rhythm_and_are_a_tenth_early_at_most(
     await asyncio.sleep(period * 40.5)
     assert bench.successes == 41
     due = [round(0.375 + period * n, 6) for n in range(41) if n % 5]
-    early = [at - asked for at, (asked, _) in zip(due, bench.listeners.asked, strict=True)]
+    early = [at - queried for at, (queried, _) in zip(due, bench.listeners.lookups, strict=True)]
     assert min(early) > -0.001
     assert max(early) <= period / 10
 
@@ -270,7 +270,7 @@ async def test_a_redirected_port_is_never_looked_up(bench: LookupBench) -> None:
     bench.add(probe(1))
     await asyncio.sleep(35)
     assert bench.pods.times(1) == [0.0, 10.0, 20.0, 30.0]
-    assert bench.listeners.asked == []
+    assert bench.listeners.lookups == []
 
 
 @pytest.mark.parametrize("uid", [None, "a"])
@@ -337,7 +337,7 @@ async def test_a_sweep_has_those_probes_connect_whose_listeners_have_changed(
     await asyncio.sleep(0.001)
     assert [bench.pods.times(port) for port in (1, 2, 3)] == [[0.0], [0.0, 12.0], [0.0]]
     assert bench.results[-1] == ("pod2", READINESS, ProbeResult.FAILURE)
-    assert bench.listeners.asked[-2][1] == 3
+    assert bench.listeners.lookups[-2][1] == 3
     bench.accepts(2)
     bench.listeners.without_room = set()
     bench.scheduler.lookups.sweep()
@@ -415,7 +415,7 @@ async def test_both_families_are_looked_up_where_both_must_pass(bench: LookupBen
     )
     bench.add(both, addresses=(ADDRESS, OTHER))
     await asyncio.sleep(15)
-    assert bench.listeners.asked == [(10.0, 2)]
+    assert bench.listeners.lookups == [(10.0, 2)]
     assert bench.successes == 2
 
 
@@ -442,6 +442,6 @@ async def test_a_stopped_scheduler_looks_nothing_up(bench: LookupBench) -> None:
     bench.add(probe(1))
     await asyncio.sleep(15)
     await bench.scheduler.aclose()
-    before = len(bench.listeners.asked)
+    before = len(bench.listeners.lookups)
     await asyncio.sleep(50)
-    assert len(bench.listeners.asked) == before
+    assert len(bench.listeners.lookups) == before
