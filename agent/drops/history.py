@@ -187,9 +187,10 @@ class SourceHistory:
         )
 
     def _gated_pods(self, changed: Iterable[str] | None = None) -> dict[int, ObservedPod]:
-        """By ifindex; of pods that are gone, too, while they have gates. changed: of these pods,
-        unless labels changed; None: of all."""
+        """By ifindex; of pods that are gone, too, while they have gates that no running pod has.
+        changed: of these pods, unless labels changed; None: of all."""
         states = self._store.removed | self._store.pods
+        gated = self._store.gated_interfaces()
         if self._changed_labels.take():
             self._observed.clear()
             changed = None
@@ -202,7 +203,8 @@ class SourceHistory:
             kept = self._observed.get(uid)
             if kept is None or kept[0] is not state.pod:
                 kept = self._observed[uid] = state.pod, observed_pod(state.pod, labels)
-            found |= dict.fromkeys(state.gates, kept[1])
+            gates = state.gates if uid in self._store.pods else state.gates.keys() - gated
+            found |= dict.fromkeys(gates, kept[1])
         return found
 
     def _look(self, gated: set[int] | None) -> None:

@@ -57,7 +57,7 @@ class Node:
                 self.history._gated_pods()
 
     def read_again(self) -> dict[int, ObservedPod]:
-        states = (*self.store.states(), *self.store.removed.values())
+        states = (*self.store.removed.values(), *self.store.states())
         labels = self.labels.snapshot()
         return {
             ifindex: observed_pod(state.pod, labels) for state in states for ifindex in state.gates
@@ -70,6 +70,16 @@ def test_pods_after_any_changes_are_as_read_again(changes: list[tuple[Any, ...]]
     for change in changes:
         node.apply(change)
     assert node.history._gated_pods() == node.read_again()
+
+
+def test_interface_of_a_running_pod_is_not_that_of_a_removed_one() -> None:
+    node = Node()
+    for uid in "ab":
+        node.apply(("set", uid, "shop", {}))
+        node.apply(("gate", uid, 1))
+    node.apply(("remove", "a"))
+    assert node.history._gated_pods(["a"]) == {}
+    assert node.history._gated_pods(["a", "b"]) == node.read_again()
 
 
 def test_only_changed_pods_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
