@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from agent.errors import PodgateError
-from agent.linux import link_setup, network_setup
-from agent.linux.link_setup import LinkState
+from agent.linux import link_setup, network_setup, route_messages
+from agent.linux.route_messages import LinkState
 from agent.relay import interfaces as relay_interfaces
 from agent.settings import RelayRanges
 from agent.strict import ranges as strict_ranges
@@ -109,9 +109,9 @@ async def ensure_range_routes(ranges: RelayRanges) -> None:
                 await link_setup.set_route(_unreachable(network))
 
 
-def _unreachable(network: IPNetwork) -> link_setup.Route:
-    return link_setup.Route(
-        network, type=link_setup.UNREACHABLE, metric=_LAST_METRIC, protocol=_PROTOCOL
+def _unreachable(network: IPNetwork) -> route_messages.Route:
+    return route_messages.Route(
+        network, type=route_messages.UNREACHABLE, metric=_LAST_METRIC, protocol=_PROTOCOL
     )
 
 
@@ -218,20 +218,20 @@ async def _set_up_inside(
         await link_setup.set_neighbour(own.index, share.node, node.address, netns)
         # AnyIP: the whole share is local, without an address for each target, except the host's.
         for route in (
-            link_setup.Route(
+            route_messages.Route(
                 share.subnet,
-                type=link_setup.LOCAL,
-                scope=link_setup.HOST,
-                table=link_setup.LOCAL_TABLE,
+                type=route_messages.LOCAL,
+                scope=route_messages.HOST,
+                table=route_messages.LOCAL_TABLE,
                 ifindex=loopback,
             ),
-            link_setup.Route(
+            route_messages.Route(
                 ipaddress.ip_network(share.node),
-                scope=link_setup.LINK,
-                table=link_setup.LOCAL_TABLE,
+                scope=route_messages.LINK,
+                table=route_messages.LOCAL_TABLE,
                 ifindex=own.index,
             ),
-            link_setup.Route(
+            route_messages.Route(
                 _everything(share), gateway=share.node, ifindex=own.index, is_on_link=True
             ),
         ):
@@ -251,7 +251,7 @@ async def _set_up_host(pair: VethPair) -> None:
         await _add_address(pair.ifindex, share.node)
         await link_setup.set_neighbour(pair.ifindex, share.inside, pair.inside_address)
         await link_setup.set_route(
-            link_setup.Route(
+            route_messages.Route(
                 share.subnet,
                 gateway=share.inside,
                 ifindex=pair.ifindex,
