@@ -8,6 +8,7 @@ that the kernel was tested.
 
 import asyncio
 import contextlib
+import fcntl
 import gc
 import os
 import pathlib
@@ -62,16 +63,33 @@ def _has_only_unit_tests(path: pathlib.Path) -> bool:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Without the search for garbage, which doubles its time. What is collected stays until the end
     of the run, so no later search, of a third of a second each, goes through it either.
     """
     gc.disable()
     try:
-        return (yield)
+        with _one_before_others(session.config):
+            return (yield)
     finally:
         gc.freeze()
         gc.enable()
+
+
+@contextlib.contextmanager
+def _one_before_others(config: pytest.Config) -> Iterator[None]:
+    """In a new clone the first worker compiles the tests, and the others read what it has written.
+    At once, each would compile all of them, which takes longer than all else in collection."""
+    directory = config.cache.mkdir("collection") if config.cache else None
+    if directory is None or not hasattr(config, "workerinput"):
+        yield
+        return
+    with (directory / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
