@@ -61,14 +61,20 @@ if [ ! -x .venv/bin/python ]; then
 	log "creating a virtual environment in .venv"
 	/usr/bin/python3 -m venv --system-site-packages .venv
 fi
-log "installing Python packages (the first time: some 15 s)"
+log "installing Python packages (the first time: some 10 s)"
 # Python compiles the modules that it imports. To compile all others takes as long as the rest of the
 # installation.
-install_packages() {
+by_pip() {
 	.venv/bin/python -m pip install -q --disable-pip-version-check --root-user-action ignore --no-compile \
 		-c deploy/constraints.txt "$@"
 }
-# What builds podgate, once. Otherwise pip fetches and installs it apart, twice for each installation.
+# uv installs in a fifth of pip's time. It does not read pip's settings: where a machine has an index or a
+# proxy of its own in these, pip does it.
+install_packages() {
+	.venv/bin/uv pip install -q --python .venv/bin/python -c deploy/constraints.txt "$@" 2>/dev/null || by_pip "$@"
+}
+[ -x .venv/bin/uv ] || by_pip uv || log "uv cannot be installed; pip takes half a minute longer"
+# What builds podgate, once. Otherwise it is fetched and installed apart, twice for each installation.
 .venv/bin/python -c 'import editables, hatchling' 2>/dev/null || install_packages editables hatchling
 install_packages --no-build-isolation -e ".$extras"
 
