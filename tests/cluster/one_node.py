@@ -39,8 +39,8 @@ class OneNode:
     def api(self) -> Api:
         return self.control_plane.api
 
-    def end_containers(self) -> None:
-        """End all processes of pods at once, and wait until none is left."""
+    def lose_containers(self) -> None:
+        """As by a reboot: all processes of pods end at once, then the runtime starts anew."""
         cgroup2 = cgroup2_mount()
         assert cgroup2 is not None
         # Below the kubelet's root. The runtime's `pods_cgroup` is for tests that play the kubelet.
@@ -50,6 +50,7 @@ class OneNode:
             "all containers have ended",
             lambda: "populated 0" in (pods / "cgroup.events").read_text(),
         )
+        self.runtime.boot()
 
     def label(self, key: str, value: str | None) -> None:
         """Set a label of the node, or remove it."""

@@ -131,7 +131,7 @@ def test_pods_that_require_podgate_are_closed_and_not_ready_until_it_runs_after_
     followed = Followed(before)
     with host_process(node) as host, watching.followed(users, followed.see):
         node.kubelet.stop()
-        node.end_containers()
+        node.lose_containers()
         shutil.rmtree(BPFFS / "podgate")
         for path in RUN_DIRECTORY.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -36,7 +36,7 @@ def strict_start(node: OneNode, podgate: Deployment) -> Iterator[None]:
 
 def _reboot(node: OneNode) -> None:
     node.kubelet.stop()
-    node.end_containers()
+    node.lose_containers()
     shutil.rmtree(BPFFS / "podgate")
     for path in RUN_DIRECTORY.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import grpc
@@ -155,6 +155,10 @@ class Containerd:
         self._process.wait(polling.PATIENCE_SECONDS)
         self._process = None
 
+    def boot(self) -> None:
+        """What it does after a boot, once its containers have ended: nothing that it does not do
+        without one, as its shims have ended with them."""
+
     def last_lines(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return " / ".join(lines[-5:])
@@ -168,18 +172,18 @@ class Containerd:
         assert status == 0, "cgroups or processes of the runtime are left"
         if self._process is not None:
             self._process.wait(polling.PATIENCE_SECONDS)
-        # Once more if some are left: a reader of /proc/mounts misses entries that move meanwhile.
-        for _ in range(_UNMOUNT_ROUNDS):
-            for mount in reversed(self._mounts()):
-                _libc.umount2(os.fsencode(mount), _MNT_DETACH)
-        assert not (left := self._mounts()), f"mounts of the runtime are left: {left}"
-        for pattern in self.namespaces:
-            for name in _RUN.glob(pattern):
-                name.unlink()
+        unmount(self._mounts)
+        self._remove_namespaces()
         shutil.rmtree(self.directory)
         with pyroute2.IPRoute() as netlink:
             for ifindex in netlink.link_lookup(ifname=BRIDGE):
                 netlink.link("del", index=ifindex)
+
+    def _remove_namespaces(self) -> None:
+        """The files that they were mounted on."""
+        for pattern in self.namespaces:
+            for name in _RUN.glob(pattern):
+                name.unlink()
 
     def _mounts(self) -> list[pathlib.Path]:
         found = mounts()
@@ -189,9 +193,11 @@ class Containerd:
         return [_NETNS] * of_netns + [
             mount
             for mount in found
-            if any(mount.match(f"{_RUN}/{pattern}") for pattern in self.namespaces)
-            or mount.is_relative_to(self.directory)
+            if self._is_namespace(mount) or mount.is_relative_to(self.directory)
         ]
+
+    def _is_namespace(self, mount: pathlib.Path) -> bool:
+        return any(mount.match(f"{_RUN}/{pattern}") for pattern in self.namespaces)
 
     def _command(self) -> list[str]:
         return [binary("containerd"), "--config", str(self.directory / "config.toml")]
@@ -252,6 +258,15 @@ def _mount_tmpfs(path: str) -> str:
     if _libc.mount(b"podgate", os.fsencode(path), b"tmpfs", 0, None) == 0:
         return ""
     return os.strerror(ctypes.get_errno())
+
+
+def unmount(read: Callable[[], list[pathlib.Path]]) -> None:
+    """Unmount what `read` finds, also what it misses at first: a reader of /proc/mounts misses
+    entries that move meanwhile."""
+    for _ in range(_UNMOUNT_ROUNDS):
+        for mount in reversed(read()):
+            _libc.umount2(os.fsencode(mount), _MNT_DETACH)
+    assert not (left := read()), f"mounts of the runtime are left: {left}"
 
 
 def mounts() -> list[pathlib.Path]:

@@ -81,6 +81,15 @@ class Crio(Containerd):
         )
         runtime.chmod(0o755)
 
+    def boot(self) -> None:
+        """Start without namespaces and the version file, which are in memory: it then forgets its
+        sandboxes, which have no process (docs/crio.conf.5.md, `version_file`, `drop_infra_ctr`)."""
+        self.stop()
+        containerd.unmount(lambda: [one for one in containerd.mounts() if self._is_namespace(one)])
+        self._remove_namespaces()
+        (self.directory / "version").unlink()
+        self.start()
+
     def import_images(self) -> None:
         """Bring in the images of `tests.runtime.images`."""
         archive = self.directory / "images.tar"
