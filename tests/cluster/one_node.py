@@ -40,7 +40,7 @@ class OneNode:
         return self.control_plane.api
 
     def lose_containers(self) -> None:
-        """As by a reboot: all processes of pods end at once, then the runtime starts anew."""
+        """As by a reboot: all processes of pods end at once, then the runtime starts again."""
         cgroup2 = cgroup2_mount()
         assert cgroup2 is not None
         # Below the kubelet's root. The runtime's `pods_cgroup` is for tests that play the kubelet.
