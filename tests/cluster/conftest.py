@@ -40,7 +40,7 @@ _SKIPPED = (
     "(make test-cluster BIN=DIR), or a cluster in KUBECONFIG."
 )
 # Files whose results docs/compatibility.md shows.
-_RECORDED = ("tests/cluster/test_modes.py", "tests/cluster/test_handlers.py")
+_RECORDED = tuple(f"tests/cluster/test_{name}.py" for name in ("modes", "handlers", "nri"))
 _NO_BIN = "this test starts a cluster; run it by `make test-cluster BIN=DIR`"
 
 
@@ -87,11 +87,13 @@ def _begin_record(directory: pathlib.Path) -> None:
     kubernetes = _version(directory / "kubelet").split()[-1]
     package = ["dpkg-query", "-W", "-f=${Version}", "containernetworking-plugins"]
     plugins = subprocess.run(package, capture_output=True, text=True, check=False).stdout
+    network, runtime = "ptp", ""
     if (directory / "crio").is_file():
-        runtime = f"CRI-O {_version(directory / 'crio').split()[2]}"
-        _run.began("ptp-crio", plugins or "unknown", kubernetes, runtime)
-    else:
-        _run.began("ptp", plugins or "unknown", kubernetes)
+        network, runtime = "ptp-crio", f"CRI-O {_version(directory / 'crio').split()[2]}"
+    elif (directory / "containerd").is_file():
+        version = _version(directory / "containerd").split()[2]
+        network, runtime = "ptp-containerd2", f"containerd {version.removeprefix('v')}"
+    _run.began(network, plugins or "unknown", kubernetes, runtime)
 
 
 def _version(program: pathlib.Path) -> str:

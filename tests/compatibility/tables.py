@@ -15,7 +15,7 @@ from tests.networks import records
 from tests.networks.records import Row
 
 _NETWORKS: dict[str, tuple[str, ...]] = {
-    "CNI plugin ptp (routed)": ("ptp", "ptp-crio"),
+    "CNI plugin ptp (routed)": ("ptp", "ptp-containerd2", "ptp-crio"),
     "CNI plugin bridge, static routes between nodes": ("routes-rules",),
     "Calico, iptables": ("calico-iptables",),
     "Calico, nftables": ("calico-nftables",),
