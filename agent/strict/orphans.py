@@ -25,13 +25,11 @@ async def find() -> list[RelayProcess]:
 
     Raises `OSError` or `TimeoutError`.
     """
+    if not relay_interfaces.present():
+        return []
     async with asyncio.timeout(_TIMEOUT_SECONDS):
-        links = [await rtnetlink.find(ifindex) for ifindex in relay_interfaces.present()]
-        numbers = {link.peer_nsid for link in links if link} - {None}
-        if not numbers:
-            return []
-        found = []
         with contextlib.ExitStack() as undo:
+            processes = []
             for pid in await asyncio.to_thread(candidates, Procfs()):
                 try:
                     # First of all: from here on the pid means this process, or none.
@@ -39,11 +37,18 @@ async def find() -> list[RelayProcess]:
                 except ProcessLookupError:
                     continue
                 undo.callback(process.release)
-                if await netns_number(f"/proc/{pid}/ns/net") in numbers and process.is_running:
-                    found.append(process)
-                else:
-                    process.release()
+                processes.append((process, await netns_number(f"/proc/{pid}/ns/net")))
+            # Links come last: a process that still runs keeps the number of its namespace. That of
+            # a relay that ends is the next one's, perhaps of a relay of another node here.
+            links = [await rtnetlink.find(ifindex) for ifindex in relay_interfaces.present()]
+            numbers = {link.peer_nsid for link in links if link} - {None}
             undo.pop_all()
+        found = []
+        for process, number in processes:
+            if number in numbers and process.is_running:
+                found.append(process)
+            else:
+                process.release()
         return found
 
 

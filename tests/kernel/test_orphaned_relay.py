@@ -13,6 +13,7 @@ import pytest
 
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
+from agent.linux.procfs import Procfs
 from agent.logs import Event
 from agent.relay import interfaces as relay_interfaces
 from agent.strict import orphans
@@ -237,16 +238,47 @@ def test_process_that_only_looks_like_a_relay_is_none(orphan: int) -> None:
     assert found == [orphan]
 
 
+def test_relay_of_another_node_is_none_when_a_relay_ends_meanwhile(
+    own_node: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of a namespace that ends is the first that the kernel gives to another one. Nodes
+    of one machine, as kind's, see each other's processes."""
+    candidates = orphans.candidates
+    name = relay_interfaces.name_of(0)
+    with (
+        contextlib.closing(_Stranger("unshare", "--net")) as other,
+        contextlib.ExitStack() as stack,
+    ):
+        ending = stack.enter_context(contextlib.closing(_Stranger("unshare", "--net")))
+        pair = ("ip", "link", "add", name, "type", "veth", "peer", "netns", str(ending.pid))
+        subprocess.run(pair, check=True)
+        ended = []
+
+        def end_first(procfs: Procfs) -> list[int]:
+            stack.close()
+            wait_until("its interface gone", lambda: not relay_interfaces.present())
+            ended.append(ending.pid)
+            return candidates(procfs)
+
+        monkeypatch.setattr(orphans, "candidates", end_first)
+        found = asyncio.run(_found())
+        assert ended == [ending.pid]
+        assert other.pid in candidates(Procfs())
+        assert found == []
+
+
 class _Stranger:
-    def __init__(self) -> None:
+    def __init__(self, *prefix: str) -> None:
+        """prefix: of the command, for instance one that moves the process to another namespace."""
         script = "import sys; print(flush=True); sys.stdin.read()"
         self._process = subprocess.Popen(
-            [*BARE_PYTHON, "-c", script, "-m", "agent.relay", "3"],
+            [*prefix, *BARE_PYTHON, "-c", script, "-m", "agent.relay", "3"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
         assert self._process.stdout is not None
         self._process.stdout.readline()
+        self.pid = self._process.pid
 
     def close(self) -> None:
         self._process.communicate()
