@@ -19,7 +19,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench fuzz format docs pictures proto image push plugin setup clean test-meshes test-crowd test-networks test-fleet test-nri
+.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench bench-recorded fuzz format docs pictures proto image push plugin setup clean test-meshes test-crowd test-networks test-fleet test-nri
 
 demo: .venv/.run
 	@$(COMPILED) $(PYTHON) -m agent demo $(ARGS)
@@ -199,6 +199,10 @@ test-bare:
 # which `make docs` makes docs/internals/benchmarks.md; COMPARE=1 fails if a ratio is worse than all that were recorded.
 bench: setup
 	@PODGATE_TEST_BIN=$(BIN) $(PYTHON) -m tests.bench $(if $(RECORD),--record) $(if $(COMPARE),--compare) $(BENCH)
+
+# Each bench that has a record, compared with it: a run each night (.github/workflows/nightly.yaml).
+bench-recorded: setup
+	@$(MAKE) --no-print-directory bench COMPARE=1 BENCH="$(notdir $(basename $(wildcard tests/bench/recorded/*.json)))"
 
 # The property tests of all parsers, with new examples each time; `make fuzz SECONDS=60` for less than ten minutes. Then a
 # million made frames and calls (FRAMES=) for the programs of the gate, the hooks and the relay and their specifications, in some

@@ -563,6 +563,11 @@ _TC_PROGRAMS = (
 # The function of each pinned program.
 PROGRAMS = {name: name for name in _TC_PROGRAMS}
 
+# Many nodes lack some of these devices, and the verifier takes 0.1 s for each.
+DEFERRABLE = (UPLINK_GATE, DEVICE_GATE, BRIDGE_GATE, BARE_DEVICE_GATE)
+"""Programs that are loaded when a device needs one, or once the first gates are attached; the most
+frequent devices first."""
+
 # Only gates have moving copies: other projects' programs are unusual on bridges, the loopback and
 # the relay's pair.
 MOVING_COPIES = {moving_copy(name): name for name in (GATE_EGRESS, GATE_INGRESS)}

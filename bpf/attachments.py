@@ -41,12 +41,14 @@ class Attachments:
         direction: Direction,
         attachment: Attachment,
     ) -> None:
-        """copies: the program's descriptor, and that of its moving copy once it is loaded."""
+        """copies: the program's descriptor, and that of its moving copy, once they are loaded;
+        `attach` needs the first."""
         self._attach_type, parent = direction.value
         self._attachment = attachment
         self._has_tcx = tcx.TcxLinks.is_supported()
         self._links = tcx.TcxLinks(installation, program, copies, self._attach_type)
-        self._filters = clsact.ClsactFilters(installation, program, copies()[0], parent)
+        self._copies = copies
+        self._filters = clsact.ClsactFilters(installation, program, -1, parent)
         self._linked: set[int] = set()
         self._filtered: set[int] = set()
         self.attached: set[int] = set()
@@ -166,6 +168,7 @@ class Attachments:
         filter where a link is desired, if that is as good until `attach` is called again without.
         Raises `BpfError` or `AttachError`.
         """
+        self._filters.program_fd = self._copies()[0]
         self.expected.add(ifindex)
         if self._attachment is Attachment.CLSACT:
             self._filters.attach(ifindex)

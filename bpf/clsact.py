@@ -68,12 +68,14 @@ class ClsactFilters:
     """The filters of one program on interfaces of the calling thread's namespace."""
 
     def __init__(self, installation: pins.Pins, program: str, program_fd: int, parent: int) -> None:
-        """program: "" finds and removes filters of all programs; parent: EGRESS or INGRESS."""
+        """program: "" finds and removes filters of all programs; parent: EGRESS or INGRESS.
+        program_fd: -1 while nothing is attached.
+        """
         self._parent = parent
         self._program = program
         self._schema = f"{_NAME_PREFIX}{installation.schema.name}/"
         self._name = self._schema + program
-        self._program_fd = program_fd
+        self.program_fd = program_fd
         self._netlink = netlink.RequestSocket()
 
     def close(self) -> None:
@@ -92,7 +94,7 @@ class ClsactFilters:
             else:
                 ours = self._ours(ifindex)
                 handle = ours[0].handle if ours else self._free_handle(ifindex)
-            desired = Filter(handle, self._name, syscalls.program_id(self._program_fd))
+            desired = Filter(handle, self._name, syscalls.program_id(self.program_fd))
             if desired not in ours[:1]:
                 self._put(NLM_F_REPLACE, ifindex, desired)
             for duplicate in ours[1:]:
@@ -200,13 +202,13 @@ class ClsactFilters:
             ours = self._ours(ifindex)
         except NetlinkError:  # no qdisc
             return False
-        desired = self._name, syscalls.program_id(self._program_fd)
+        desired = self._name, syscalls.program_id(self.program_fd)
         return len(ours) == 1 and (ours[0].name, ours[0].program_id) == desired
 
     def _put(self, flag: int, ifindex: int, desired: Filter) -> None:
         """flag: NLM_F_REPLACE, or NLM_F_EXCL for another one."""
         options = (
-            netlink.attribute(_TCA_BPF_FD, _U32.pack(self._program_fd))
+            netlink.attribute(_TCA_BPF_FD, _U32.pack(self.program_fd))
             + netlink.attribute(_TCA_BPF_NAME, desired.name.encode() + b"\0")
             + netlink.attribute(_TCA_BPF_FLAGS, _U32.pack(_TCA_BPF_FLAG_ACT_DIRECT))
         )

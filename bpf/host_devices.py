@@ -24,7 +24,8 @@ _SETTLED_AT_ONCE = 8
 
 
 class HostDevicePrograms:
-    """The programs attached to host devices.
+    """The programs attached to host devices. What needs one of `abi.DEFERRABLE` loads it first
+    (`loader.load_deferred`).
 
     The methods raise `AttachError`; a device that was just deleted is no error. are_all: False
     while `desired` may be incomplete; then no program is detached.

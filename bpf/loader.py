@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+from collections.abc import Collection
 
 from bpf import abi, btf, buffer_layout, features, maps, pinning, pins, sources, syscalls
 from bpf.pinning import Origin, Outcome
@@ -35,7 +36,7 @@ class Loaded:
     """Open descriptors of all programs and maps. outcome: where the programs came from.
 
     programs: by name; those of `abi.HOOKS` and `abi.TRACING_PROGRAMS` only where the kernel accepts
-    them, and moving copies once they are loaded.
+    them, moving copies and `abi.DEFERRABLE` once they are loaded.
     """
 
     programs: dict[str, int]
@@ -58,8 +59,9 @@ class Loaded:
         return [self.programs[name] for name in names if name in self.programs]
 
 
-async def ensure_pinned(installation: pins.Pins) -> Outcome:
-    """Ensure that the current programs are pinned.
+async def ensure_pinned(installation: pins.Pins, *, defers: bool = False) -> Outcome:
+    """Ensure that the current programs are pinned. defers: without `abi.DEFERRABLE`, where nothing
+    has to be compiled.
 
     Loads only if no programs with the sources' hash are pinned, and compiles only if the image has
     no compiled programs for this kernel. Raises `PinError` (no bpffs, or a pin of another program
@@ -67,14 +69,20 @@ async def ensure_pinned(installation: pins.Pins) -> Outcome:
     """
     installation.prepare()
     maps.check_pinned(installation)
-    return await pinning.ensure_pinned(
-        PROGRAM_SET, installation.programs / sources.fingerprint(), installation.maps
+    directory = installation.programs / sources.fingerprint()
+    outcome = await pinning.ensure_pinned(
+        PROGRAM_SET, directory, installation.maps, deferrable=abi.DEFERRABLE, defers=defers
     )
+    if not defers:
+        await pinning.add(PROGRAM_SET.only(abi.DEFERRABLE), directory, installation.maps)
+    return outcome
 
 
-async def load(installation: pins.Pins, before: Outcome | None = None) -> Loaded:
+async def load(
+    installation: pins.Pins, before: Outcome | None = None, *, defers: bool = False
+) -> Loaded:
     """As `ensure_pinned`, and open the pins. before: of the call that may have pinned them."""
-    outcome = await ensure_pinned(installation)
+    outcome = await ensure_pinned(installation, defers=defers)
     if before is not None and outcome.origin is Origin.PINNED:
         outcome = before
     with contextlib.ExitStack() as undo:
@@ -84,6 +92,21 @@ async def load(installation: pins.Pins, before: Outcome | None = None) -> Loaded
             await asyncio.to_thread(buffer_layout.write, loaded.map(abi.BUFFER_LAYOUT))
         undo.pop_all()
     return loaded
+
+
+async def load_deferred(
+    installation: pins.Pins, loaded: Loaded, names: Collection[str] = abi.DEFERRABLE
+) -> None:
+    """Ensure that these of `abi.DEFERRABLE` are pinned, and open them. Raises `PinError`,
+    `CompileError` or `BpfError`."""
+    missing = [name for name in names if name not in loaded.programs]
+    if not missing:
+        return
+    directory = installation.programs / sources.fingerprint()
+    await pinning.add(PROGRAM_SET.only(missing), directory, installation.maps)
+    for name in missing:
+        if name not in loaded.programs:  # by another call meanwhile
+            loaded.programs[name] = syscalls.open_pin(str(directory / name))
 
 
 def open_maps(installation: pins.Pins) -> Loaded:
@@ -120,9 +143,10 @@ def _open(installation: pins.Pins, outcome: Outcome) -> Loaded:
         found = open_maps(installation)
         undo.callback(found.close)
         programs = {}
-        optional = (*abi.HOOKS, *abi.TRACING_PROGRAMS)
-        hooks = [hook.name for hook in optional if os.path.lexists(directory / hook.name)]
-        paths = [directory / name for name in (*abi.PROGRAMS, *hooks)]
+        optional = [*abi.DEFERRABLE, *(hook.name for hook in (*abi.HOOKS, *abi.TRACING_PROGRAMS))]
+        names = [name for name in abi.PROGRAMS if name not in abi.DEFERRABLE]
+        names += [name for name in optional if os.path.lexists(directory / name)]
+        paths = [directory / name for name in names]
         copies = installation.moving_copies(directory.name)
         if os.path.lexists(copies):  # a gate may run one since the previous agent
             paths += [copies / name for name in abi.MOVING_COPIES]

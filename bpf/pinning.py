@@ -46,36 +46,73 @@ class Outcome:
 
 
 async def ensure_pinned(
-    programs: ProgramSet, directory: pathlib.Path, map_directory: pathlib.Path | None = None
+    programs: ProgramSet,
+    directory: pathlib.Path,
+    map_directory: pathlib.Path | None = None,
+    *,
+    deferrable: Collection[str] = (),
+    defers: bool = False,
 ) -> Outcome:
     """Load and pin the programs in `directory`, unless all required ones are pinned.
 
     map_directory: existing pins of maps there are used, and missing ones are made. None: new maps,
-    pinned with the programs. Raises `PinError` or `CompileError`; then nothing is pinned in
-    `directory`.
+    pinned with the programs. deferrable: programs that are not required, and that `add` loads. With
+    `defers` they are left to it, unless there is no artefact: compiling them again would take
+    longer. Raises `PinError` or `CompileError`; then nothing is pinned in `directory`.
     """
-    names = [program.name for program in programs.programs if not program.is_optional]
+    names = [
+        program.name
+        for program in programs.programs
+        if not program.is_optional and program.name not in deferrable
+    ]
     names += [] if map_directory else [spec.name for spec in programs.maps]
     started = time.perf_counter()
     if _are_pinned(directory, names):
         return Outcome(Origin.PINNED)
-    offered = features.offered(programs.features)
-    try:
-        artefact, outcome = artefacts.find(programs, offered), Outcome(Origin.PREBUILT)
-    except artefacts.ArtefactError as missing:
-        outcome = Outcome(Origin.COMPILED, str(missing))
-        try:
-            artefact = await compiling.compile_in_process(programs, offered)
-        except errors.CompileError as error:
-            raise errors.CompileError(f"{error}; {missing}") from error
+    artefact, outcome = await _artefact(programs)
+    loaded = programs
+    if defers and outcome.origin is Origin.PREBUILT:
+        loaded = programs.only({each.name for each in programs.programs} - {*deferrable})
 
     def load() -> None:
         with _pinning(directory, names) as unfinished:
             if unfinished is not None:
-                _load_and_pin(programs, artefact, unfinished, map_directory or unfinished)
+                _load_and_pin(loaded, artefact, unfinished, map_directory or unfinished)
 
     await asyncio.to_thread(load)
     return dataclasses.replace(outcome, seconds=time.perf_counter() - started)
+
+
+async def add(programs: ProgramSet, directory: pathlib.Path, map_directory: pathlib.Path) -> None:
+    """Load and pin those of the programs that are not pinned in `directory`, which exists. Raises
+    `PinError`, `CompileError` or `BpfError`; then some may be pinned."""
+
+    def missing() -> ProgramSet:
+        names = {program.name for program in programs.programs}
+        return programs.only({name for name in names if not _are_pinned(directory, [name])})
+
+    if not missing().programs:
+        return
+    artefact, _ = await _artefact(programs)
+
+    def load() -> None:
+        with _exclusive(directory.parent):
+            _load_and_pin(missing(), artefact, directory, map_directory)
+
+    await asyncio.to_thread(load)
+
+
+async def _artefact(programs: ProgramSet) -> tuple[Artefact, Outcome]:
+    """Of the image, else compiled in a process. Raises `CompileError`."""
+    offered = features.offered(programs.features)
+    try:
+        return artefacts.find(programs, offered), Outcome(Origin.PREBUILT)
+    except artefacts.ArtefactError as missing:
+        try:
+            artefact = await compiling.compile_in_process(programs, offered)
+        except errors.CompileError as error:
+            raise errors.CompileError(f"{error}; {missing}") from error
+        return artefact, Outcome(Origin.COMPILED, str(missing))
 
 
 async def ensure_only(programs: ProgramSet, parent: pathlib.Path, name: str) -> pathlib.Path:

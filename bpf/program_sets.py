@@ -1,6 +1,7 @@
 """Program sets: the programs and maps of one main source file, which are loaded together."""
 
 import dataclasses
+from collections.abc import Collection
 
 from bpf import abi
 from bpf.features import Feature
@@ -41,6 +42,11 @@ class ProgramSet:
     maps: tuple[abi.MapSpec, ...]
     needs: str
     features: tuple[Feature, ...] = ()
+
+    def only(self, names: Collection[str]) -> "ProgramSet":
+        """The set with these programs alone."""
+        chosen = tuple(program for program in self.programs if program.name in names)
+        return dataclasses.replace(self, programs=chosen)
 
     def feature_sets(self) -> list[tuple[Feature, ...]]:
         """One for each step of kernels: none, the first, the first two, and so on; and for each

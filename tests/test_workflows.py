@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import subprocess
 from typing import Any
 
 import pytest
@@ -57,6 +58,22 @@ def test_no_checkout_leaves_the_token_to_later_steps(path: pathlib.Path) -> None
     checkouts = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
     assert checkouts
     assert [step for step in checkouts if step["with"]["persist-credentials"] is not False] == []
+
+
+def test_each_night_recorded_benches_are_compared_and_their_figures_kept() -> None:
+    workflow = _read(_ROOT / ".github" / "workflows" / "nightly.yaml")
+    assert workflow["on"].keys() == {"schedule", "workflow_dispatch"}
+    (job,) = workflow["jobs"].values()
+    assert job["permissions"] == {"contents": "read"}
+    text = "\n".join(step.get("run", "") for step in job["steps"])
+    assert re.findall(r"\bmake [a-z]+[\w-]*", text) == ["make setup", "make bench-recorded"]
+    assert workflow["defaults"]["run"]["shell"] == "bash"  # with pipefail, for `| tee`
+    dry = ["make", "--dry-run", "--directory", str(_ROOT), "bench-recorded"]
+    commands = subprocess.run(dry, check=True, capture_output=True, text=True).stdout
+    compared = re.findall(r"tests\.bench .*--compare +(.*)", commands)
+    recorded = sorted(path.stem for path in (_ROOT / "tests/bench/recorded").glob("*.json"))
+    assert [sorted(names.split()) for names in compared] == [recorded]
+    assert recorded
 
 
 def test_pull_requests_run_the_script_of_newcomers_and_get_no_rights() -> None:

@@ -192,9 +192,9 @@ class Gating:
             path_tester=self._path_tester,
             resync_seconds=_RESYNC_SECONDS[gate_worker.gates.attachment],
         )
-        host_devices = HostDevices(gate_worker, self.store)
+        self._host_devices = HostDevices(gate_worker, self.store)
         self._injectable = InjectableInterfaces(
-            gate_worker, self.store, host_devices, forwarding=settings.forwarding_interfaces
+            gate_worker, self.store, self._host_devices, forwarding=settings.forwarding_interfaces
         )
         self._cni_state = CniStatePublisher(
             settings.run_directory, gate_worker.gates.attachment, self.modes
@@ -217,7 +217,7 @@ class Gating:
             gate_worker,
             self.modes,
             self.store,
-            host_devices=host_devices,
+            host_devices=self._host_devices,
             on_changed=self._on_switched,
         )
         self.existing_flows = ExistingFlows(
@@ -273,6 +273,7 @@ class Gating:
         yield "traffic-control", self._traffic_control.run
         yield "existing-flows", self.existing_flows.run
         yield "injectable", self._injectable.run
+        yield "device-programs", self._host_devices.run
         yield "pods-cgroup", self._pods_search.run
         yield "pods", self.source.run
         yield "modes", self.modes.run

@@ -15,6 +15,6 @@ Loading = concurrent.futures.Future[Outcome]
 def start(installation: pins.Pins) -> Loading:
     """The result is that of `loader.ensure_pinned`, or its error."""
     executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="loading")
-    loading = executor.submit(lambda: asyncio.run(loader.ensure_pinned(installation)))
+    loading = executor.submit(lambda: asyncio.run(loader.ensure_pinned(installation, defers=True)))
     executor.shutdown(wait=False)
     return loading

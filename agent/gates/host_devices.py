@@ -1,6 +1,7 @@
 """Host devices on which the host's packets would bypass a gate, or lose their source."""
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Container, Iterable
 
@@ -13,11 +14,15 @@ from agent.linux.tunnels import TunnelPorts, find_tunnels
 from agent.logs import Event
 from agent.pods.store import PodStore
 from agent.relay import interfaces as relay_interfaces
+from bpf import abi
 from bpf.errors import AttachError
 
 log = structlog.get_logger(__name__)
 
 _STACKED_KINDS = frozenset({"macvlan", "macvtap", "ipvlan", "ipvtap"})
+
+# Pods of a source that does not answer are not waited for.
+_SYNC_SECONDS = 5.0
 
 # What the host sends by one of these, it may receive again by another interface. What it sends by
 # a switch's internal port, ovs-vswitchd may send again, without the socket. A VLAN's frames are
@@ -97,6 +102,18 @@ class HostDevices:
         """Whether programs of other versions may be attached that this one does not have."""
         self._problem = ""
 
+    async def run(self) -> None:
+        """Load what no device needs yet, once the first gates are attached: a device that appears
+        later waits for no verifier. Until cancelled. Raises `PinError`, `CompileError` or
+        `BpfError`.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SYNC_SECONDS):
+                await self._store.synced.wait()
+        for program in abi.DEFERRABLE:  # one after the other leaves processors to gates
+            await self._gate_worker.load_deferred([program])
+        await asyncio.Event().wait()
+
     async def ensure(
         self,
         links: list[Link],
@@ -160,6 +177,18 @@ class HostDevices:
         """Whether anything was to be changed."""
         programs = self._gate_worker.host_devices
         has_changed = False
+        await self._gate_worker.load_deferred(
+            [
+                program
+                for program, interfaces in (
+                    (abi.BRIDGE_GATE, needed.bridges),
+                    (abi.DEVICE_GATE, needed.devices),
+                    (abi.UPLINK_GATE, needed.uplinks),
+                    (abi.BARE_DEVICE_GATE, needed.bare_devices),
+                )
+                if interfaces
+            ]
+        )
         for name, ensure, interfaces in (
             ("hand_made", programs.ensure_hand_made, needed.hand_made),
             # Before the others: a bridge changes to this program when a pod is enforced.

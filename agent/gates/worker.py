@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import ParamSpec, TypeVar
 
 import structlog
@@ -85,7 +85,7 @@ class GateWorker:
         """Open the programs, and load what is not pinned any more. Raises `PinError` or
         `CompileError`."""
         installation = pins.Pins(settings.bpffs)
-        loaded = await loader.load(installation, pinned)
+        loaded = await loader.load(installation, pinned, defers=True)
         log.info(
             Event.PROGRAMS_LOADED,
             programs=loaded.outcome.origin.value,
@@ -187,6 +187,10 @@ class GateWorker:
         if self.gates.attachment is Attachment.TCX:
             await loader.load_moving_copies(self._installation, self.loaded)
         await self.run(self.gates.move_first, ifindex)
+
+    async def load_deferred(self, names: Collection[str]) -> None:
+        """As `loader.load_deferred`, beside calls of the thread."""
+        await loader.load_deferred(self._installation, self.loaded, names)
 
     async def remove(self, ifindex: int) -> None:
         """As `Gates.remove`."""

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from probes.engine.lookups import ListenerTable, LookupQueue, SlotLookup
+from probes.engine.lookup_groups import SlotLookup
+from probes.engine.lookups import ListenerTable, LookupQueue
 from probes.engine.slots import Slot
 from probes.engine.targets import ProbeKey
 from probes.netns import Netns
@@ -81,6 +82,11 @@ class Lookups:
         if self._queue is not None:
             self._queue.close()
             self._queue = None
+
+    def catch_up(self, slot: Slot) -> None:
+        """Bring a slot's state up to date with its lookups. Before it is read or changed."""
+        if slot.lookup is not None:
+            slot.lookup.catch_up()
 
     def settle(self, uid: str | None = None) -> None:
         """Pass on what lookups have found so far: of a pod, or of all."""

@@ -14,26 +14,18 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-import msgspec
-
+from probes.engine.lookup_groups import LookupGroup, SlotLookup, grid_of
 from probes.engine.slots import Slot
 from probes.engine.workers import ProbeType
 from probes.netns import Netns
 from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.definitions import TcpSocket
 
-_GRIDS_SECONDS = ((2.5, 0.25), (1.0, 0.1), (0.0, 0.01))
-"""Probes of at least the first period start up to the second number earlier, so that many share a
-system call and a wake-up: at most a tenth of their period."""
-
 # Its multiples fill an interval evenly, however many there are.
 _GOLDEN = 0.6180339887498949
 
 _DISAGREEMENTS_MAX = 2
 """One may be a listener that opened, or whose queue had room again, between the two."""
-
-_KEPT = 30
-"""Durations that are kept before they are passed on together."""
 
 
 class ListenerTable(Protocol):
@@ -45,30 +37,6 @@ class ListenerTable(Protocol):
     def look_up(self, queries: Sequence[bytes]) -> bytes:
         """One byte for each: 1 where a connection would be accepted, 0 where it would not be, or
         where that is not certain. Does not wait."""
-
-
-class SlotLookup:
-    """The lookups of one slot. Also its timer, while the next probe is a lookup."""
-
-    __slots__ = ("at", "differs", "disagreements", "grid", "left", "queries", "seconds")
-
-    def __init__(self, queries: tuple[bytes, ...]) -> None:
-        self.queries = queries
-        """One for each group of addresses, all of which must have room."""
-        self.grid = 0.0
-        """Seconds; of the period."""
-        self.left = 0
-        """Lookups before the next connection."""
-        self.at: float | None = None
-        """The place in the queue that counts."""
-        self.disagreements = 0
-        self.differs = False
-        """Connections have failed although lookups found room."""
-        self.seconds: list[float] = []
-        """Durations of the newest lookups, which are not passed on yet."""
-
-    def cancel(self) -> None:
-        self.at = None
 
 
 class LookupQueue:
@@ -101,10 +69,10 @@ class LookupQueue:
         self._on_passed = on_passed
         self._is_direct = is_direct
         self._connect_every = connect_every
-        self._slots: dict[float, list[Slot]] = {}
-        """By time."""
-        self._times: list[float] = []
-        """A heap."""
+        self._groups: dict[tuple[float, int], LookupGroup] = {}
+        """By period and tick."""
+        self._times: list[tuple[float, float, int]] = []
+        """A heap: when a group's tick is, with the group's key."""
         self._timer: asyncio.TimerHandle | None = None
         self._count = 0
 
@@ -127,20 +95,25 @@ class LookupQueue:
         """Look up when it is due, or a little earlier; returns what cancels that."""
         lookup = slot.lookup
         assert lookup is not None
-        lookup.grid = _grid(slot.worker.probe.period_seconds)
-        self._put(slot, lookup, due)
+        period = slot.worker.probe.period_seconds
+        grid = grid_of(period)
+        key = period, int(due // grid)
+        group = self._groups.get(key)
+        if group is None:
+            group = LookupGroup(period, grid, key[1])
+            self._schedule(group)
+            if self._times[0][1:] == key:
+                self._set_timer()
+        group.add(lookup)
         return lookup
 
-    def _put(self, slot: Slot, lookup: SlotLookup, due: float) -> None:
-        lookup.at = at = due // lookup.grid * lookup.grid
-        slots = self._slots.get(at)
-        if slots is not None:
-            slots.append(slot)
+    def _schedule(self, group: LookupGroup) -> None:
+        found = self._groups.get(group.key)
+        if found is not None:
+            found.absorb(group)
             return
-        self._slots[at] = [slot]
-        heapq.heappush(self._times, at)
-        if self._times[0] == at:
-            self._set_timer()
+        self._groups[group.key] = group
+        heapq.heappush(self._times, (group.at, *group.key))
 
     def connected(self, slot: Slot, outcome: ProbeOutcome) -> None:
         """A connection of this slot's probe has ended: whether lookups may repeat its success."""
@@ -152,7 +125,7 @@ class LookupQueue:
             return
         periods = self._connect_every - 1
         if lookup is None and (queries := self._queries(slot)):
-            lookup = slot.lookup = SlotLookup(queries)
+            lookup = slot.lookup = SlotLookup(slot, queries)
             # Many that begin together are not to connect together again.
             periods -= int(self._count * _GOLDEN % 1.0 * periods)
             self._count += 1
@@ -168,7 +141,7 @@ class LookupQueue:
         """The next probe connects: something has changed in the pod."""
         slot.is_doubted = slot.worker.in_flight
         if slot.lookup is not None:
-            slot.lookup.left = 0
+            slot.lookup.connect_next()
 
     def changed(self, slots: Iterable[Slot]) -> list[Slot]:
         """Those whose results are not what lookups of all of them show now, in one call."""
@@ -186,9 +159,11 @@ class LookupQueue:
     def settle(self, slot: Slot) -> None:
         """Pass on what lookups have found."""
         lookup = slot.lookup
-        if lookup is not None and lookup.seconds:
-            seconds, lookup.seconds = lookup.seconds, []
-            self._on_lookups(slot, seconds)
+        if lookup is not None:
+            lookup.catch_up()
+            if lookup.seconds:
+                seconds, lookup.seconds = lookup.seconds, []
+                self._on_lookups(slot, seconds)
 
     def _queries(self, slot: Slot) -> tuple[bytes, ...]:
         """Empty for probes that lookups cannot decide."""
@@ -226,69 +201,61 @@ class LookupQueue:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._times[0], self._ring)
+        self._timer = self._loop.call_at(self._times[0][0], self._ring)
 
     def _ring(self) -> None:
         self._timer = None
         now = self._loop.time()
-        due: list[tuple[Slot, SlotLookup]] = []
-        queries: list[bytes] = []
-        while self._times and self._times[0] <= now:
-            at = heapq.heappop(self._times)
-            for slot in self._slots.pop(at):
-                lookup = slot.lookup
-                # A slot may be here twice, if it was removed and added again.
-                if lookup is None or lookup.at != at:
-                    continue
-                lookup.at = slot.timer = None
-                if lookup.left:
-                    due.append((slot, lookup))
-                    queries += lookup.queries
+        due: list[LookupGroup] = []
+        connecting: list[SlotLookup] = []
+        while self._times and self._times[0][0] <= now:
+            _, period, number = heapq.heappop(self._times)
+            group = self._groups.pop((period, number), None)
+            if group is None:
+                continue  # all of it was taken by an earlier entry
+            for lookup in group.pop_expired():
+                if lookup.left > 0:
+                    group.add(lookup)
+                    self.settle(lookup.slot)
                 else:
-                    self._connect_early(slot, now)
+                    connecting.append(lookup)
+            if group:
+                due.append(group)
+        if due:
+            connecting += self._decide(due, now)
         if self._times:
             self._set_timer()
-        if due:
-            self._decide(due, queries, now)
+        for group in due:
+            for slot in list(group.answered):
+                if slot in group.answered:
+                    group.answered[slot].catch_up()
+                    self._on_passed(slot)
+        for lookup in connecting:
+            # Unless a callback has removed or triggered it.
+            if lookup.slot.timer is lookup and lookup.group is None:
+                self._connect_early(lookup.slot, now)
 
-    def _decide(
-        self, due: list[tuple[Slot, SlotLookup]], queries: list[bytes], started: float
-    ) -> None:
-        answers = self._table.look_up(queries)
+    def _decide(self, due: list[LookupGroup], started: float) -> list[SlotLookup]:
+        """Those that must connect, since not all of their listeners have room."""
+        answers = self._table.look_up([query for group in due for query in group.queries])
         seconds = self._loop.time() - started
         have_all_room = 0 not in answers
         position = 0
-        for slot, lookup in due:
-            end = position + len(lookup.queries)
-            if have_all_room or 0 not in answers[position:end]:
-                self._pass(slot, lookup, seconds, started)
-            else:
-                lookup.left = 0
-                self._connect_early(slot, started)
+        connecting = []
+        for group in due:
+            end = position + len(group.queries)
+            if not have_all_room:
+                for slot in group.without_room(answers[position:end]):
+                    lookup = group.remove(slot)
+                    lookup.left = 0
+                    connecting.append(lookup)
             position = end
-
-    def _pass(self, slot: Slot, lookup: SlotLookup, seconds: float, now: float) -> None:
-        lookup.left -= 1
-        lookup.seconds.append(seconds)
-        slot.passed += 1
-        due = slot.worker.repeat_success(now)
-        outcome = slot.outcome
-        if outcome is not None and not outcome.is_looked_up:
-            slot.outcome = msgspec.structs.replace(
-                outcome, duration_seconds=seconds, is_looked_up=True
-            )
-        if len(lookup.seconds) >= _KEPT:
-            self.settle(slot)
-        if slot.worker.probe.answered:
-            self._on_passed(slot)
-        # The next connection, too, starts with lookups of others: that saves a wake-up.
-        slot.due, slot.timer = due, lookup
-        self._put(slot, lookup, due)
+            if group:
+                group.pass_all(seconds, started)
+                self._schedule(group)
+        return connecting
 
     def _connect_early(self, slot: Slot, now: float) -> None:
+        slot.timer = None
         slot.worker.skip_tick(now)
         self._connect(slot)
-
-
-def _grid(period_seconds: float) -> float:
-    return next(grid for period, grid in _GRIDS_SECONDS if period_seconds >= period)

@@ -121,6 +121,8 @@ class Scheduler:
         }
         if pod is None:
             pod = self._pods[target.uid] = PodSlots(target)
+        for existing in pod.slots.values():
+            self.lookups.catch_up(existing)
         pod.target = target
         for key in [key for key in pod.slots if key not in plans]:
             self._drop(pod.slots.pop(key))
@@ -161,6 +163,7 @@ class Scheduler:
     def trigger_on_close(self, key: ProbeKey) -> None:
         """Probe now, since the listener is closed (see Worker.trigger_on_close)."""
         if slot := self._slot(key):
+            self.lookups.catch_up(slot)
             slot.worker.trigger_on_close(self._loop.time())
             self._arm_urgent(slot)
 
@@ -179,6 +182,8 @@ class Scheduler:
         """A pod's probes as they are now, or all pods', in order of their keys."""
         now = self._loop.time()
         slots = sorted(self.slots(uid), key=lambda slot: slot.key)
+        for slot in slots:
+            self.lookups.catch_up(slot)
         return [slot.status(now) for slot in slots]
 
     def results(self, uid: str) -> dict[ProbeKey, ProbeResult]:
@@ -235,6 +240,7 @@ class Scheduler:
                 slot = pod.slots.get(ProbeKey(pod.target.uid, name, type))
                 if slot is None:
                     continue
+                self.lookups.catch_up(slot)
                 worker = slot.worker
                 if worker.container_id not in ("", container.container_id):
                     # The outcome and the running probe belong to the old container.
@@ -321,6 +327,7 @@ class Scheduler:
             self.guarded(self._on_check, check_of(slot, slot.outcome, slot.started_ns))
 
     def trigger_slot(self, slot: Slot) -> None:
+        self.lookups.catch_up(slot)
         slot.worker.trigger(self._loop.time())
         self._arm_urgent(slot)
 

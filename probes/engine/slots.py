@@ -11,7 +11,7 @@ from probes.netns import Netns
 from probes.results import ProbeOutcome
 
 if TYPE_CHECKING:
-    from probes.engine.lookups import SlotLookup
+    from probes.engine.lookup_groups import SlotLookup
 
 
 class Slot:

@@ -209,12 +209,11 @@ class Worker:
         self._tick += self.probe.period_seconds
         self._skip_missed_ticks(now)
 
-    def repeat_success(self, now: float) -> float:
-        """The probe of the next tick has passed, as the one before; when the next is due."""
-        self.streak += 1
-        self._tick += self.probe.period_seconds
-        if self._tick <= now:
-            self._skip_missed_ticks(now)
+    def repeat_success(self, count: int, seconds: float) -> float:
+        """`count` probes have passed as the one before, in the ticks of `seconds`; when the next
+        one is due."""
+        self.streak += count
+        self._tick += seconds
         return self._tick
 
     def finish(self, outcome: ProbeOutcome) -> bool:

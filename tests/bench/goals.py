@@ -48,7 +48,7 @@ GOALS = (
         Goal(
             "probe", f"{kind}_cpu_over_kubelet_ratio_{in_flight}", limit, f"{kind} probes over Go's"
         )
-        for kind, limit in (("http", 0.45), ("tcp", 0.05))
+        for kind, limit in (("http", 0.45), ("tcp", 0.05), ("https", 0.6), ("grpc", 0.6))
         for in_flight in (1, 16, 50)
     ),
 )

@@ -1,9 +1,9 @@
 """CPU time of one probe, alone and beside the kubelet's own prober: parts of bench `probe`.
 
 The kubelet's prober is a program of its own, which this repository does not have: KUBELET_PROBER
-names it. It is called as `PROBER http|tcp ADDRESS PORT COUNT IN_FLIGHT`, runs that many probes by
-the kubelet's pkg/probe/http (path /healthz) or pkg/probe/tcp, of which all must pass, and prints
-its CPU time for one, user and kernel, in microseconds.
+names it. It is called as `PROBER http|https|tcp|grpc ADDRESS PORT COUNT IN_FLIGHT`, runs that many
+probes by the kubelet's pkg/probe/http (path /healthz), pkg/probe/tcp or pkg/probe/grpc (no
+service), of which all must pass, and prints its CPU time for one, user and kernel, in microseconds.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from agent.lab import lab as labs
 from probes.engine import prober
 from probes.netns import Netns
 from probes.results import ProbeOutcome
-from probes.spec.definitions import Handler, HttpGet, Probe, TcpSocket
+from probes.spec.definitions import Grpc, Handler, HttpGet, Probe, TcpSocket
 from tests import processes
 from tests.bench import answering, figures
 from tests.probes.conftest import Sandbox, sandbox_netns
 
 GRPC_PORT = 50051
 _SAMPLES = 7
-_COUNT = 4000
+_COUNT, _SLOW_COUNT = 4000, 1000
 
 
 def beside_kubelet(cert: str, key: str) -> None:
@@ -37,18 +37,21 @@ def beside_kubelet(cert: str, key: str) -> None:
     if not command:
         note("KUBELET_PROBER is not set: no comparison with the kubelet's prober")
         return
-    for kind, handler in (
-        ("http", HttpGet(answering.PORT, "/healthz")),
-        ("tcp", TcpSocket(answering.PORT)),
-    ):
+    handlers: tuple[tuple[str, Handler, int], ...] = (
+        ("http", HttpGet(answering.PORT, "/healthz"), _COUNT),
+        ("tcp", TcpSocket(answering.PORT), _COUNT),
+        ("https", HttpGet(answering.PORT, "/healthz", "HTTPS"), _SLOW_COUNT),
+        ("grpc", Grpc(GRPC_PORT), _SLOW_COUNT),
+    )
+    for kind, handler, count in handlers:
         for in_flight in (1, 16, 50):
             note(f"CPU beside the kubelet's prober, {in_flight} in flight: {kind}")
             own, others = [], []
             for _ in range(_SAMPLES):
                 with sandbox() as made, server(kind, cert, key, made):
-                    own.append(asyncio.run(cpu_us(handler, made, in_flight, _COUNT)))
+                    own.append(asyncio.run(cpu_us(handler, made, in_flight, count)))
                 with sandbox() as made, server(kind, cert, key, made):
-                    others.append(kubelet_cpu_us(command, kind, made, in_flight))
+                    others.append(kubelet_cpu_us(command, kind, made, in_flight, count))
             ratios = [one / other for one, other in zip(own, others, strict=True)]
             figures.emit(
                 "probe", f"{kind}_cpu_over_kubelet_ratio_{in_flight}", ratios, figures.RATIO
@@ -57,9 +60,12 @@ def beside_kubelet(cert: str, key: str) -> None:
             note(f"medians: {medians} us")
 
 
-def kubelet_cpu_us(command: list[str], kind: str, made: Sandbox, in_flight: int) -> float:
+def kubelet_cpu_us(
+    command: list[str], kind: str, made: Sandbox, in_flight: int, count: int = _COUNT
+) -> float:
     """CPU time of the kubelet's prober for one probe in this namespace, in microseconds."""
-    arguments = [kind, made.v4, str(answering.PORT), str(_COUNT), str(in_flight)]
+    port = GRPC_PORT if kind == "grpc" else answering.PORT
+    arguments = [kind, made.v4, str(port), str(count), str(in_flight)]
     result = subprocess.run(
         ["nsenter", f"--net={made.path}", *command, *arguments],
         check=True,

@@ -140,6 +140,48 @@ async def test_moving_copies_are_loaded_once_and_only_when_they_are_needed(
     again.close()
 
 
+async def test_deferred_programs_are_added_to_those_that_are_loaded(
+    fresh_pins: pins.Pins, request: pytest.FixtureRequest
+) -> None:
+    loaded = await loader.load(fresh_pins, defers=True)
+    assert loaded.outcome.origin is Origin.PREBUILT
+    assert loaded.programs.keys().isdisjoint(abi.DEFERRABLE)
+    first = {name: syscalls.program_id(fd) for name, fd in loaded.programs.items()}
+    request.getfixturevalue("no_compiler")
+    needed = [abi.UPLINK_GATE, abi.BRIDGE_GATE]
+    # A device needs one while the others are loaded.
+    await asyncio.gather(
+        loader.load_deferred(fresh_pins, loaded, needed), loader.load_deferred(fresh_pins, loaded)
+    )
+    added = {name: syscalls.program_id(loaded.programs[name]) for name in abi.DEFERRABLE}
+    loaded.close()
+    assert (await load(fresh_pins))[0] is Origin.PINNED
+    again = await loader.load(fresh_pins, defers=True)
+    assert {name: syscalls.program_id(fd) for name, fd in again.programs.items()} == first | added
+    again.close()
+
+
+async def test_an_agent_that_defers_no_program_keeps_those_that_are_loaded(
+    fresh_pins: pins.Pins,
+) -> None:
+    loaded = await loader.load(fresh_pins, defers=True)
+    first = {syscalls.program_id(fd) for fd in loaded.programs.values()}
+    loaded.close()
+    origin, ids = await load(fresh_pins)
+    assert origin is Origin.PINNED
+    assert len(ids) == len(first) + len(abi.DEFERRABLE)
+    assert first < {*ids}
+
+
+async def test_what_is_compiled_is_loaded_whole(
+    fresh_pins: pins.Pins, nothing_prebuilt: None
+) -> None:
+    loaded = await loader.load(fresh_pins, defers=True)
+    loaded.close()
+    assert loaded.outcome.origin is Origin.COMPILED
+    assert loaded.programs.keys() >= {*abi.DEFERRABLE}
+
+
 async def test_compiler_is_never_mapped_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(compile_cache.DIRECTORY_VARIABLE, raising=False)
     await compiling.compile_in_process(listeners.PROGRAM_SET, ())

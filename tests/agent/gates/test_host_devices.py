@@ -1,6 +1,7 @@
 """Host devices on which packets would bypass a gate: they are found, and programs follow."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 import pytest
@@ -11,6 +12,7 @@ from agent.linux.tunnels import TunnelPorts, find_tunnels
 from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
+from bpf import abi
 from bpf.errors import AttachError
 
 T = TypeVar("T")
@@ -37,6 +39,15 @@ class _GateWorker:
         self.unsettled = 0
         self.calms: list[bool] = []
         self.is_attached = True
+        self.deferred: list[str] = []
+        """Programs that were loaded when they were needed, or afterwards."""
+        self.all_loaded = asyncio.Event()
+
+    async def load_deferred(self, names: Collection[str]) -> None:
+        await asyncio.sleep(0)
+        self.deferred += [name for name in names if name not in self.deferred]
+        if len(self.deferred) == len(abi.DEFERRABLE):
+            self.all_loaded.set()
 
     async def run(self, function: Callable[..., T], *args: object, **kwargs: object) -> T:
         return function(*args, **kwargs)
@@ -53,16 +64,20 @@ class _GateWorker:
     def ensure_bridges(self, ifindexes: set[int], *, are_all: bool) -> None:
         if self.rejects:
             raise AttachError("guarding interface 5: no")
+        assert not ifindexes or abi.BRIDGE_GATE in self.deferred
         self.are_all = are_all
         self.bridges.append(ifindexes)
 
     def ensure_devices(self, ifindexes: set[int], *, are_all: bool) -> None:
+        assert not ifindexes or abi.DEVICE_GATE in self.deferred
         self.devices.append(ifindexes)
 
     def ensure_uplinks(self, ifindexes: set[int], *, are_all: bool) -> None:
+        assert not ifindexes or abi.UPLINK_GATE in self.deferred
         self.uplinks.append(ifindexes)
 
     def ensure_bare_devices(self, ifindexes: set[int], *, are_all: bool) -> None:
+        assert not ifindexes or abi.BARE_DEVICE_GATE in self.deferred
         self.bare_devices.append(ifindexes)
 
     def ensure_hand_made(self, ifindexes: set[int], *, are_all: bool) -> None:
@@ -190,6 +205,22 @@ async def test_the_kernel_gets_changes_only(store: PodStore) -> None:
     )
     assert gate_worker.bridges == [{2}, set()]
     assert gate_worker.tunnels[1:] == [(frozenset({8472}), True)]
+
+
+async def test_programs_that_no_device_needs_are_loaded_once_the_pods_are_gated(
+    store: PodStore,
+) -> None:
+    gate_worker = _GateWorker()
+    host_devices = make(gate_worker, store)
+    store.synced.clear()
+    await host_devices.ensure([Link(3, "ipip3", kind="ipip", is_ethernet=False)])
+    running = asyncio.create_task(host_devices.run())
+    await asyncio.sleep(0)
+    assert gate_worker.deferred == [abi.BARE_DEVICE_GATE]
+    store.synced.set()
+    await gate_worker.all_loaded.wait()
+    assert not running.done()
+    running.cancel()
 
 
 async def test_no_bridge_is_released_before_all_pods_are_synced(store: PodStore) -> None:

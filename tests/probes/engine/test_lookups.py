@@ -324,6 +324,27 @@ async def test_another_state_of_the_pod_makes_the_next_probe_connect(bench: Look
     assert [round(at) for at in bench.pods.times(1)] == [0, 30]
 
 
+async def test_another_period_counts_from_the_newest_lookup(bench: LookupBench) -> None:
+    bench.add(probe(1))
+    await asyncio.sleep(45)
+    bench.add(probe(1, period=20.0))
+    await asyncio.sleep(60)
+    assert bench.pods.times(1) == [0.0, 60.0]
+    assert [at for at, _ in bench.listeners.lookups] == [10.0, 20.0, 30.0, 40.0, 80.0, 100.0]
+    assert bench.status("a").streak == 8
+
+
+async def test_a_probe_that_connects_leaves_the_others_in_their_rhythm() -> None:
+    bench = LookupBench(connect_every=1000)
+    for uid in ("a", "b", "c"):
+        bench.add(probe(1), uid=uid)
+    await asyncio.sleep(15)
+    bench.scheduler.trigger("b")
+    await asyncio.sleep(20)
+    assert bench.listeners.lookups == [(10.0, 3), (20.0, 2), (25.0, 1), (30.0, 2), (35.0, 1)]
+    assert [bench.status(uid).passed for uid in ("a", "b", "c")] == [4, 5, 4]
+
+
 async def test_a_sweep_has_those_probes_connect_whose_listeners_have_changed(
     bench: LookupBench,
 ) -> None:
