@@ -5,13 +5,10 @@ import contextlib
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 
-import msgspec
-import structlog
 from prometheus_client import core
 
 from agent import labels, tasks
 from agent.admin.report import AnswerStatus, ProbeStatus
-from agent.logs import Event
 from agent.pods.changes import Subscription
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.container_runs import ContainerSource, PodContainers
@@ -34,6 +31,7 @@ from agent.probing.result_store import (
     reported_results,
     sandbox_of,
 )
+from agent.probing.spec_changes import SpecChanges
 from bpf import pins
 from probes.engine.families import PodInterfaces
 from probes.engine.prober import Prober
@@ -47,14 +45,7 @@ from probes.engine.scheduler import (
 from probes.netns import Netns, NetnsError
 from probes.redirection import Acceptors
 from probes.results import ProbeOutcome, ProbeResult
-from probes.spec import probespec
-from probes.spec.specs import (
-    ContainerProbes,
-    Exec,
-    with_annotation,
-)
-
-log = structlog.get_logger(__name__)
+from probes.spec.specs import ContainerProbes, Exec
 
 # After a restart, 1,500 probes at once would block everything else for 100 ms. Spread over a second
 # they take a tenth of it, and no pod waits longer than its probe's period.
@@ -118,8 +109,7 @@ class ProbeManager:
         self._recent = RecentProbes()
         self._firsts = FirstSuccesses(self._metrics.observe_first_success)
         self._sandboxes: dict[str, tuple[Netns, str]] = {}
-        self._deferred: dict[str, str | None] = {}
-        """By pod: the annotation's text if it changed after the sandbox's start."""
+        self._spec_changes = SpecChanges(self._results, events)
 
     async def run(self) -> None:
         """Probe until cancelled."""
@@ -170,7 +160,7 @@ class ProbeManager:
         sandbox = None
         if state.netns is not None:
             sandbox = self._results.claim(pod.uid, self._sandbox_of(pod, state.netns))
-            pod = self._with_saved_spec(pod, sandbox)
+            pod = self._spec_changes.take(pod, sandbox)
         self._pods[pod.uid] = pod
         if sandbox and (target := self._target(pod, state, sandbox)):
             # A pod that starts is marked some ten times, most of them for others' sake.
@@ -204,7 +194,7 @@ class ProbeManager:
         self._recent.forget(uid)
         self._firsts.forget(uid)
         self._sandboxes.pop(uid, None)
-        self._deferred.pop(uid, None)
+        self._spec_changes.forget(uid)
 
     def status(self, uid: str, answers: Mapping[ProbeName, AnswerStatus]) -> list[ProbeStatus]:
         """The pod's probes, for `podgate status`, with what the kubelet's get."""
@@ -247,30 +237,6 @@ class ProbeManager:
         if saved is None or saved[0] != netns:
             saved = self._sandboxes[pod.uid] = (netns, sandbox_of(netns))
         return saved[1]
-
-    def _with_saved_spec(self, pod: Pod, sandbox: SavedProbes) -> Pod:
-        """The pod with podgate.io/probe-spec as it was at the sandbox's start: it is read once.
-
-        A later change is logged and ignored. An invalid one does not count, so it can be corrected.
-        """
-        now = pod.spec.annotation
-        if not sandbox.is_taken:
-            sandbox.annotation = now
-            sandbox.is_taken = not any(map(probespec.is_annotation_error, pod.spec.errors))
-            self._results.save_soon()
-        if now == sandbox.annotation:
-            self._deferred.pop(pod.uid, None)
-            return pod
-        if pod.uid not in self._deferred or self._deferred[pod.uid] != now:
-            self._deferred[pod.uid] = now
-            log.warning(
-                Event.PROBE_SPEC_DEFERRED,
-                pod=pod.full_name,
-                uid=pod.uid,
-                annotation=probespec.ANNOTATION,
-            )
-        spec = with_annotation(pod.spec, sandbox.annotation)
-        return msgspec.structs.replace(pod, spec=spec)
 
     def _save(self, uid: str) -> None:
         """Keep the pod's results for the next agent."""
@@ -396,9 +362,7 @@ class ProbeManager:
         if state is None or state.pod.netns_path != pod.netns_path:
             return  # Its probes will be stopped next.
         status, reason, message = self._evaluate(pod)
-        message += self._answer_problems.text(pod.uid)
-        if pod.uid in self._deferred:
-            message += f" A change of {probespec.ANNOTATION} takes effect with the next sandbox."
+        message += self._answer_problems.text(pod.uid) + self._spec_changes.text(pod.uid)
         self._store.conditions.set(pod, labels.PROBES_PASSING, status, reason, message)
 
     def _evaluate(self, pod: Pod) -> tuple[str, str, str]:

@@ -9,6 +9,7 @@ of its own, and all of them must pass.
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -90,6 +91,16 @@ def candidate_for(address: str, target: ExchangeTarget) -> DialCandidate:
     """Raises ValueError for what is no address."""
     family = socket.AF_INET6 if families.family_of(address) == "IPv6" else socket.AF_INET
     return DialCandidate(int(family), address, target)
+
+
+class Starter(Protocol):
+    """Starts probes: `Prober`, or a test's stand-in."""
+
+    def start(
+        self, plan: ProbePlan, netns: Netns, done: Callable[[ProbeOutcome], None], /
+    ) -> joint.Cancellable: ...
+
+    def close(self) -> None: ...
 
 
 class Prober:

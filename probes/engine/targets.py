@@ -81,14 +81,23 @@ class ProbeState(msgspec.Struct, frozen=True):
     """Connections failed although lookups found a listener with room, so the probe connects."""
 
 
+def probe_of(container: ContainerProbes | None, type: ProbeType) -> Probe | None:
+    """A container's probe of a type."""
+    if container is None:
+        return None
+    match type:
+        case ProbeType.STARTUP:
+            return container.startup
+        case ProbeType.READINESS:
+            return container.readiness
+        case ProbeType.LIVENESS:
+            return container.liveness
+
+
 def desired_probes(target: ProbedPod) -> Iterator[tuple[ProbeKey, Probe]]:
     """The probes of a pod that podgate runs: all but exec, which is the kubelet's."""
     for container in target.containers:
-        probes = container.probes
-        for type, probe in (
-            (ProbeType.STARTUP, probes.startup),
-            (ProbeType.READINESS, probes.readiness),
-            (ProbeType.LIVENESS, probes.liveness),
-        ):
+        for type in ProbeType:
+            probe = probe_of(container.probes, type)
             if probe is not None and not isinstance(probe.handler, Exec):
-                yield ProbeKey(target.uid, probes.name, type), probe
+                yield ProbeKey(target.uid, container.probes.name, type), probe
