@@ -19,6 +19,7 @@ from agent.pods.store import PodStore
 from agent.probing.answer_problems import AnswerProblems
 from agent.probing.answered_probes import AnsweredProbes
 from agent.probing.answers import ProbeName
+from agent.probing.certificates import ProbeCertificates
 from agent.probing.first_successes import FirstSuccesses
 from agent.probing.listeners import ListenerWatch
 from agent.probing.lookups import ListenerLookups
@@ -43,6 +44,7 @@ from probes.engine.scheduler import (
     Scheduler,
 )
 from probes.netns import Netns, NetnsError
+from probes.protocols.client_certificates import names_of
 from probes.redirection import Acceptors
 from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.specs import ContainerProbes, Exec
@@ -66,12 +68,14 @@ class ProbeManager:
         state: pathlib.Path | None = None,
         passing_since: Callable[[str], float | None] | None = None,
         connect_every: int,
+        certificates: ProbeCertificates,
     ) -> None:
         """containers: of all pods, where a runtime lists them; answered: gets the probes that the
         relay is to answer, and their results; state: the file that keeps results across restarts
         of the agent; None keeps none; passing_since: since when the API server has a pod's
         probes as passing, by uid, as Unix time; for a pod that the file lacks; connect_every: in
-        which periods a tcp probe connects though a lookup may decide it; 1: in all.
+        which periods a tcp probe connects though a lookup may decide it; 1: in all; certificates:
+        of clients, which probes may name.
         """
         self._store = store
         self._containers = containers
@@ -82,6 +86,8 @@ class ProbeManager:
         store.desired.subscribe(self._changes)
         store.in_force.subscribe(self._changes)
         containers.changes.subscribe(self._changes)
+        self.certificates = certificates
+        certificates.changes.subscribe(self._changes)
         self._metrics = ProbeMetrics(store)
         loop = asyncio.get_running_loop()
         self.acceptors = Acceptors(loop.time)
@@ -185,6 +191,7 @@ class ProbeManager:
         """Stop the pod's probes and forget it."""
         self._scheduler.remove_pod(uid)
         self._answered.forget(uid)
+        self.certificates.forget(uid)
         self._answer_problems.forget(uid)
         self._listeners.forget(uid)
         self._pods.pop(uid, None)
@@ -224,6 +231,7 @@ class ProbeManager:
                 failures=found.failed,
                 recent_ms=self._recent.of(found.key),
                 is_redirected=found.outcome is not None and found.outcome.is_redirected,
+                lacks_certificate=found.outcome is not None and found.outcome.lacks_certificate,
                 is_looked_up=found.outcome is not None and found.outcome.is_looked_up,
                 lookups_differ=found.lookups_differ,
                 answer=answers.get(ProbeName(found.key.container, found.key.type)),
@@ -266,6 +274,9 @@ class ProbeManager:
             interfaces=PodInterfaces(state.network.by_interface, pod.spec.networks),
             netns_id=state.network.nsid,
             is_loopback_down=state.network.is_loopback_down,
+            certificates=self.certificates.of(
+                pod.uid, pod.namespace, names_of(pod.spec.containers)
+            ),
         )
         if run is not None:
             self._firsts.set_containers(pod.uid, run.containers)
@@ -317,7 +328,7 @@ class ProbeManager:
         pod = self._pods.get(key.uid)
         if pod is None:
             return
-        if outcome.is_redirected:
+        if outcome.shows_nothing:
             self._update_condition(pod)
         if outcome.error:
             return
@@ -385,6 +396,6 @@ def has_instant_probes(pod: Pod) -> bool:
 
 
 def _shown(probe: ProbeState) -> ProbeResult:
-    """The result that counts; unknown while another process accepts the probe's connections."""
-    is_redirected = probe.outcome is not None and probe.outcome.is_redirected
-    return ProbeResult.UNKNOWN if is_redirected else probe.result or ProbeResult.UNKNOWN
+    """The result that counts; unknown while probes do not get to the application."""
+    shows_nothing = probe.outcome is not None and probe.outcome.shows_nothing
+    return ProbeResult.UNKNOWN if shows_nothing else probe.result or ProbeResult.UNKNOWN

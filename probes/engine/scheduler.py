@@ -17,7 +17,7 @@ from probes.engine.callbacks import Callbacks
 from probes.engine.checks import Check, check_of
 from probes.engine.lookup_use import Lookups
 from probes.engine.requests import ProbeRequest
-from probes.engine.slots import PodSlots, Slot
+from probes.engine.slots import PodSlots, Slot, plan_of
 from probes.engine.spreading import Spread
 from probes.engine.targets import ProbedContainer, ProbedPod, ProbeKey, ProbeState, desired_probes
 from probes.engine.workers import ContainerInstance, ProbeType, Worker, is_same_attempt
@@ -97,10 +97,7 @@ class Scheduler:
         has_moved = pod is not None and not target.has_addresses_of(pod.target)
         if pod is not None and target != pod.target:
             self.lookups.doubt(target.uid)
-        plans = {
-            key: (probe, prober.plan(probe, target.addresses, target.interfaces))
-            for key, probe in desired_probes(target)
-        }
+        plans = {key: (probe, plan_of(probe, target)) for key, probe in desired_probes(target)}
         if pod is None:
             pod = self._pods[target.uid] = PodSlots(target)
         pod.target = target
@@ -117,6 +114,10 @@ class Scheduler:
                 self._stop_run(slot)
                 slot.plan, slot.netns = plan, target.netns
                 self.lookups.drop(slot)
+            elif slot.plan.certificate is not plan.certificate:
+                had_none, slot.plan = bool(slot.plan.certificate_problem), plan
+                if had_none:
+                    self.trigger_slot(slot)
             if slot.netns_id != target.netns_id:
                 slot.netns_id = target.netns_id
                 self.lookups.drop(slot)

@@ -10,9 +10,15 @@ from probes.engine.targets import ProbedContainer, ProbedPod, ProbeKey, ProbeSta
 from probes.engine.workers import ProbeType, Worker
 from probes.netns import Netns
 from probes.results import ProbeOutcome, ProbeResult
+from probes.spec.definitions import Probe
 
 if TYPE_CHECKING:
     from probes.engine.lookups import SlotLookup
+
+
+def plan_of(probe: Probe, target: ProbedPod) -> prober.ProbePlan:
+    """What each run of a pod's probe does."""
+    return prober.plan(probe, target.addresses, target.interfaces, target.certificates)
 
 
 class Slot:

@@ -7,6 +7,7 @@ import msgspec
 from probes.engine.families import NO_INTERFACES, PodInterfaces
 from probes.engine.workers import ProbeType
 from probes.netns import Netns
+from probes.protocols.client_certificates import NO_CERTIFICATES, Certificates
 from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.specs import ContainerProbes, Exec, Probe
 
@@ -53,6 +54,8 @@ class ProbedPod(msgspec.Struct, frozen=True):
     """What the kernel calls the network namespace in the agent's own (RTM_GETNSID); without it all
     probes connect."""
     is_loopback_down: bool = False
+    certificates: Certificates = NO_CERTIFICATES
+    """Client certificates that its probes name."""
 
     def has_addresses_of(self, other: "ProbedPod") -> bool:
         """Whether probes of both dial the same addresses."""

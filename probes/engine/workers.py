@@ -226,11 +226,11 @@ class Worker:
         True if the same probe must be started again at once.
 
         An outcome with `error` is tried three times in all and then discarded: the prober failed,
-        and the container's state is unknown. One that was redirected is discarded at once.
+        and the container's state is unknown. One that shows nothing is discarded at once.
         """
         self.in_flight = False
         self._ended_at = now
-        is_retried = outcome.error and not outcome.is_redirected
+        is_retried = outcome.error and not outcome.shows_nothing
         if is_retried and self._tries < TRIES_MAX and self.due is not None:
             self._retrying = True
             return True

@@ -8,8 +8,11 @@ import msgspec
 import pytest
 
 from probes.engine.scheduler import ProbedPod
+from probes.protocols.client_certificates import ClientCertificate
 from probes.results import ProbeOutcome, ProbeResult
 from probes.spec import specs
+from probes.spec.definitions import CertificateName, TlsPolicy
+from tests.probes.authorities import Authority
 from tests.probes.engine.schedules import (
     BAD,
     GOOD,
@@ -266,3 +269,31 @@ async def test_started_startup_runs_on_only_while_it_answers(
     await asyncio.sleep(25)
     assert (len(bench.pods.times(1)) > before) is is_answered
     assert bench.status("a", STARTUP).result is ProbeResult.SUCCESS
+
+
+async def test_renewed_certificate_changes_neither_counts_nor_the_schedule(bench: Bench) -> None:
+    name = CertificateName(secret="queue")
+    one = changed(
+        probe(1), handler=specs.HttpGet(1, scheme="HTTPS", tls=TlsPolicy(certificate=name))
+    )
+    authority = Authority()
+
+    def certified(found: ClientCertificate | str) -> ProbedPod:
+        return msgspec.structs.replace(pod(readiness=one), certificates={name: found})
+
+    bench.scheduler.set_pod(certified("it does not exist"))
+    await asyncio.sleep(3)
+    first = ClientCertificate(*authority.issue())
+    # At once, since the probe had no result; then in its rhythm.
+    bench.scheduler.set_pod(certified(first))
+    bench.pods.answers[1] = BAD
+    await asyncio.sleep(21)
+    before = bench.status("a").streak
+    assert before >= 2
+    bench.pods.takes[1] = 2.0
+    await asyncio.sleep(9.5)
+    assert bench.scheduler.in_flight == 1
+    bench.scheduler.set_pod(certified(ClientCertificate(*authority.issue())))
+    await asyncio.sleep(2)
+    assert bench.status("a").streak == before + 1
+    assert bench.pods.times(1) == [3.0, 13.0, 23.0, 33.0]
