@@ -58,6 +58,11 @@ class ProbePlan(msgspec.Struct, frozen=True):
     certificate_problem: str = ""
     """Why there is none, though the probe names one."""
 
+    def has_certificate_of(self, other: "ProbePlan") -> bool:
+        """Whether both show the same certificate, or lack it for the same reason."""
+        is_same = self.certificate is other.certificate
+        return is_same and self.certificate_problem == other.certificate_problem
+
     @property
     def candidates(self) -> tuple[DialCandidate, ...]:
         """All of them, in dialling order."""

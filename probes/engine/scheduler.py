@@ -114,9 +114,9 @@ class Scheduler:
                 self._stop_run(slot)
                 slot.plan, slot.netns = plan, target.netns
                 self.lookups.drop(slot)
-            elif slot.plan.certificate is not plan.certificate:
+            elif not slot.plan.has_certificate_of(plan):
                 had_none, slot.plan = bool(slot.plan.certificate_problem), plan
-                if had_none:
+                if had_none and plan.certificate is not None:
                     self.trigger_slot(slot)
             if slot.netns_id != target.netns_id:
                 slot.netns_id = target.netns_id
