@@ -22,6 +22,8 @@ ENDS_SOON = 0.1
 """Part of its life in which a certificate should have been replaced: those that renew them do so
 after two thirds (cert-manager) or half (SPIRE)."""
 
+_ALPNS = (("http/1.1",), ("h2",))
+
 _CONTEXTS_MAX = 8
 """One for each protocol and bundle that is used with the certificate."""
 
@@ -38,7 +40,7 @@ class ClientCertificate:
     def __init__(self, certificate: bytes, key: bytes, authorities: bytes = b"") -> None:
         """All in PEM. authorities: those that may have issued a server's certificate, or empty.
 
-        Raises `CertificateError`. Takes a millisecond of CPU.
+        Raises `CertificateError`. Takes milliseconds of CPU: for a thread.
         """
         from cryptography import x509  # 40 ms, and only pods with client certificates need it
         from cryptography.hazmat.primitives import serialization
@@ -60,9 +62,10 @@ class ClientCertificate:
         self.not_before = leaf.not_valid_before_utc.timestamp()
         self.not_after = leaf.not_valid_after_utc.timestamp()
         """Unix time in seconds, as the one before."""
-        self.context((), "")
-        if authorities:
-            self.context((), self.authorities)
+        # What http and grpc probes use: this runs in a thread, and probes in the event loop.
+        for bundle in {"", self.authorities}:
+            for alpn in _ALPNS:
+                self.context(alpn, bundle)
 
     def problem(self, now: float | None = None) -> str:
         """Why no server would accept it now; empty if there is no reason. now: Unix time."""

@@ -5,6 +5,7 @@ restarts for what podgate lacks.
 """
 
 import datetime
+import functools
 import json
 import pathlib
 import shutil
@@ -67,6 +68,10 @@ def sentences(report: AgentReport) -> list[str]:
     return [one.sentence for one in report.findings if one.kind == kinds.PROBE_CERTIFICATE.name]
 
 
+def is_reported(why: str, report: AgentReport) -> bool:
+    return any(why in sentence for sentence in sentences(report))
+
+
 def test_answer_follows_the_pod_and_never_the_lack_of_a_certificate(
     node: Node, certificates: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -96,9 +101,7 @@ def test_answer_follows_the_pod_and_never_the_lack_of_a_certificate(
             )
         ):
             replace(where, f"..{number}bad", useless)
-            report = node.operator.wait_for(
-                why, lambda found, why=why: any(why in one for one in sentences(found))
-            )
+            node.operator.wait_for(why, functools.partial(is_reported, why))
             assert set(kubelet.until(PROXIED)) <= {PROXIED, HEALTHY}
             replace(where, f"..{number}good", authority.issue())
             assert set(kubelet.until(HEALTHY)) <= {PROXIED, HEALTHY}

@@ -283,7 +283,9 @@ async def test_renewed_certificate_changes_neither_counts_nor_the_schedule(bench
 
     bench.scheduler.set_pod(certified("it does not exist"))
     await asyncio.sleep(3)
-    first = ClientCertificate(*authority.issue())
+    first, second = await asyncio.to_thread(
+        lambda: [ClientCertificate(*authority.issue()) for _ in "12"]
+    )
     # At once, since the probe had no result; then in its rhythm.
     bench.scheduler.set_pod(certified(first))
     bench.pods.answers[1] = BAD
@@ -293,7 +295,7 @@ async def test_renewed_certificate_changes_neither_counts_nor_the_schedule(bench
     bench.pods.takes[1] = 2.0
     await asyncio.sleep(9.5)
     assert bench.scheduler.in_flight == 1
-    bench.scheduler.set_pod(certified(ClientCertificate(*authority.issue())))
+    bench.scheduler.set_pod(certified(second))
     await asyncio.sleep(2)
     assert bench.status("a").streak == before + 1
     assert bench.pods.times(1) == [3.0, 13.0, 23.0, 33.0]

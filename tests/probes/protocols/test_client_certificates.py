@@ -87,7 +87,8 @@ async def test_grpc_server_decides_by_the_client_certificate(
     with grpcio(shared_sandbox, "[::]:50053", *files):
         assert (await run(shared_sandbox, handler, good)).result is ProbeResult.SUCCESS
         outcome = await run(shared_sandbox, handler, wrong)
-        assert (outcome.error, outcome.lacks_certificate) == (True, True)
+        # gRPC's C core closes without an alert, as a server that is ill may.
+        assert (outcome.result, outcome.error) == (ProbeResult.FAILURE, False)
 
 
 @pytest.mark.kernel
