@@ -272,8 +272,13 @@ class Event(enum.Enum):
     PREVIOUS_RELAY_RELEASED = (
         "The relay of a previous agent is released; it is replaced or unneeded."
     )
+    PROBE_CERTIFICATE_READ = "Client certificate of probes read."
+    PROBE_CERTIFICATE_UNUSABLE = (
+        "Client certificate of probes cannot be used; the probes have no result."
+    )
+    PROBE_CHANGED = "Probe of a running container changed."
     PROBE_NOT_ANSWERED = "Probe with answered: true cannot be answered; the relay proxies it."
-    PROBE_SPEC_DEFERRED = "Changed probe spec takes effect with the pod's next sandbox."
+    PROBE_SPEC_REJECTED = "Changed probe spec is invalid; the last valid one stays in force."
     PROXY_HTTP_NOT_SERVED = "Metrics or health of the proxy cannot be served; retrying."
     PROGRAMS_LOADED = "eBPF programs loaded."
     RELAY_ENGAGED = "Relay engaged."

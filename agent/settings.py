@@ -246,6 +246,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     300 s with the default period, as by the agent's resync; a connection costs as much as 20 to 30
     lookups. 1: in all."""
 
+    probe_certificates_directory: pathlib.Path | None = None
+    """Client certificates for probes, in NAMESPACE/NAME of this directory. None: the node offers
+    none."""
+
     relay_ranges: RelayRanges = DEFAULT_RELAY_RANGES
     """Addresses of the relay, which never leave the node: link-local ones, which are not assigned
     by hand (RFC 3927 reserves the first and the last 256), and unique local ones that spell

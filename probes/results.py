@@ -35,6 +35,8 @@ class ExchangeResult(msgspec.Struct, frozen=True):
     """The prober failed, not the pod: retried at once, then discarded."""
     is_redirected: bool = False
     """Another process than the pod's server accepted: discarded, without a retry. An error, too."""
+    lacks_certificate: bool = False
+    """The probe's client certificate is missing, unusable or rejected: as the field above."""
 
 
 class ProbeOutcome(msgspec.Struct, frozen=True):
@@ -51,6 +53,8 @@ class ProbeOutcome(msgspec.Struct, frozen=True):
     """With a dual-stack policy, where both families passed: the second one's."""
     is_redirected: bool = False
     """As in ExchangeResult."""
+    lacks_certificate: bool = False
+    """As in ExchangeResult."""
     is_looked_up: bool = False
     """Found by a lookup of the listener, not by a connection (probes/engine/lookups.py). Then the
     duration is that of the first lookup since the newest connection."""
@@ -58,6 +62,11 @@ class ProbeOutcome(msgspec.Struct, frozen=True):
     @property
     def passed(self) -> bool:
         return self.result.passed
+
+    @property
+    def shows_nothing(self) -> bool:
+        """Whether it got to no application, for a reason that another attempt does not change."""
+        return self.is_redirected or self.lacks_certificate
 
     @property
     def families(self) -> tuple[str, ...]:

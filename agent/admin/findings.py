@@ -40,6 +40,7 @@ POD_PARTS: Mapping[str, Kind] = {
     "manifest": kinds.MANIFEST_INVALID,
     "host": kinds.PROBE_HOST,
     "annotation": kinds.ANNOTATION_IGNORED,
+    "certificate": kinds.PROBE_CERTIFICATE,
 }
 """What a problem with each part of a pod is."""
 
@@ -79,6 +80,7 @@ _BY_REASON: Mapping[str, Mapping[str, Kind]] = {
         "ProbeFailing": kinds.PROBE_FAILING,
         "ProbePending": kinds.POD_STARTING,
         "ProbeRedirected": kinds.PROBE_REDIRECTED,
+        "ProbeCertificateUnusable": kinds.PROBE_CERTIFICATE,
         "ContainerNotRunning": kinds.POD_STARTING,
         "NotScheduled": kinds.POD_STARTING,
         "PodSpecUnknown": kinds.POD_STARTING,
@@ -271,11 +273,16 @@ def _of_pod(pod: PodStatus, report: AgentReport) -> Iterator[Finding]:
         yield found(kinds.PROBE_LOOKUPS_DIFFER, text, subject)
     redirected = [probe for probe in pod.probes if probe.is_redirected]
     if redirected:
-        yield found(kinds.PROBE_REDIRECTED, redirected_sentence(redirected), subject)
+        yield found(kinds.PROBE_REDIRECTED, no_result_sentence(redirected), subject)
+    has_problem = any(problem.part == "certificate" for problem in pod.problems)
+    lacking = [probe for probe in pod.probes if probe.lacks_certificate]
+    if lacking and not has_problem:
+        yield found(kinds.PROBE_CERTIFICATE, no_result_sentence(lacking), subject)
     reported = {
         kinds.GATE_BYPASSED: bool(bypassed),
         kinds.GATE_FAILED: any(problem.part == "gate-lost" for problem in pod.problems),
         kinds.PROBE_REDIRECTED: bool(redirected),
+        kinds.PROBE_CERTIFICATE: bool(lacking),
     }
     for condition in pod.conditions:
         of_it = kind_of(condition, pod.mode)
@@ -286,8 +293,8 @@ def _of_pod(pod: PodStatus, report: AgentReport) -> Iterator[Finding]:
         yield found(kinds.POD_STARTING, text, subject)
 
 
-def redirected_sentence(probes: Sequence[ProbeStatus]) -> str:
-    """Of probes that another process accepts."""
+def no_result_sentence(probes: Sequence[ProbeStatus]) -> str:
+    """Of probes that do not get to the application, with the reason of the first."""
     text = probes[0].last_message
     return f"No result of {_named(probes)}: {text[:1].lower()}{text[1:]}"
 

@@ -43,6 +43,8 @@ class ProbeStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """None unless the pod requests that it is answered."""
     is_redirected: bool = False
     """Whether another process of the pod accepts its connections, so that it has no result."""
+    lacks_certificate: bool = False
+    """Whether its client certificate is missing, unusable or rejected: it has no result either."""
     is_looked_up: bool = False
     """Whether a lookup of the listener decided the last attempt, without a connection."""
     lookups_differ: bool = False

@@ -175,6 +175,7 @@ class ClusterOutputs:
                         action=event.action,
                         container=event.container,
                         about=event.about,
+                        is_warning=event.is_warning,
                     )
 
     async def _follow_gates(self) -> None:

@@ -39,6 +39,7 @@ from agent.pods.metrics import PodCollector
 from agent.policy.metrics import PolicyCollector
 from agent.policy.staged import StagedPolicies
 from agent.probing.answered_probes import AnsweredProbes
+from agent.probing.certificates import ProbeCertificates
 from agent.probing.manager import ProbeManager
 from agent.services.api.metrics import ServiceCollector
 from agent.settings import Settings
@@ -95,6 +96,7 @@ class PodServices:
             answered=answered,
         )
         self._isolation = IsolationConditions(store, self._relays, gating.kubelet.open_ports)
+        certificates = ProbeCertificates(settings.probe_certificates_directory, api)
         self._probing = ProbeManager(
             store,
             pins.Pins(settings.bpffs),
@@ -104,6 +106,7 @@ class PodServices:
             state=settings.run_directory / "state" / "probes.json",
             passing_since=self._outputs.passing_since if self._outputs else None,
             connect_every=settings.probe_connect_every,
+            certificates=certificates,
         )
         self._inner_ways = InnerWayWatch(
             store,
@@ -261,6 +264,7 @@ class PodServices:
         yield "inner-ways", self._inner_ways.run
         yield "relays", self._relays.run
         yield "verdicts", self._relays.verdicts.run
+        yield "probe certificates", self._probing.certificates.run
         yield from self._servers.tasks()
         if self._outputs:
             yield "outputs", self._outputs.run

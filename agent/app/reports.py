@@ -275,6 +275,8 @@ class Reports:
             yield "host", problem.message
         for problem in state.pod.annotation_problems:
             yield "annotation", problem.message
+        for text in self._probing.certificates.problems(state.pod.uid):
+            yield "certificate", text
         yield from self._relay_problem(state)
 
     def _relay_problem(self, state: PodState) -> Iterator[tuple[str, str]]:

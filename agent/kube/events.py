@@ -25,6 +25,7 @@ from agent.logs import Event
 log = structlog.get_logger(__name__)
 
 WARNING: Final = "Warning"
+NORMAL: Final = "Normal"
 
 CONTROLLER: Final = f"{labels.DOMAIN}/agent"
 
@@ -114,20 +115,22 @@ class EventRecorder:
         action: str,
         container: str = "",
         about: str = "",
+        is_warning: bool = True,
     ) -> None:
-        """Record a warning about a pod, to be sent soon.
+        """Record an event about a pod, to be sent soon.
 
         :param reason: CamelCase.
         :param action: what podgate did, CamelCase, such as "Probing".
         :param container: the one concerned, if any.
         :param about: two events with this reason are one unless it differs.
+        :param is_warning: its type is Warning, else Normal.
         """
         found = pod.metadata
         regarding = _Regarding("Pod", found.namespace, found.name, found.uid, container)
-        self._record(regarding, reason, note, action, about)
+        self._record(regarding, reason, note, action, about, WARNING if is_warning else NORMAL)
 
     def record_node(self, reason: str, note: str, *, action: str) -> None:
-        """As `record`, about this node."""
+        """As `record`, about this node; a warning."""
         self._record(self._node, reason, note, action)
 
     def record_namespace(self, name: str, reason: str, note: str, *, action: str) -> None:
@@ -135,7 +138,13 @@ class EventRecorder:
         self._record(_Regarding("Namespace", name, name, ""), reason, note, action)
 
     def _record(
-        self, regarding: _Regarding, reason: str, note: str, action: str, about: str = ""
+        self,
+        regarding: _Regarding,
+        reason: str,
+        note: str,
+        action: str,
+        about: str = "",
+        type: str = WARNING,
     ) -> None:
         # A node has several problems of one kind; a pod can have another sentence each time.
         what = f"{reason} {about}" if regarding.kind == "Pod" else f"{reason} {note}"
@@ -148,7 +157,7 @@ class EventRecorder:
             current.last, current.last_at = loop_now, moment
             return
         series = _Series(key, {}, loop_now)
-        series.body = self._body(regarding, reason, note, action, moment, about)
+        series.body = self._body(regarding, reason, note, action, moment, about) | {"type": type}
         series.last_at = moment
         self._series[key] = series
         self._enqueue(key)
@@ -275,7 +284,6 @@ class EventRecorder:
             "reason": reason[:_MAX_REASON],
             "regarding": regarding,
             "note": _clipped(note),
-            "type": WARNING,
         }
 
 

@@ -14,7 +14,8 @@ _MAX_WAITING = 1000
 class PodEvent:
     """One event. uid: the pod's, None for one about the node or a namespace; action: what podgate
     was doing; container: its name, where it concerns one; namespace: likewise; about: what
-    distinguishes it from other events with this reason, of a pod."""
+    distinguishes it from other events with this reason, of a pod; is_warning: else Normal, of a
+    pod."""
 
     uid: str | None
     reason: str
@@ -23,6 +24,7 @@ class PodEvent:
     container: str = ""
     namespace: str = ""
     about: str = ""
+    is_warning: bool = True
 
 
 class PodEvents:

@@ -96,9 +96,12 @@ class AnsweredProbes:
         plan = answers.plan(pod.spec, pod.addresses, self._user_agent)
         if plan == pod.plan:
             return
-        pod.plan = plan
-        pod.verdicts.clear()
+        before, pod.plan = pod.plan, plan
+        # Those of probes whose request is the same outlive the change (KEP-6318).
+        same = {request.id for request in plan.requests if request in before.requests}
+        pod.verdicts = {number: one for number, one in pod.verdicts.items() if number in same}
         self.plans.mark(uid)
+        self.verdicts.mark(uid)
         if any(isinstance(request.handler, HttpGet) for request in plan.requests):
             self.needs_user_agent.set()
 

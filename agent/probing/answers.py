@@ -13,13 +13,13 @@ import msgspec
 
 from agent.relay.messages import Answer, GrpcRequest, HttpRequest, TcpConnect
 from probes.engine import hooks
+from probes.engine.targets import probe_of
 from probes.engine.workers import ProbeType
 from probes.protocols.http_get import PROBE_CLIENT, HttpClientProfile, HttpTarget
 from probes.protocols.user_agents import PROBE_USER_AGENT
 from probes.spec import probespec
 from probes.spec.definitions import NetworkHandler
 from probes.spec.specs import (
-    ContainerProbes,
     Exec,
     Grpc,
     Handler,
@@ -222,25 +222,14 @@ def _probes(spec: PodSpec) -> Iterator[_Probe]:
     base = {container.name: container for container in spec.base}
     for index, container in enumerate(spec.containers):
         for number, type in enumerate(ProbeType):
-            check = _of_type(container, type)
-            of_pod = base.get(container.name)
-            sent = _of_type(of_pod, type) if of_pod else None
+            check = probe_of(container, type)
+            sent = probe_of(base.get(container.name), type)
             handler = sent.handler if sent else None
             is_answered = check is not None and check.answered
             if sent is not None or is_answered:
                 name = ProbeName(container.name, type)
                 number_of_all = index * len(ProbeType) + number
                 yield _Probe(number_of_all, name, handler, check if is_answered else None)
-
-
-def _of_type(container: ContainerProbes, type: ProbeType) -> Probe | None:
-    match type:
-        case ProbeType.STARTUP:
-            return container.startup
-        case ProbeType.READINESS:
-            return container.readiness
-        case ProbeType.LIVENESS:
-            return container.liveness
 
 
 def _is_same_check(one: _Probe, other: _Probe) -> bool:

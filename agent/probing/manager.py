@@ -5,13 +5,10 @@ import contextlib
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 
-import msgspec
-import structlog
 from prometheus_client import core
 
 from agent import labels, tasks
 from agent.admin.report import AnswerStatus, ProbeStatus
-from agent.logs import Event
 from agent.pods.changes import Subscription
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.container_runs import ContainerSource, PodContainers
@@ -22,6 +19,7 @@ from agent.pods.store import PodStore
 from agent.probing.answer_problems import AnswerProblems
 from agent.probing.answered_probes import AnsweredProbes
 from agent.probing.answers import ProbeName
+from agent.probing.certificates import ProbeCertificates
 from agent.probing.first_successes import FirstSuccesses
 from agent.probing.listeners import ListenerWatch
 from agent.probing.lookups import ListenerLookups
@@ -34,6 +32,7 @@ from agent.probing.result_store import (
     reported_results,
     sandbox_of,
 )
+from agent.probing.spec_changes import SpecChanges
 from bpf import pins
 from probes.engine.families import PodInterfaces
 from probes.engine.prober import Prober
@@ -45,16 +44,10 @@ from probes.engine.scheduler import (
     Scheduler,
 )
 from probes.netns import Netns, NetnsError
+from probes.protocols.client_certificates import names_of
 from probes.redirection import Acceptors
 from probes.results import ProbeOutcome, ProbeResult
-from probes.spec import probespec
-from probes.spec.specs import (
-    ContainerProbes,
-    Exec,
-    with_annotation,
-)
-
-log = structlog.get_logger(__name__)
+from probes.spec.specs import ContainerProbes, Exec
 
 # After a restart, 1,500 probes at once would block everything else for 100 ms. Spread over a second
 # they take a tenth of it, and no pod waits longer than its probe's period.
@@ -75,12 +68,14 @@ class ProbeManager:
         state: pathlib.Path | None = None,
         passing_since: Callable[[str], float | None] | None = None,
         connect_every: int,
+        certificates: ProbeCertificates,
     ) -> None:
         """containers: of all pods, where a runtime lists them; answered: gets the probes that the
         relay is to answer, and their results; state: the file that keeps results across restarts
         of the agent; None keeps none; passing_since: since when the API server has a pod's
         probes as passing, by uid, as Unix time; for a pod that the file lacks; connect_every: in
-        which periods a tcp probe connects though a lookup may decide it; 1: in all.
+        which periods a tcp probe connects though a lookup may decide it; 1: in all; certificates:
+        of clients, which probes may name.
         """
         self._store = store
         self._containers = containers
@@ -91,6 +86,8 @@ class ProbeManager:
         store.desired.subscribe(self._changes)
         store.in_force.subscribe(self._changes)
         containers.changes.subscribe(self._changes)
+        self.certificates = certificates
+        certificates.changes.subscribe(self._changes)
         self._metrics = ProbeMetrics(store)
         loop = asyncio.get_running_loop()
         self.acceptors = Acceptors(loop.time)
@@ -118,8 +115,7 @@ class ProbeManager:
         self._recent = RecentProbes()
         self._firsts = FirstSuccesses(self._metrics.observe_first_success)
         self._sandboxes: dict[str, tuple[Netns, str]] = {}
-        self._deferred: dict[str, str | None] = {}
-        """By pod: the annotation's text if it changed after the sandbox's start."""
+        self._spec_changes = SpecChanges(self._results, events)
 
     async def run(self) -> None:
         """Probe until cancelled."""
@@ -170,7 +166,7 @@ class ProbeManager:
         sandbox = None
         if state.netns is not None:
             sandbox = self._results.claim(pod.uid, self._sandbox_of(pod, state.netns))
-            pod = self._with_saved_spec(pod, sandbox)
+            pod = self._spec_changes.take(pod, sandbox)
         self._pods[pod.uid] = pod
         if sandbox and (target := self._target(pod, state, sandbox)):
             # A pod that starts is marked some ten times, most of them for others' sake.
@@ -195,6 +191,7 @@ class ProbeManager:
         """Stop the pod's probes and forget it."""
         self._scheduler.remove_pod(uid)
         self._answered.forget(uid)
+        self.certificates.forget(uid)
         self._answer_problems.forget(uid)
         self._listeners.forget(uid)
         self._pods.pop(uid, None)
@@ -204,7 +201,7 @@ class ProbeManager:
         self._recent.forget(uid)
         self._firsts.forget(uid)
         self._sandboxes.pop(uid, None)
-        self._deferred.pop(uid, None)
+        self._spec_changes.forget(uid)
 
     def status(self, uid: str, answers: Mapping[ProbeName, AnswerStatus]) -> list[ProbeStatus]:
         """The pod's probes, for `podgate status`, with what the kubelet's get."""
@@ -234,6 +231,7 @@ class ProbeManager:
                 failures=found.failed,
                 recent_ms=self._recent.of(found.key),
                 is_redirected=found.outcome is not None and found.outcome.is_redirected,
+                lacks_certificate=found.outcome is not None and found.outcome.lacks_certificate,
                 is_looked_up=found.outcome is not None and found.outcome.is_looked_up,
                 lookups_differ=found.lookups_differ,
                 answer=answers.get(ProbeName(found.key.container, found.key.type)),
@@ -247,30 +245,6 @@ class ProbeManager:
         if saved is None or saved[0] != netns:
             saved = self._sandboxes[pod.uid] = (netns, sandbox_of(netns))
         return saved[1]
-
-    def _with_saved_spec(self, pod: Pod, sandbox: SavedProbes) -> Pod:
-        """The pod with podgate.io/probe-spec as it was at the sandbox's start: it is read once.
-
-        A later change is logged and ignored. An invalid one does not count, so it can be corrected.
-        """
-        now = pod.spec.annotation
-        if not sandbox.is_taken:
-            sandbox.annotation = now
-            sandbox.is_taken = not any(map(probespec.is_annotation_error, pod.spec.errors))
-            self._results.save_soon()
-        if now == sandbox.annotation:
-            self._deferred.pop(pod.uid, None)
-            return pod
-        if pod.uid not in self._deferred or self._deferred[pod.uid] != now:
-            self._deferred[pod.uid] = now
-            log.warning(
-                Event.PROBE_SPEC_DEFERRED,
-                pod=pod.full_name,
-                uid=pod.uid,
-                annotation=probespec.ANNOTATION,
-            )
-        spec = with_annotation(pod.spec, sandbox.annotation)
-        return msgspec.structs.replace(pod, spec=spec)
 
     def _save(self, uid: str) -> None:
         """Keep the pod's results for the next agent."""
@@ -300,6 +274,9 @@ class ProbeManager:
             interfaces=PodInterfaces(state.network.by_interface, pod.spec.networks),
             netns_id=state.network.nsid,
             is_loopback_down=state.network.is_loopback_down,
+            certificates=self.certificates.of(
+                pod.uid, pod.namespace, names_of(pod.spec.containers)
+            ),
         )
         if run is not None:
             self._firsts.set_containers(pod.uid, run.containers)
@@ -351,7 +328,7 @@ class ProbeManager:
         pod = self._pods.get(key.uid)
         if pod is None:
             return
-        if outcome.is_redirected:
+        if outcome.shows_nothing:
             self._update_condition(pod)
         if outcome.error:
             return
@@ -396,9 +373,7 @@ class ProbeManager:
         if state is None or state.pod.netns_path != pod.netns_path:
             return  # Its probes will be stopped next.
         status, reason, message = self._evaluate(pod)
-        message += self._answer_problems.text(pod.uid)
-        if pod.uid in self._deferred:
-            message += f" A change of {probespec.ANNOTATION} takes effect with the next sandbox."
+        message += self._answer_problems.text(pod.uid) + self._spec_changes.text(pod.uid)
         self._store.conditions.set(pod, labels.PROBES_PASSING, status, reason, message)
 
     def _evaluate(self, pod: Pod) -> tuple[str, str, str]:
@@ -421,6 +396,6 @@ def has_instant_probes(pod: Pod) -> bool:
 
 
 def _shown(probe: ProbeState) -> ProbeResult:
-    """The result that counts; unknown while another process accepts the probe's connections."""
-    is_redirected = probe.outcome is not None and probe.outcome.is_redirected
-    return ProbeResult.UNKNOWN if is_redirected else probe.result or ProbeResult.UNKNOWN
+    """The result that counts; unknown while probes do not get to the application."""
+    shows_nothing = probe.outcome is not None and probe.outcome.shows_nothing
+    return ProbeResult.UNKNOWN if shows_nothing else probe.result or ProbeResult.UNKNOWN

@@ -35,9 +35,9 @@ class SavedProbes(msgspec.Struct, kw_only=True):
     started_at: float
     """Unix time in seconds at which podgate first saw the sandbox."""
     annotation: str | None = None
-    """podgate.io/probe-spec as it was read at the sandbox's start."""
+    """podgate.io/probe-spec, the newest that was valid."""
     is_taken: bool = False
-    """Whether it was valid: an invalid one may still be corrected."""
+    """Whether one was."""
     results: Results = {}
     containers: dict[str, str] = {}
     """The runtime's ids of the probed containers, where a runtime lists them."""

@@ -11,7 +11,8 @@ from enum import StrEnum
 from functools import partial
 
 from probes import listening
-from probes.engine.scheduler import ProbeRequest, Scheduler
+from probes.engine.requests import ProbeRequest
+from probes.engine.scheduler import Scheduler
 from probes.listening import ListeningSocket
 from probes.netns import Netns, NetnsGoneError
 from probes.results import ProbeOutcome

@@ -10,7 +10,8 @@ def passing(pod: PodSlots | None) -> tuple[bool, str, str]:
     """Whether startup and readiness of all containers pass, with a reason and a sentence.
 
     Reasons: ProbesPassing, NoProbes (passing, too: nothing can fail), ProbeFailing, ProbePending
-    (no result yet), ProbeRedirected (none, since another process accepts), ContainerNotRunning,
+    (no result yet), ProbeRedirected (none, since another process accepts),
+    ProbeCertificateUnusable (none, for lack of a client certificate), ContainerNotRunning,
     NotScheduled (no such pod). The kubelet alone acts on liveness.
     """
     if pod is None:
@@ -26,7 +27,7 @@ def passing(pod: PodSlots | None) -> tuple[bool, str, str]:
             count += 1
             if problem := _problem(slot, container):
                 return False, *problem
-            if slot.outcome is not None and slot.outcome.is_redirected:
+            if slot.outcome is not None and slot.outcome.shows_nothing:
                 probe = f'{type.lower()} probe of container "{name}"'
                 notes += f" Not newer than that: {probe}. {slot.outcome.message}"
     if not count:
@@ -54,8 +55,8 @@ def _problem(slot: Slot, container: ProbedContainer) -> tuple[str, str] | None:
             "ProbePending",
             f'Container "{name}": {type} probe succeeded {seen} of {needed} times.',
         )
-    if outcome.is_redirected:
+    if outcome.shows_nothing:
         text = f'Container "{name}": {type} probe has no result. {outcome.message}'
-        return "ProbeRedirected", text
+        return "ProbeRedirected" if outcome.is_redirected else "ProbeCertificateUnusable", text
     failure = outcome.message.removesuffix(".")
     return "ProbeFailing", f'Container "{name}": {type} probe failed: {failure}.'

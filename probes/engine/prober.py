@@ -9,12 +9,20 @@ of its own, and all of them must pass.
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
 from probes.engine import families, joint
 from probes.engine.alarms import Alarms
 from probes.netns import Netns
+from probes.protocols import client_certificates
+from probes.protocols.client_certificates import (
+    NO_CERTIFICATES,
+    CertificateError,
+    Certificates,
+    ClientCertificate,
+)
 from probes.protocols.dialing import DialAttempt, LoopPoller
 from probes.protocols.exchanges import ExchangeTarget
 from probes.redirection import Acceptors
@@ -45,6 +53,15 @@ class ProbePlan(msgspec.Struct, frozen=True):
     """Why there is no address to dial."""
     is_unknown: bool = False
     """Whether that proves nothing about the pod, so that it is no verdict."""
+    certificate: ClientCertificate | None = None
+    """That of the client, which may expire."""
+    certificate_problem: str = ""
+    """Why there is none, though the probe names one."""
+
+    def has_certificate_of(self, other: "ProbePlan") -> bool:
+        """Whether both show the same certificate, or lack it for the same reason."""
+        is_same = self.certificate is other.certificate
+        return is_same and self.certificate_problem == other.certificate_problem
 
     @property
     def candidates(self) -> tuple[DialCandidate, ...]:
@@ -56,6 +73,7 @@ def plan(
     probe: Probe,
     addresses: Sequence[str],
     interfaces: families.PodInterfaces = families.NO_INTERFACES,
+    certificates: Certificates = NO_CERTIFICATES,
 ) -> ProbePlan:
     """Prepare `probe` for the pod's `addresses`, the preferred one first.
 
@@ -69,7 +87,10 @@ def plan(
     if not timeout > 0:
         raise ValueError(f"a probe's timeout must be positive, not {timeout}")
     try:
+        handler = client_certificates.identified(handler, certificates)
         groups = families.groups(probe, addresses, interfaces)
+    except CertificateError as error:
+        return ProbePlan((), timeout, timeout, certificate_problem=str(error))
     except families.NoAddressError as error:
         return ProbePlan((), timeout, timeout, str(error))
     except families.UnknownNetworkError as error:
@@ -83,6 +104,7 @@ def plan(
         ),
         timeout,
         min(ATTEMPT_DELAY_SECONDS, share),
+        certificate=client_certificates.certificate_of(handler),
     )
 
 
@@ -90,6 +112,16 @@ def candidate_for(address: str, target: ExchangeTarget) -> DialCandidate:
     """Raises ValueError for what is no address."""
     family = socket.AF_INET6 if families.family_of(address) == "IPv6" else socket.AF_INET
     return DialCandidate(int(family), address, target)
+
+
+class Starter(Protocol):
+    """Starts probes: `Prober`, or a test's stand-in."""
+
+    def start(
+        self, plan: ProbePlan, netns: Netns, done: Callable[[ProbeOutcome], None], /
+    ) -> joint.Cancellable: ...
+
+    def close(self) -> None: ...
 
 
 class Prober:
@@ -112,6 +144,8 @@ class Prober:
             for number, part in enumerate(parts):
                 together.add(self.start(part, netns, together.ender(number)))
             return together
+        if plan.certificate is not None and (problem := plan.certificate.problem()):
+            plan = msgspec.structs.replace(plan, groups=(), certificate_problem=problem)
         run = ProbeRun(self, plan, netns, done)
         run.start()
         return run
@@ -225,6 +259,9 @@ class ProbeRun:
 
     def _failure(self) -> ProbeOutcome:
         """The joint outcome of all addresses; the first one's message comes first."""
+        if self._plan.certificate_problem:
+            unusable = client_certificates.unusable(self._plan.certificate_problem)
+            return self._outcome(unusable, None)
         if not self._failed:
             return self._outcome(ExchangeResult(ProbeResult.FAILURE, self._plan.rejection), None)
         order = [candidate.address for candidate in self._plan.groups[0]]
@@ -232,7 +269,7 @@ class ProbeRun:
         verdicts = [attempt.verdict for attempt in failed if attempt.verdict is not None]
         # The application may be at the address whose connection did not get to it. Else a failure
         # of the pod takes precedence over a prober error with another address.
-        real = [verdict for verdict in verdicts if verdict.is_redirected]
+        real = [one for one in verdicts if one.is_redirected or one.lacks_certificate]
         real = real or [verdict for verdict in verdicts if not verdict.error] or verdicts
         text = "; ".join(dict.fromkeys(verdict.message for verdict in real))
         verdict = msgspec.structs.replace(real[0], message=text)
@@ -247,6 +284,7 @@ class ProbeRun:
             duration,
             address,
             is_redirected=verdict.is_redirected,
+            lacks_certificate=verdict.lacks_certificate,
         )
 
     def _finish(self, outcome: ProbeOutcome) -> None:

@@ -8,47 +8,25 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
 from probes.clock import boot_clock_ns
-from probes.engine import passing, prober, queue
+from probes.engine import passing, prober, queue, requests
+from probes.engine.callbacks import Callbacks
 from probes.engine.checks import Check, check_of
-from probes.engine.joint import Cancellable
 from probes.engine.lookup_use import Lookups
-from probes.engine.slots import PodSlots, Slot
+from probes.engine.requests import ProbeRequest
+from probes.engine.slots import PodSlots, Slot, plan_of
 from probes.engine.spreading import Spread
 from probes.engine.targets import ProbedContainer, ProbedPod, ProbeKey, ProbeState, desired_probes
 from probes.engine.workers import ContainerInstance, ProbeType, Worker, is_same_attempt
-from probes.netns import Netns
 from probes.results import ProbeOutcome, ProbeResult
-from probes.spec.definitions import Exec
 
 __all__ = ["Check", "ProbeKey", "ProbeState", "ProbedContainer", "ProbedPod", "Scheduler"]
 
 MESSAGE_MAX_CHARS = 1024
 """How much of an outcome's text is kept (the kubelet cuts Events at the same length)."""
-
-
-class ProbeRequest(msgspec.Struct, frozen=True):
-    """A probe that dials a given port."""
-
-    key: ProbeKey
-    plan: prober.ProbePlan
-    netns: Netns
-    passes: bool
-    """Whether the result that counts is success."""
-
-
-class Starter(Protocol):
-    """Starts probes: prober.Prober, or a test's stand-in."""
-
-    def start(
-        self, plan: prober.ProbePlan, netns: Netns, done: Callable[[ProbeOutcome], None], /
-    ) -> Cancellable: ...
-
-    def close(self) -> None: ...
 
 
 class Scheduler:
@@ -72,17 +50,21 @@ class Scheduler:
         on_delay: Callable[[float], None] | None = None,
         max_in_flight: int = queue.MAX_IN_FLIGHT,
         spread_seconds: float = 0.0,
-        starter: Starter | None = None,
+        starter: prober.Starter | None = None,
         wall_clock: Callable[[], float] = time.time,
         boot_clock_ns: Callable[[], int] = boot_clock_ns,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._on_result = on_result
-        self._on_probe = on_probe
-        self._on_check = on_check
-        self._on_delay = on_delay
+        self._callbacks = Callbacks(
+            self._loop,
+            on_result=on_result,
+            on_probe=on_probe,
+            on_check=on_check,
+            on_delay=on_delay,
+        )
+        self.guarded = self._callbacks.guarded
         self._spread = Spread(self._loop.time, spread_seconds)
-        self.starter: Starter = starter or prober.Prober(self._loop)
+        self.starter: prober.Starter = starter or prober.Prober(self._loop)
         self._wall_clock = wall_clock
         self._boot_clock_ns = boot_clock_ns
         self._pods: dict[str, PodSlots] = {}
@@ -115,10 +97,7 @@ class Scheduler:
         has_moved = pod is not None and not target.has_addresses_of(pod.target)
         if pod is not None and target != pod.target:
             self.lookups.doubt(target.uid)
-        plans = {
-            key: (probe, prober.plan(probe, target.addresses, target.interfaces))
-            for key, probe in desired_probes(target)
-        }
+        plans = {key: (probe, plan_of(probe, target)) for key, probe in desired_probes(target)}
         if pod is None:
             pod = self._pods[target.uid] = PodSlots(target)
         for existing in pod.slots.values():
@@ -137,6 +116,10 @@ class Scheduler:
                 self._stop_run(slot)
                 slot.plan, slot.netns = plan, target.netns
                 self.lookups.drop(slot)
+            elif not slot.plan.has_certificate_of(plan):
+                had_none, slot.plan = bool(slot.plan.certificate_problem), plan
+                if had_none and plan.certificate is not None:
+                    self.trigger_slot(slot)
             if slot.netns_id != target.netns_id:
                 slot.netns_id = target.netns_id
                 self.lookups.drop(slot)
@@ -169,14 +152,7 @@ class Scheduler:
 
     def due_probes(self, uid: str, port: int) -> list[ProbeRequest]:
         """The startup and readiness probes of a pod that dial this port."""
-        pod = self._pods.get(uid)
-        return [
-            ProbeRequest(key, slot.plan, slot.netns, slot.worker.cached is ProbeResult.SUCCESS)
-            for key, slot in (pod.slots.items() if pod else ())
-            if key.type is not ProbeType.LIVENESS
-            and not isinstance(slot.worker.probe.handler, Exec)
-            and slot.worker.probe.handler.port == port
-        ]
+        return requests.of_port(self.slots(uid), port)
 
     def snapshot(self, uid: str | None = None) -> list[ProbeState]:
         """A pod's probes as they are now, or all pods', in order of their keys."""
@@ -230,11 +206,12 @@ class Scheduler:
         now = self._loop.time()
         for target in pod.target.containers:
             name = target.probes.name
+            started_at = pod.starts.on_loop(target, wall=self._wall_clock(), loop=now)
             container = ContainerInstance(
-                target.container_id, self._on_loop(pod, target), target.running, target.restarts
+                target.container_id, started_at, target.running, target.restarts
             )
-            if container.running and self._has_started(pod, target):
-                pod.started[name] = container.container_id
+            if container.running and pod.has_started(target):
+                pod.starts.record(target)
             # Startup is first in a container's slots: the others use its result.
             for type in ProbeType:
                 slot = pod.slots.get(ProbeKey(pod.target.uid, name, type))
@@ -248,7 +225,7 @@ class Scheduler:
                     slot.outcome = None
                     self.lookups.drop(slot)
                 before = worker.cached
-                started = self._has_started(pod, target)
+                started = pod.has_started(target)
                 if type is ProbeType.STARTUP and worker.probe.answered:
                     # The kubelet reads results until one is its own.
                     started = target.started_by_kubelet
@@ -257,44 +234,13 @@ class Scheduler:
                     started=started,
                     deleting=pod.target.deleting,
                     now=now,
-                    restored=self._restored(pod, target, type),
+                    restored=pod.restored(target, type),
                 )
                 if worker.over:
                     self._stop_run(slot)
                 self.arm(slot)
                 if before is not None:
                     self._report(slot, before)
-
-    def _restored(
-        self, pod: PodSlots, target: ProbedContainer, type: ProbeType
-    ) -> ProbeResult | None:
-        """The result that a new worker begins with, in place of the initial one."""
-        if type is ProbeType.STARTUP and pod.has_started(target):
-            return ProbeResult.SUCCESS
-        return target.restored.get(type)
-
-    def _has_started(self, pod: PodSlots, target: ProbedContainer) -> bool:
-        if target.started is not None:
-            return target.started
-        slot = pod.slots.get(ProbeKey(pod.target.uid, target.probes.name, ProbeType.STARTUP))
-        if slot is None:
-            # It has no startup probe, or one that the kubelet runs and whose result is unknown.
-            return True
-        if pod.has_started(target):
-            return True
-        worker = slot.worker
-        if not worker.container_id:
-            return target.restored.get(ProbeType.STARTUP) is ProbeResult.SUCCESS
-        return worker.cached is ProbeResult.SUCCESS and worker.container_id == target.container_id
-
-    def _on_loop(self, pod: PodSlots, target: ProbedContainer) -> float:
-        """When the container started, on the loop's clock, which has no steps of the wall clock."""
-        name = target.probes.name
-        recorded = pod.started_at.get(name)
-        if recorded is None or recorded[0] != target.started_at:
-            age = self._wall_clock() - target.started_at
-            recorded = pod.started_at[name] = (target.started_at, self._loop.time() - age)
-        return recorded[1]
 
     def arm(self, slot: Slot) -> None:
         """Set the timer to when the worker's next probe is due."""
@@ -322,9 +268,9 @@ class Scheduler:
 
     def check_lookup(self, slot: Slot) -> None:
         """As of `SlotOwner`, as the next two."""
-        if self._on_check is not None and slot.outcome is not None:
+        if slot.outcome is not None:
             slot.started_ns = self._boot_clock_ns()
-            self.guarded(self._on_check, check_of(slot, slot.outcome, slot.started_ns))
+            self.guarded(self._callbacks.on_check, check_of(slot, slot.outcome, slot.started_ns))
 
     def trigger_slot(self, slot: Slot) -> None:
         self.lookups.catch_up(slot)
@@ -336,8 +282,7 @@ class Scheduler:
         self._due.add(slot)
 
     def _start_due(self, slot: Slot) -> None:
-        if self._on_delay is not None:
-            self.guarded(self._on_delay, max(0.0, self._loop.time() - slot.due))
+        self.guarded(self._callbacks.on_delay, max(0.0, self._loop.time() - slot.due))
         self._start_run(slot)
 
     def _start_run(self, slot: Slot) -> None:
@@ -358,7 +303,7 @@ class Scheduler:
         slot.run = None
         worker = slot.worker
         before = worker.cached
-        if worker.finish(outcome):
+        if worker.finish(outcome, self._loop.time()):
             self._start_run(slot)
             return
         self._due.release()
@@ -378,10 +323,10 @@ class Scheduler:
             pod = self._pods.get(slot.key.uid)
             if pod is not None:
                 self._observe(pod)
-        self.guarded(self._on_probe, slot.key, outcome)
+        self.guarded(self._callbacks.on_probe, slot.key, outcome)
         is_verdict = not outcome.error and not slot.plan.is_unknown
-        if self._on_check is not None and worker.probe.answered and is_verdict:
-            self.guarded(self._on_check, check_of(slot, outcome, self._boot_clock_ns()))
+        if worker.probe.answered and is_verdict:
+            self.guarded(self._callbacks.on_check, check_of(slot, outcome, self._boot_clock_ns()))
         self._report(slot, before)
 
     def _report(self, slot: Slot, before: ProbeResult | None) -> None:
@@ -391,19 +336,7 @@ class Scheduler:
         # A callback may have removed the pod.
         pod = self._pods.get(slot.key.uid)
         if pod is not None and pod.slots.get(slot.key) is slot:
-            self.guarded(self._on_result, slot.key, cached)
-
-    def guarded(self, call: Callable[..., None], *args: object) -> None:
-        """Call a callback; an error is reported to the loop and stops nothing else."""
-        try:
-            call(*args)
-        except Exception as error:
-            self._loop.call_exception_handler(
-                {
-                    "message": f"a callback of the probe scheduler failed: {error!r}",
-                    "exception": error,
-                }
-            )
+            self.guarded(self._callbacks.on_result, slot.key, cached)
 
     def _stop_run(self, slot: Slot) -> None:
         if slot.worker.in_flight:

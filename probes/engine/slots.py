@@ -4,14 +4,21 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from probes.engine import prober
+from probes.engine.container_starts import ContainerStarts
 from probes.engine.joint import Cancellable
 from probes.engine.targets import ProbedContainer, ProbedPod, ProbeKey, ProbeState
-from probes.engine.workers import Worker
+from probes.engine.workers import ProbeType, Worker
 from probes.netns import Netns
-from probes.results import ProbeOutcome
+from probes.results import ProbeOutcome, ProbeResult
+from probes.spec.definitions import Probe
 
 if TYPE_CHECKING:
     from probes.engine.lookup_groups import SlotLookup
+
+
+def plan_of(probe: Probe, target: ProbedPod) -> prober.ProbePlan:
+    """What each run of a pod's probe does."""
+    return prober.plan(probe, target.addresses, target.interfaces, target.certificates)
 
 
 class Slot:
@@ -87,17 +94,31 @@ class Slot:
 class PodSlots:
     """A pod as last set, and its probes."""
 
-    __slots__ = ("slots", "started", "started_at", "target")
+    __slots__ = ("slots", "starts", "target")
 
     def __init__(self, target: ProbedPod) -> None:
         self.target = target
         self.slots: dict[ProbeKey, Slot] = {}
-        self.started: dict[str, str] = {}
-        """By container: the id of the newest that has started. A startup probe that is added or
-        changed later does not change that (KEP-6318)."""
-        self.started_at: dict[str, tuple[float, float]] = {}
-        """By container: the start in Unix time, and on the loop's clock, fixed when first seen."""
+        self.starts = ContainerStarts()
 
-    def has_started(self, target: ProbedContainer) -> bool:
-        """Whether this run of the container has started at any time."""
-        return self.started.get(target.probes.name, "") == target.container_id != ""
+    def has_started(self, container: ProbedContainer) -> bool:
+        """Whether this run of the container has started, so that its other probes run."""
+        if container.started is not None:
+            return container.started
+        slot = self.slots.get(ProbeKey(self.target.uid, container.probes.name, ProbeType.STARTUP))
+        if slot is None:
+            # It has no startup probe, or one that the kubelet runs and whose result is unknown.
+            return True
+        if self.starts.has(container):
+            return True
+        worker = slot.worker
+        if not worker.container_id:
+            return container.restored.get(ProbeType.STARTUP) is ProbeResult.SUCCESS
+        is_same_run = worker.container_id == container.container_id
+        return worker.cached is ProbeResult.SUCCESS and is_same_run
+
+    def restored(self, container: ProbedContainer, type: ProbeType) -> ProbeResult | None:
+        """The result that a new worker begins with, in place of the initial one."""
+        if type is ProbeType.STARTUP and self.starts.has(container):
+            return ProbeResult.SUCCESS
+        return container.restored.get(type)

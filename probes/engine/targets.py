@@ -7,6 +7,7 @@ import msgspec
 from probes.engine.families import NO_INTERFACES, PodInterfaces
 from probes.engine.workers import ProbeType
 from probes.netns import Netns
+from probes.protocols.client_certificates import NO_CERTIFICATES, Certificates
 from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.specs import ContainerProbes, Exec, Probe
 
@@ -53,6 +54,8 @@ class ProbedPod(msgspec.Struct, frozen=True):
     """What the kernel calls the network namespace in the agent's own (RTM_GETNSID); without it all
     probes connect."""
     is_loopback_down: bool = False
+    certificates: Certificates = NO_CERTIFICATES
+    """Client certificates that its probes name."""
 
     def has_addresses_of(self, other: "ProbedPod") -> bool:
         """Whether probes of both dial the same addresses."""
@@ -81,14 +84,23 @@ class ProbeState(msgspec.Struct, frozen=True):
     """Connections failed although lookups found a listener with room, so the probe connects."""
 
 
+def probe_of(container: ContainerProbes | None, type: ProbeType) -> Probe | None:
+    """A container's probe of a type."""
+    if container is None:
+        return None
+    match type:
+        case ProbeType.STARTUP:
+            return container.startup
+        case ProbeType.READINESS:
+            return container.readiness
+        case ProbeType.LIVENESS:
+            return container.liveness
+
+
 def desired_probes(target: ProbedPod) -> Iterator[tuple[ProbeKey, Probe]]:
     """The probes of a pod that podgate runs: all but exec, which is the kubelet's."""
     for container in target.containers:
-        probes = container.probes
-        for type, probe in (
-            (ProbeType.STARTUP, probes.startup),
-            (ProbeType.READINESS, probes.readiness),
-            (ProbeType.LIVENESS, probes.liveness),
-        ):
+        for type in ProbeType:
+            probe = probe_of(container.probes, type)
             if probe is not None and not isinstance(probe.handler, Exec):
-                yield ProbeKey(target.uid, probes.name, type), probe
+                yield ProbeKey(target.uid, container.probes.name, type), probe

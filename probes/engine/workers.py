@@ -52,6 +52,7 @@ class Worker:
 
     __slots__ = (
         "_closed",
+        "_ended_at",
         "_gated",
         "_has_run",
         "_retrying",
@@ -84,6 +85,7 @@ class Worker:
         self.run_result: ProbeResult | None = None
         self.streak = 0
         self._closed = False
+        self._ended_at = 0.0
         self._tick = first_at
         self._started_at = 0.0
         self._running = False
@@ -159,9 +161,9 @@ class Worker:
         """Take another configuration for the same container (KEP-6318, "Kubelet Behavior").
 
         The result that counts stays, whatever has changed. Other thresholds begin a new count.
-        Another period counts from the newest probe. What another attempt differs in (its handler,
-        timeout, addresses, whether it answers) begins a new count and is tried at once; the caller
-        abandons the attempt that runs.
+        Another period counts from the end of the newest probe, or from the start of one that runs.
+        What another attempt differs in (its handler, timeout, addresses, whether it answers) begins
+        a new count and is tried at once; the caller abandons the attempt that runs.
         """
         old, self.probe = self.probe, probe
         is_other_attempt = not is_same_attempt(old, probe)
@@ -170,9 +172,9 @@ class Worker:
         if is_other_attempt:
             self._closed = False
             self._tick = now
-        elif self._has_run:
-            # The rhythm is that of the starts, as the kubelet's ticker has it.
-            self._tick = max(self._tick - old.period_seconds + probe.period_seconds, now)
+        elif self._has_run and probe.period_seconds != old.period_seconds:
+            newest = self._tick - old.period_seconds if self.in_flight else self._ended_at
+            self._tick = max(newest + probe.period_seconds, now)
         if old.answered is not probe.answered:
             has_started = self.type is ProbeType.STARTUP and self.cached is ProbeResult.SUCCESS
             self.is_paused = has_started and not probe.answered
@@ -214,16 +216,20 @@ class Worker:
         one is due."""
         self.streak += count
         self._tick += seconds
+        self._ended_at = self._tick - self.probe.period_seconds
         return self._tick
 
-    def finish(self, outcome: ProbeOutcome) -> bool:
-        """Record the outcome. True if the same probe must be started again at once.
+    def finish(self, outcome: ProbeOutcome, now: float) -> bool:
+        """Record the outcome of the probe that ends now.
+
+        True if the same probe must be started again at once.
 
         An outcome with `error` is tried three times in all and then discarded: the prober failed,
-        and the container's state is unknown. One that was redirected is discarded at once.
+        and the container's state is unknown. One that shows nothing is discarded at once.
         """
         self.in_flight = False
-        is_retried = outcome.error and not outcome.is_redirected
+        self._ended_at = now
+        is_retried = outcome.error and not outcome.shows_nothing
         if is_retried and self._tries < TRIES_MAX and self.due is not None:
             self._retrying = True
             return True

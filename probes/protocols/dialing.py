@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable
 
 from probes.netns import SHORTAGES, BareSocket, Netns, NetnsGoneError, connect_inside
-from probes.protocols import tls
+from probes.protocols import client_certificates, tls
 from probes.protocols.exchanges import ConnectionFailure, DialHop, Exchange, Phase, join_host_port
 from probes.redirection import Acceptor, Acceptors, Redirection
 from probes.results import ExchangeResult, ProbeResult
@@ -293,7 +293,11 @@ class DialAttempt:
             pieces = tunnel.receive(data)
         except tls.TlsError as error:
             self._outbox = b""
-            self._break(str(error))
+            policy = self.hop.policy
+            if error.rejects_client and policy is not None and policy.identity is not None:
+                self._end(client_certificates.rejected(str(error)))
+            else:
+                self._break(str(error))
             return
         if self._phase is Phase.TLS and tunnel.ready:
             self._phase = Phase.EXCHANGE

@@ -40,14 +40,40 @@ _GO_ALERTS = {
 """Alerts that Go words otherwise (crypto/tls/alert.go)."""
 
 
+_CERTIFICATE_ALERTS = frozenset(
+    {
+        "bad certificate",
+        "unsupported certificate",
+        "revoked certificate",
+        "expired certificate",
+        "unknown certificate",
+        "unknown certificate authority",
+        "access denied",
+        "certificate required",
+    }
+)
+"""With which a server rejects a client's certificate (RFC 8446 section 6.2), in Go's words."""
+
+
 class TlsError(ProbeError):
-    """The handshake failed or a record was bad; the message is Go's text where there is one."""
+    """The handshake failed or a record was bad; the message is Go's text where there is one.
+    rejects_client: the server rejects the client's certificate, or the lack of one."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        alert = text.removeprefix("remote error: tls: ")
+        self.rejects_client = alert != text and alert in _CERTIFICATE_ALERTS
 
 
 @functools.lru_cache(maxsize=_CONTEXTS_MAX)
 def client_context(alpn: tuple[str, ...], ca_bundle: str = "") -> ssl.SSLContext:
-    """The TLS context of all probes that offer these protocols and trust this bundle (empty: do
-    not verify); TLS 1.2 and up, as Go's default."""
+    """The TLS context of all probes without a client certificate that offer these protocols and
+    trust this bundle (empty: do not verify)."""
+    return new_context(alpn, ca_bundle)
+
+
+def new_context(alpn: tuple[str, ...], ca_bundle: str) -> ssl.SSLContext:
+    """As `client_context`, for one user; TLS 1.2 and up, as Go's default."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if ca_bundle:
         context.load_verify_locations(cadata=ca_bundle)
@@ -76,10 +102,11 @@ class TlsTunnel:
     def __init__(self, alpn: tuple[str, ...], policy: TlsPolicy | None = None) -> None:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        name = policy.server_name if policy else None
-        self._tls = client_context(alpn, policy.ca_bundle if policy else "").wrap_bio(
-            self._incoming, self._outgoing, server_hostname=name
-        )
+        bundle = policy.ca_bundle if policy else ""
+        identity = policy.identity if policy else None
+        context = identity.context(alpn, bundle) if identity else client_context(alpn, bundle)
+        name = (policy.server_name or None) if policy else None
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
         self._first = b""
         self.ready = False
         """The handshake is done."""

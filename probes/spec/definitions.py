@@ -1,6 +1,7 @@
 """Probes and their handlers, as the rest of this package uses them."""
 
-from typing import Literal
+import ssl
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -10,13 +11,41 @@ IpFamily = Literal["IPv4", "IPv6"]
 IpFamilyPolicy = Literal["SingleStack", "PreferDualStack", "RequireDualStack"]
 
 
-class TlsPolicy(msgspec.Struct, frozen=True):
-    """What a probe requires of the server's certificate: the kubelet requires nothing."""
+class CertificateName(msgspec.Struct, frozen=True):
+    """A client certificate: of a Secret in the pod's namespace, or of a directory for the pod's
+    namespace on the node."""
 
-    server_name: str
-    """Sent to the server, and with a CA bundle required in its certificate."""
+    secret: str = ""
+    file: str = ""
+    """Name of the directory. Exactly one of the two is given."""
+    verifies_server: bool = False
+    """Whether one of its authorities must have issued the server's certificate."""
+
+    def __str__(self) -> str:
+        if self.secret:
+            return f"the Secret {self.secret} with a client certificate"
+        return f"the directory {self.file} with a client certificate"
+
+
+class ClientIdentity(Protocol):
+    """A client certificate that can be used; probes/protocols/client_certificates.py has it."""
+
+    def context(self, alpn: tuple[str, ...], ca_bundle: str) -> ssl.SSLContext:
+        """The TLS context of connections with it."""
+        ...
+
+
+class TlsPolicy(msgspec.Struct, frozen=True):
+    """What a probe requires of the server's certificate, and the one that it shows: the kubelet
+    requires and shows nothing."""
+
+    server_name: str = ""
+    """Sent to the server, unless empty, and with a CA bundle required in its certificate."""
     ca_bundle: str = ""
     """Certificates in PEM, of which one must have issued the server's. Empty: not verified."""
+    certificate: CertificateName | None = None
+    identity: ClientIdentity | None = None
+    """The certificate itself, once it is read; of plans only."""
 
 
 class HttpGet(msgspec.Struct, frozen=True):

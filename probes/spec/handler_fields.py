@@ -27,6 +27,8 @@ PortName = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,15}(?!\n)$")]
 Status = Annotated[int, Meta(ge=100, le=599)]
 StatusRange = Annotated[str, Meta(pattern=r"^[1-5][0-9]{2}-[1-5][0-9]{2}(?!\n)$")]
 ServerName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]([-A-Za-z0-9._]{0,252})(?!\n)$")]
+# RFC 1123; one component of a path at most.
+ObjectName = Annotated[str, Meta(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?(?!\n)$")]
 NoHost = Annotated[
     str, Meta(max_length=0, description="Must be empty: a probe goes to its own pod only.")
 ]
@@ -58,15 +60,44 @@ class HeaderFields(StrictStruct, frozen=True, kw_only=True, rename="camel"):
     value: str = ""
 
 
-class TlsFields(StrictStruct, frozen=True, kw_only=True, rename="camel"):
-    """What is required of the server's certificate; without it any certificate is accepted."""
+class CertificateFields(StrictStruct, frozen=True, kw_only=True, rename="camel"):
+    """A client certificate: exactly one of a Secret of type kubernetes.io/tls in the pod's
+    namespace, and a directory on the node."""
 
-    server_name: ServerName
+    secret: ObjectName | UnsetType = UNSET
+    file: ObjectName | UnsetType = UNSET
+    verify_server: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.secret is UNSET) == (self.file is UNSET):
+            raise FieldError("", "needs one of secret and file")
+
+    def name(self) -> definitions.CertificateName:
+        return definitions.CertificateName(
+            "" if self.secret is UNSET else self.secret,
+            "" if self.file is UNSET else self.file,
+            self.verify_server,
+        )
+
+
+class TlsFields(StrictStruct, frozen=True, kw_only=True, rename="camel"):
+    """What is required of the server's certificate, without which any is accepted, and the
+    certificate of the client."""
+
+    server_name: ServerName | UnsetType = UNSET
+    client_certificate: CertificateFields | UnsetType = UNSET
     ca_bundle: Annotated[str, Meta(min_length=1, max_length=CA_BUNDLE_MAX_CHARS)] | UnsetType = (
         UNSET
     )
 
     def __post_init__(self) -> None:
+        certificate = self.client_certificate
+        verifies_by_certificate = certificate is not UNSET and certificate.verify_server
+        if self.ca_bundle is not UNSET and verifies_by_certificate:
+            raise FieldError("caBundle", "is given in addition to verifyServer: keep one")
+        is_verified = self.ca_bundle is not UNSET or verifies_by_certificate
+        if self.server_name is UNSET and (is_verified or certificate is UNSET):
+            raise FieldError("serverName", "is missing")
         if self.ca_bundle is not UNSET and not _is_ca_bundle(self.ca_bundle):
             raise FieldError("caBundle", "has no certificate in PEM that can be read")
 
@@ -146,8 +177,12 @@ class GrpcFields(StrictStruct, frozen=True, kw_only=True, rename="camel"):
 def _tls(fields: TlsFields | UnsetType) -> definitions.TlsPolicy | None:
     if fields is UNSET:
         return None
-    bundle = "" if fields.ca_bundle is UNSET else fields.ca_bundle
-    return definitions.TlsPolicy(fields.server_name, bundle)
+    certificate = fields.client_certificate
+    return definitions.TlsPolicy(
+        "" if fields.server_name is UNSET else fields.server_name,
+        "" if fields.ca_bundle is UNSET else fields.ca_bundle,
+        None if certificate is UNSET else certificate.name(),
+    )
 
 
 def _status_range(status: int | str) -> tuple[int, int]:

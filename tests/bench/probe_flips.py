@@ -29,6 +29,7 @@ from agent.pods.pod import Pod
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
 from agent.probing.answered_probes import AnsweredProbes
+from agent.probing.certificates import ProbeCertificates
 from agent.probing.manager import ProbeManager
 from agent.settings import Settings
 from bpf import pins
@@ -132,6 +133,7 @@ async def _probing(store: PodStore) -> AsyncIterator[ProbeManager]:
         events=PodEvents(),
         answered=AnsweredProbes(),
         connect_every=Settings().probe_connect_every,
+        certificates=ProbeCertificates(None, None),
     )
     task = asyncio.create_task(probing.run())
     await probing.listening()

@@ -44,6 +44,10 @@ VALUES: dict[str, dict[str, Any]] = {
         "kubelet": {"directory": "/var/lib/k0s/kubelet"},
         "nri": {"enabled": False},
         "cni": {"enabled": True, "strictStart": True},
+        "probeCertificates": {
+            "directory": "/var/lib/spiffe",
+            "secrets": {"shop": ["queue-client"], "bank": ["a.client", "b"]},
+        },
         "controller": {
             "replicas": 3,
             "extraArgs": ["--log-format=text"],

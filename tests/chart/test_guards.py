@@ -302,3 +302,24 @@ def test_probe_spec_of_another_form_or_version_is_rejected(text: str, message: s
 
 def test_pod_without_a_probe_spec_is_admitted() -> None:
     assert admission.rejects("podgate-probe-spec-form", {"metadata": {}}) == []
+
+
+def _with_probe_spec(text: str | None) -> Json:
+    return {"metadata": {"annotations": {} if text is None else {"podgate.io/probe-spec": text}}}
+
+
+@pytest.mark.parametrize("after", ["{}", None])
+def test_probe_spec_does_not_change_with_a_pods_status(after: str | None) -> None:
+    before = _with_probe_spec('{"apiVersion": "podgate.io/v2"}')
+    assert admission.rejects("podgate-probe-spec-frozen", _with_probe_spec(after), before)
+    assert admission.rejects("podgate-probe-spec-frozen", before, before) == []
+
+
+def test_form_of_a_probe_spec_is_checked_when_it_changes() -> None:
+    valid = _with_probe_spec('{"apiVersion": "podgate.io/v2"}')
+    invalid = _with_probe_spec("none")
+    name = "podgate-probe-spec-form"
+    assert admission.rejects(name, invalid, valid)
+    assert admission.rejects(name, invalid, _with_probe_spec(None))
+    assert admission.rejects(name, invalid, invalid) == []
+    assert admission.rejects(name, _with_probe_spec(None), invalid) == []

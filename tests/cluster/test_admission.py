@@ -278,7 +278,7 @@ def test_agent_s_token_writes_its_own_conditions_of_its_own_pods_only(
     found = _rejection(server.send("PATCH", path, body, content_type=_STRATEGIC, token=token))
     # Two policies reject this one, and the server names either.
     if name == "probe spec" and found["code"] != HTTPStatus.FORBIDDEN:
-        _check("frozen", "removed/status", found)
+        _check_frozen(found)
     else:
         _check("agent", name, found)
 
@@ -410,16 +410,25 @@ def test_token_without_a_node_writes_nothing(server: ApiOnly, pods: dict[str, Js
     _check("agent", "token without a node", _rejection(answer))
 
 
-@pytest.mark.parametrize("subresource", ["", "/status"])
-def test_probe_spec_is_frozen_after_the_pod_is_created(
-    server: ApiOnly, pods: dict[str, Json], subresource: str
+def test_probe_spec_changes_with_the_pod_and_not_with_its_status(
+    server: ApiOnly, pods: dict[str, Json]
 ) -> None:
-    path = f"{_path(pods['own'])}{subresource}"
-    change = {"metadata": {"annotations": {"podgate.io/probe-spec": None, "other": "1"}}}
-    answer = server.send("PATCH", path, change, content_type=MERGE)
-    _check("frozen", f"removed{subresource}", _rejection(answer))
-    change = {"metadata": {"annotations": {"other": "2"}}}
-    assert server.send("PATCH", path, change, content_type=MERGE).code == 200
+    path = _path(pods["own"])
+
+    def change(to: str, text: str | None) -> Json:
+        body = {"metadata": {"annotations": {"podgate.io/probe-spec": text}}}
+        return _rejection(server.send("PATCH", to, body, content_type=MERGE))
+
+    _check_frozen(change(f"{path}/status", None))
+    invalid = change(path, '{"apiVersion": "podgate.io/v2", "containers": [{}]}')
+    assert invalid["code"] == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert change(path, None)["code"] == HTTPStatus.OK
+    assert change(path, _usable())["code"] == HTTPStatus.OK
+
+
+def _check_frozen(found: Json) -> None:
+    assert found["code"] == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert "may not change with a pod's status" in found["message"]
 
 
 def test_api_server_trusts_the_webhooks_and_previous_ones_are_gone(server: ApiOnly) -> None:

@@ -7,6 +7,7 @@ one responds with 204, which no verdict does: so each response shows who gave it
 import contextlib
 import http.server
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -40,7 +41,9 @@ RARE = {"periodSeconds": 3600}
 class Server:
     """Both servers of one pod. is_healthy: of CHECKED; requests: by port, in order."""
 
-    def __init__(self, pod: LabPod) -> None:
+    def __init__(self, pod: LabPod, tls: ssl.SSLContext | None = None) -> None:
+        """tls: of CHECKED, if it is https."""
+        self._tls = tls
         self.is_healthy = True
         self.requests: list[int] = []
         self._servers = [self._serve(pod, port) for port in (OWN, CHECKED)]
@@ -59,11 +62,20 @@ class Server:
                 self.send_response(switch.status(port))
                 self.end_headers()
 
+            def handle(self) -> None:
+                with contextlib.suppress(ssl.SSLError, ConnectionError):
+                    super().handle()
+
             def log_message(self, format: str, *args: Any) -> None:
                 """Requests are recorded already."""
 
         listener = pod.listen(port)
         listener.settimeout(None)
+        if self._tls and port == CHECKED:
+            # Not in the thread that accepts: a client that is rejected must not end it.
+            listener = self._tls.wrap_socket(
+                listener, server_side=True, do_handshake_on_connect=False
+            )
         made = http.server.ThreadingHTTPServer(("", port), Handler, bind_and_activate=False)
         made.socket.close()
         made.socket = listener
@@ -75,8 +87,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(pod: LabPod) -> Iterator[Server]:
-    made = Server(pod)
+def serving(pod: LabPod, tls: ssl.SSLContext | None = None) -> Iterator[Server]:
+    made = Server(pod, tls)
     try:
         yield made
     finally:

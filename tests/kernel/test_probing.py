@@ -12,6 +12,7 @@ from agent import labels
 from agent.admin.report import AgentReport, ProbeStatus
 from agent.lab.agent_process import AgentProcess, Launch, condition_of, pod_of
 from agent.lab.lab import Lab, LabPod
+from agent.logs import Event
 from agent.pods.conditions import TRUE
 from bpf import pins
 from probes.spec.probespec import ANNOTATION
@@ -100,22 +101,34 @@ def has_message(words: str) -> Callable[[AgentReport], bool]:
     return holds
 
 
-def test_probe_spec_takes_effect_with_the_sandbox(operator: AgentProcess, web: LabPod) -> None:
+def handler_of(report: AgentReport) -> str:
+    found = probe_of(report)
+    return found.handler if found else ""
+
+
+def test_probe_spec_changes_in_place(operator: AgentProcess, web: LabPod) -> None:
     operator.write_file("web.yaml", with_probe_spec(web, PORT))
-    with web.listen(PORT):
+    with web.listen(PORT), web.listen(PORT + 1):
         operator.start()
         operator.wait_for("probes to pass", passes)
-        operator.write_file("web.yaml", with_probe_spec(web, 9))
-        report = operator.wait_for("the warning", has_message("takes effect with the next sandbox"))
-        assert passes(report)
-        operator.stop(signal.SIGTERM)
-        operator.start()
-        report = operator.wait_for("the warning", has_message("takes effect with the next sandbox"))
-        found = probe_of(report)
-        assert found is not None
-        assert found.handler == f"tcp :{PORT}"
+        lines = len(list(operator.log_lines()))
+        operator.write_file("web.yaml", with_probe_spec(web, PORT + 1))
+        is_changed = f"tcp :{PORT + 1}"
+        operator.wait_for("the other port", lambda report: handler_of(report) == is_changed)
+        operator.event(Event.PROBE_CHANGED, probe="readiness", action="updated")
+        operator.write_file("web.yaml", with_probe_spec(web, 0))
+        for _ in range(2):
+            report = operator.wait_for("the warning", has_message("is invalid; the last valid one"))
+            assert handler_of(report) == is_changed
+            assert passes(report)
+            operator.stop(signal.SIGTERM)
+            operator.start()
         operator.write_file("web.yaml", with_probe_spec(web, PORT))
-        operator.wait_for("no warning", lambda report: not has_message("next sandbox")(report))
+        report = operator.wait_for("no warning", lambda report: not has_message("invalid")(report))
+        assert handler_of(report) == f"tcp :{PORT}"
+    later = list(operator.log_lines())[lines:]
+    statuses = {line["status"] for line in later if line.get("type") == labels.PROBES_PASSING}
+    assert statuses <= {TRUE}
 
 
 def test_invalid_probe_spec_can_be_corrected(operator: AgentProcess, web: LabPod) -> None:

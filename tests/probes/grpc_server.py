@@ -6,6 +6,7 @@ It prints `ready`, and ends with its standard input.
 
 from __future__ import annotations
 
+import pathlib
 import sys
 from concurrent import futures
 
@@ -13,7 +14,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 
-def main(address: str, certificate: str = "", key: str = "") -> None:
+def main(address: str, certificate: str = "", key: str = "", authorities: str = "") -> None:
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
     servicer = health.HealthServicer()
     servicer.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -25,7 +26,9 @@ def main(address: str, certificate: str = "", key: str = "") -> None:
     if certificate:
         with open(certificate, "rb") as cert_file, open(key, "rb") as key_file:
             pair = (key_file.read(), cert_file.read())
-        server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+        trusted = pathlib.Path(authorities).read_bytes() if authorities else None
+        credentials = grpc.ssl_server_credentials([pair], trusted, trusted is not None)
+        server.add_secure_port(address, credentials)
     else:
         server.add_insecure_port(address)
     server.start()

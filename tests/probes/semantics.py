@@ -244,9 +244,7 @@ PODGATES_OWN: Final = {
         "probes/engine/hints::confirmed_close_counts_as_the_threshold_if_the_probe_specifies_it",
         "kernel/listener_watch::listener_that_opens_and_closes_is_seen_at_once",
     ],
-    "probe spec taken at the sandbox's start": [
-        "kernel/probing::probe_spec_takes_effect_with_the_sandbox"
-    ],
+    "probe spec that changes in place": ["kernel/probing::probe_spec_changes_in_place"],
 }
 
 TABLES: Final = {

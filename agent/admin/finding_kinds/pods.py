@@ -82,6 +82,13 @@ PROBE_REDIRECTED = define(
     "probes to the kubelet.",
     _POD,
 )
+PROBE_CERTIFICATE = define(
+    "probe-certificate",
+    DEGRADED,
+    "A client certificate of the pod's probes is missing, unusable, rejected, or ends soon.",
+    "Repair or renew it; without it these probes have no result, and answered ones are proxied.",
+    _POD,
+)
 PROBE_LOOKUPS_DIFFER = define(
     "probe-lookups-differ",
     NOTE,

@@ -228,6 +228,13 @@ OF_POD: tuple[tuple[dict[str, Any], Kind, str], ...] = (
         kinds.PROBE_LOOKUPS_DIFFER,
         "Listeners had room while connections failed: probes app Readiness.",
     ),
+    (problem("certificate"), kinds.PROBE_CERTIFICATE, "It is so."),
+    (unlike(PROBES_PASSING, "ProbeCertificateUnusable"), kinds.PROBE_CERTIFICATE, "Busy."),
+    (
+        {"probes": [probe(last_message="The pod rejects it.", lacks_certificate=True)]},
+        kinds.PROBE_CERTIFICATE,
+        "No result of app Readiness: the pod rejects it.",
+    ),
     (
         {"probes": [probe(last_message="Redirected to port 15001.", is_redirected=True)]},
         kinds.PROBE_REDIRECTED,

@@ -130,6 +130,14 @@ async def test_what_happens_again_is_a_series(server: ApiServer, api: ApiClient)
         assert len(created(server)) == 2
 
 
+async def test_change_that_was_requested_is_no_warning(server: ApiServer, api: ApiClient) -> None:
+    async with running(api) as made:
+        record(made, reason="ContainerProbeChanged", is_warning=False)
+        record(made)
+        await asyncio.sleep(30)
+    assert [event.body["type"] for event in created(server)] == ["Normal", "Warning"]
+
+
 async def test_different_things_are_different_events(server: ApiServer, api: ApiClient) -> None:
     async with running(api) as made:
         for name in ("a", "b"):

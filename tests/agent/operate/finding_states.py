@@ -324,6 +324,11 @@ MADE: dict[str, dict[str, dict[str, str]]] = {
             "probe-lookups-differ": "PROBE_LOOKUPS_DIFFER",
         },
     },
+    "kernel/test_answered_mtls.py": {
+        "test_answer_follows_the_pod_and_never_the_lack_of_a_certificate": {
+            "probe-certificate": "PROBE_CERTIFICATE",
+        },
+    },
     "kernel/test_redirected.py": {
         "test_probe_that_is_redirected_is_reported_and_decides_nothing": {
             "probe-redirected": "PROBE_REDIRECTED",

@@ -3,8 +3,18 @@
 import pytest
 
 from agent.probing.answered_probes import REASON_MAX_CHARS, AnsweredProbes, CheckedVerdict
+from agent.probing.answers import ProbeName
 from agent.relay.messages import HttpRequest
-from tests.agent.probing.answering import ADDRESS, HEALTHZ, LIVENESS, OWN_CHECK, check, http, spec
+from tests.agent.probing.answering import (
+    ADDRESS,
+    HEALTHZ,
+    LIVENESS,
+    OWN_CHECK,
+    READINESS,
+    check,
+    http,
+    spec,
+)
 
 UID = "uid-web"
 SPEC = spec({"livenessProbe": HEALTHZ}, {"liveness": OWN_CHECK})
@@ -106,6 +116,35 @@ def test_changed_plan_has_no_verdicts(answered: AnsweredProbes) -> None:
     answered.set_pod(UID, other, (ADDRESS,), {"app": "c1"})
     assert verdict(answered) is None
     assert plans.take() == [UID]
+
+
+def test_change_of_a_check_keeps_the_verdict_until_the_next_one(answered: AnsweredProbes) -> None:
+    answered.record(check(UID, passes=False))
+    other = spec({"livenessProbe": HEALTHZ}, {"liveness": OWN_CHECK | {"tcp": {"port": 9001}}})
+    answered.set_pod(UID, other, (ADDRESS,), {"app": "c1"})
+    found = verdict(answered)
+    assert found is not None
+    assert not found.is_healthy
+    answered.record(check(UID, finished_ns=1))
+    found = verdict(answered)
+    assert found is not None
+    assert found.is_healthy
+
+
+def test_change_of_another_probe_keeps_the_verdict(answered: AnsweredProbes) -> None:
+    checks = {"liveness": OWN_CHECK, "readiness": OWN_CHECK}
+    for path in ("/ready", "/other"):
+        both = spec({"livenessProbe": HEALTHZ, "readinessProbe": http(path)}, checks)
+        answered.set_pod(UID, both, (ADDRESS,), {"app": "c1"})
+        if path == "/ready":
+            answered.record(check(UID))
+            answered.record(check(UID, type=READINESS))
+    liveness, readiness = (
+        answered.verdict(UID, answered.plan(UID).id_of(ProbeName("app", type)) or 0)
+        for type in (LIVENESS, READINESS)
+    )
+    assert liveness is not None
+    assert readiness is None
 
 
 def test_forgotten_pod_has_neither_answers_nor_verdicts(answered: AnsweredProbes) -> None:

@@ -8,8 +8,11 @@ import msgspec
 import pytest
 
 from probes.engine.scheduler import ProbedPod
+from probes.protocols.client_certificates import ClientCertificate
 from probes.results import ProbeOutcome, ProbeResult
 from probes.spec import specs
+from probes.spec.definitions import CertificateName, TlsPolicy
+from tests.probes.authorities import Authority
 from tests.probes.engine.schedules import (
     BAD,
     GOOD,
@@ -42,6 +45,9 @@ CHANGES = {
 }
 
 
+KEEP_THE_COUNT = ("periodSeconds", "initialDelaySeconds", "terminationGracePeriodSeconds")
+
+
 @pytest.mark.parametrize("fields", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("outcome", [GOOD, BAD], ids=["passing", "failing"])
 async def test_status_is_preserved(
@@ -72,8 +78,8 @@ async def fail_twice(bench: Bench) -> specs.Probe:
 
 @pytest.mark.parametrize(
     "fields",
-    [CHANGES["periodSeconds"], CHANGES["initialDelaySeconds"]],
-    ids=["periodSeconds", "initialDelaySeconds"],
+    [CHANGES[name] for name in KEEP_THE_COUNT],
+    ids=KEEP_THE_COUNT,
 )
 async def test_count_is_preserved(bench: Bench, fields: dict[str, object]) -> None:
     one = await fail_twice(bench)
@@ -138,6 +144,28 @@ async def test_period_counts_from_the_newest_probe(bench: Bench, period: float, 
     bench.scheduler.set_pod(pod(readiness=probe(1, period=period)))
     await asyncio.sleep(13)
     assert bench.pods.times(1)[:2] == [0.0, at]
+
+
+@pytest.mark.parametrize(("period", "at"), [(15.0, 17.0), (2.0, 4.0), (1.0, 3.5)])
+async def test_period_counts_from_the_end_of_the_newest_probe(
+    bench: Bench, period: float, at: float
+) -> None:
+    bench.pods.takes[1] = 2.0
+    bench.scheduler.set_pod(pod(readiness=probe(1)))
+    await asyncio.sleep(3.5)
+    bench.scheduler.set_pod(pod(readiness=probe(1, period=period)))
+    await asyncio.sleep(15)
+    assert bench.pods.times(1)[:2] == [0.0, at]
+
+
+async def test_period_that_changes_during_a_probe_counts_from_its_start(bench: Bench) -> None:
+    bench.pods.takes[1] = 2.0
+    bench.scheduler.set_pod(pod(readiness=probe(1)))
+    await asyncio.sleep(1)
+    bench.scheduler.set_pod(pod(readiness=probe(1, period=5.0)))
+    await asyncio.sleep(6)
+    assert bench.pods.times(1) == [0.0, 5.0]
+    assert not bench.pods.started[0].cancelled
 
 
 async def test_initial_delay_counts_until_the_first_probe(bench: Bench) -> None:
@@ -212,6 +240,23 @@ async def test_removed_readiness_counts_as_none(bench: Bench) -> None:
     assert bench.scheduler.passing("a")[1] == "NoProbes"
 
 
+async def test_result_of_a_removed_probe_does_not_count_when_it_is_added_again(
+    bench: Bench,
+) -> None:
+    bench.pods.answers[1] = BAD
+    bench.scheduler.set_pod(pod(liveness=probe(1, failure=1), readiness=probe(2)))
+    await asyncio.sleep(3)
+    assert bench.status("a", LIVENESS).result is ProbeResult.FAILURE
+    bench.pods.takes[1] = 0.5
+    for liveness in (None, probe(1, failure=2), None, probe(1, failure=2)):
+        bench.scheduler.set_pod(pod(liveness=liveness, readiness=probe(2)))
+        await asyncio.sleep(0.1)
+    assert bench.status("a", LIVENESS).result is ProbeResult.SUCCESS
+    await asyncio.sleep(1)
+    assert bench.status("a", LIVENESS).streak == 1
+    assert [run.cancelled for run in bench.pods.started if run.port == 1] == [False, True, False]
+
+
 @pytest.mark.parametrize("is_answered", [True, False], ids=["begins", "ends"])
 async def test_started_startup_runs_on_only_while_it_answers(
     bench: Bench, is_answered: bool
@@ -224,3 +269,33 @@ async def test_started_startup_runs_on_only_while_it_answers(
     await asyncio.sleep(25)
     assert (len(bench.pods.times(1)) > before) is is_answered
     assert bench.status("a", STARTUP).result is ProbeResult.SUCCESS
+
+
+async def test_renewed_certificate_changes_neither_counts_nor_the_schedule(bench: Bench) -> None:
+    name = CertificateName(secret="queue")
+    one = changed(
+        probe(1), handler=specs.HttpGet(1, scheme="HTTPS", tls=TlsPolicy(certificate=name))
+    )
+    authority = Authority()
+
+    def certified(found: ClientCertificate | str) -> ProbedPod:
+        return msgspec.structs.replace(pod(readiness=one), certificates={name: found})
+
+    bench.scheduler.set_pod(certified("it does not exist"))
+    await asyncio.sleep(3)
+    first, second = await asyncio.to_thread(
+        lambda: [ClientCertificate(*authority.issue()) for _ in "12"]
+    )
+    # At once, since the probe had no result; then in its rhythm.
+    bench.scheduler.set_pod(certified(first))
+    bench.pods.answers[1] = BAD
+    await asyncio.sleep(21)
+    before = bench.status("a").streak
+    assert before >= 2
+    bench.pods.takes[1] = 2.0
+    await asyncio.sleep(9.5)
+    assert bench.scheduler.in_flight == 1
+    bench.scheduler.set_pod(certified(second))
+    await asyncio.sleep(2)
+    assert bench.status("a").streak == before + 1
+    assert bench.pods.times(1) == [3.0, 13.0, 23.0, 33.0]

@@ -21,7 +21,7 @@ def passed(name: str, *, left: int = 100, answered: bool = False) -> SlotLookup:
     worker.observe(ContainerInstance("c1", 0.0), started=True, deleting=False, now=0.0)
     worker.start(0.0)
     outcome = ProbeOutcome(ProbeResult.SUCCESS)
-    worker.finish(outcome)
+    worker.finish(outcome, 0.0)
     slot = Slot(
         ProbeKey(name, "app", ProbeType.READINESS),
         worker,

@@ -62,7 +62,7 @@ class Run:
             began = self.now = max(self.now, due)
             self.worker.start(self.now)
             self.now += takes
-            while self.worker.finish(outcome):
+            while self.worker.finish(outcome, self.now):
                 self.worker.start(self.now)
         return began
 
@@ -193,7 +193,7 @@ def test_prober_error_is_tried_three_times_at_once_and_thrown_away() -> None:
     while again:
         run.worker.start(run.now)
         tries += 1
-        again = run.worker.finish(ERROR)
+        again = run.worker.finish(ERROR, run.now)
     assert (tries, run.cached, run.due) == (3, ProbeResult.SUCCESS, 20.0)
 
 
@@ -206,9 +206,9 @@ def test_prober_error_does_not_break_a_run_of_failures() -> None:
 def test_result_of_a_later_try_counts() -> None:
     run = Run()
     run.worker.start(0.0)
-    assert run.worker.finish(ERROR)
+    assert run.worker.finish(ERROR, run.now)
     run.worker.start(0.0)
-    assert not run.worker.finish(GOOD)
+    assert not run.worker.finish(GOOD, run.now)
     assert run.cached is ProbeResult.SUCCESS
 
 
@@ -216,7 +216,7 @@ def test_each_probe_has_three_tries_of_its_own() -> None:
     run = Run()
     run.probe(ERROR)
     run.worker.start(10.0)
-    assert run.worker.finish(ERROR)
+    assert run.worker.finish(ERROR, run.now)
 
 
 @pytest.mark.parametrize("type", [READINESS, LIVENESS])
@@ -330,7 +330,7 @@ def test_result_that_comes_after_the_end_does_not_count() -> None:
     run = Run(LIVENESS, failure=1)
     run.worker.start(0.0)
     run.see(deleting=True)
-    run.worker.finish(BAD)
+    run.worker.finish(BAD, run.now)
     assert run.cached is ProbeResult.SUCCESS
 
 
@@ -354,7 +354,7 @@ def test_trigger_during_a_probe_schedules_one_more() -> None:
     run.worker.start(0.0)
     run.worker.trigger(0.5)
     run.worker.trigger(0.6)
-    run.worker.finish(GOOD)
+    run.worker.finish(GOOD, run.now)
     assert run.due == 0.5
     run.now = 1.0
     run.probe(GOOD)

@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probes.spec import handler_fields, probespec, specs
-from probes.spec.definitions import Grpc, HttpGet, OtherNetwork, Probe, TcpSocket, TlsPolicy
+from probes.spec.definitions import (
+    CertificateName,
+    Grpc,
+    HttpGet,
+    OtherNetwork,
+    Probe,
+    TcpSocket,
+    TlsPolicy,
+)
 from tests.probes import servers
 
 PORTS = {"app": {"web": 8080}, "side": {}}
@@ -284,3 +292,48 @@ def test_schema_names_every_field_of_the_code_and_refuses_others() -> None:
         fields = {field.encode_name for field in msgspec.structs.fields(struct)}
         assert set(described["properties"]) == fields
         assert described["additionalProperties"] is False
+
+
+CERTIFICATE = {"secret": "queue-client"}
+
+
+def _of_tls(tls: dict[str, Any]) -> TlsPolicy | None:
+    http = {"port": 443, "scheme": "HTTPS", "tls": tls}
+    text = json.dumps(
+        {
+            "apiVersion": "podgate.io/v2",
+            "containers": [{"name": "app", "liveness": {"http": http}}],
+        }
+    )
+    probe = probespec.read(text, {"app": {}})["app"].liveness
+    assert probe is not None
+    assert isinstance(probe.handler, HttpGet)
+    return probe.handler.tls
+
+
+def test_client_certificate_is_named_by_secret_or_file() -> None:
+    policy = _of_tls({"clientCertificate": CERTIFICATE})
+    assert policy == TlsPolicy(certificate=CertificateName(secret="queue-client"))
+    policy = _of_tls(
+        {"clientCertificate": {"file": "queue", "verifyServer": True}, "serverName": "a.test"}
+    )
+    assert policy == TlsPolicy(
+        "a.test", certificate=CertificateName(file="queue", verifies_server=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("tls", "text"),
+    [
+        ({}, "serverName is missing"),
+        ({"clientCertificate": {}}, "needs one of secret and file"),
+        ({"clientCertificate": {"secret": "a", "file": "b"}}, "needs one of secret and file"),
+        ({"clientCertificate": {"secret": "a", "verifyServer": True}}, "serverName is missing"),
+        ({"clientCertificate": {"file": ".."}}, "clientCertificate.file is wrong"),
+        ({"clientCertificate": {"file": "bank/vault"}}, "clientCertificate.file is wrong"),
+        ({"clientCertificate": {"file": "/etc"}}, "clientCertificate.file is wrong"),
+    ],
+)
+def test_client_certificate_that_is_no_name_is_rejected(tls: dict[str, Any], text: str) -> None:
+    with pytest.raises(probespec.ProbeSpecError, match=text):
+        _of_tls(tls)

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from agent.operate.cli.commands import options
+from probes.spec.definitions import CertificateName
 from probes.spec.handlers import KINDS, NAMES
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _HEADER = re.compile(r"([-A-Za-z0-9]+):[ \t]*([^\r\n]*)")
 _ANY_PORT = 65535
 _DAY = 86_400.0
+_GIVEN = CertificateName(file="--cert")
 
 
 class ProbeStep(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -61,6 +63,14 @@ def _headers(
 @click.argument("port", type=click.IntRange(1, _ANY_PORT), required=False)
 @click.option("--path", default="/", show_default=True, help="http: path and query.")
 @click.option("--tls", is_flag=True, help="http: use https; grpc: mode TLS.")
+@click.option(
+    "--cert",
+    "certificate",
+    metavar="FILE",
+    type=options.PATH,
+    help="With --tls: client certificate, PEM.",
+)
+@click.option("--key", metavar="FILE", type=options.PATH, help="Its private key, PEM.")
 @click.option("--h2c", is_flag=True, help="http: HTTP/2 without TLS.")
 @click.option(
     "--header",
@@ -100,6 +110,8 @@ def probe(
     ip_family: Any,
     ip_family_policy: Any,
     localhost: bool,
+    certificate: pathlib.Path | None,
+    key: pathlib.Path | None,
     output: options.Format,
     run_directory: pathlib.Path,
     **given: Any,
@@ -124,8 +136,12 @@ def probe(
         if not hook:
             raise click.UsageError("name the PORT; only a hook has a default: 80, with --tls 443")
         port = 443 if given["tls"] else 80
+    if (certificate is None) != (key is None):
+        raise click.UsageError("--cert and --key belong together")
+    if certificate and (hook or not given["tls"]):
+        raise click.UsageError("--cert is for probes with --tls")
     request = Probe(
-        _handler(kind, port, **given),
+        _handler(kind, port, has_certificate=certificate is not None, **given),
         timeout_seconds=timeout_seconds,
         ip_family=ip_family,
         ip_family_policy=ip_family_policy,
@@ -144,7 +160,12 @@ def probe(
             location = await probe_runner.find_netns(netns)
         else:
             location = await probe_runner.find_pod(str(pod), run_directory)
-        return await probe_runner.run(location, request, is_hook=hook, on_step=on_step)
+        certificates = {}
+        if certificate and key:
+            certificates[_GIVEN] = probe_runner.read_certificate(certificate, key)
+        return await probe_runner.run(
+            location, request, is_hook=hook, on_step=on_step, certificates=certificates
+        )
 
     outcome = asyncio.run(work())
     end = f"{outcome.duration_seconds * 1000:9.1f} ms  {probe_runner.describe(outcome)}"
@@ -161,18 +182,24 @@ def _handler(
     h2c: bool,
     headers: tuple[tuple[str, str], ...],
     service: str,
+    has_certificate: bool,
 ) -> "Handler":
-    from probes.spec.definitions import Grpc, HttpGet
+    from probes.spec.definitions import Grpc, HttpGet, TlsPolicy
 
+    policy = TlsPolicy(certificate=_GIVEN) if has_certificate else None
     match kind:
         case "http":
             if tls and h2c:
                 raise click.UsageError("--h2c is HTTP/2 without TLS: leave out --tls")
             return HttpGet(
-                port, path, "HTTPS" if tls else "HTTP", headers, "HTTP2" if h2c else "HTTP1"
+                *(port, path),
+                scheme="HTTPS" if tls else "HTTP",
+                headers=headers,
+                protocol="HTTP2" if h2c else "HTTP1",
+                tls=policy,
             )
         case "grpc":
-            return Grpc(port, service, "TLS" if tls else "Plaintext")
+            return Grpc(port, service, "TLS" if tls else "Plaintext", policy)
     made: Handler = next(one.struct(port) for one in KINDS.values() if one.name == kind)
     return made
 

@@ -13,6 +13,12 @@ from agent.linux.pod_network import PodNetworkReader
 from agent.operate.cli import answers
 from probes.engine import hooks, prober, tracing
 from probes.netns import Netns, NetnsError
+from probes.protocols.client_certificates import (
+    NO_CERTIFICATES,
+    CertificateError,
+    Certificates,
+    ClientCertificate,
+)
 from probes.results import ProbeOutcome
 from probes.spec.definitions import HttpGet, Probe
 
@@ -61,19 +67,31 @@ async def find_pod(name: str, run_directory: pathlib.Path) -> ProbeLocation:
         raise ProbeCommandError(str(error)) from error
 
 
+def read_certificate(certificate: pathlib.Path, key: pathlib.Path) -> ClientCertificate:
+    """A client certificate in two files. Raises `ProbeCommandError`."""
+    try:
+        return ClientCertificate(certificate.read_bytes(), key.read_bytes())
+    except OSError as error:
+        raise ProbeCommandError(f"{error.filename} cannot be read: {error.strerror}.") from error
+    except CertificateError as error:
+        raise ProbeCommandError(f"the client certificate is unusable: {error}.") from error
+
+
 async def run(
     location: ProbeLocation,
     probe: Probe,
     *,
     is_hook: bool,
     on_step: Callable[[float, str, str], None],
+    certificates: Certificates = NO_CERTIFICATES,
 ) -> ProbeOutcome:
-    """Run one probe or hook; `on_step` gets milliseconds, address and text of each step."""
+    """Run one probe or hook; `on_step` gets milliseconds, address and text of each step.
+    certificates: of the client, for a probe that names one."""
     if is_hook:
         assert isinstance(probe.handler, HttpGet)
         plan = hooks.plan(probe.handler, location.addresses, probe.timeout_seconds)
     else:
-        plan = prober.plan(probe, location.addresses)
+        plan = prober.plan(probe, location.addresses, certificates=certificates)
     started = time.monotonic()
 
     def step(address: str, text: str) -> None:

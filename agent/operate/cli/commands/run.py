@@ -224,6 +224,13 @@ def _parse_names(text: str) -> tuple[str, ...]:
     help="In which periods a tcp probe connects; in the others the kernel's listeners are looked "
     "up, while nothing in the pod changes. 1: in all.",
 )
+@click.option(
+    "--probe-certificates-dir",
+    metavar="DIRECTORY",
+    type=options.PATH,
+    help="Client certificates for https and grpc probes: NAMESPACE/NAME/tls.crt, tls.key and "
+    "ca.crt, for pods of that namespace.",
+)
 @options.relay_range4
 @options.relay_range6
 @click.option(
@@ -301,6 +308,7 @@ def run(
     raw_sockets: str,
     kubelet_host_probes: str,
     probe_connect_every: int,
+    probe_certificates_dir: pathlib.Path | None,
     relay_range4: ipaddress.IPv4Network,
     relay_range6: ipaddress.IPv6Network,
     nri_socket: pathlib.Path,
@@ -368,6 +376,7 @@ def run(
         kubelet_host_probes=HostProbeMode(kubelet_host_probes),
         raw_sockets=RawSocketMode(raw_sockets),
         probe_connect_every=probe_connect_every,
+        probe_certificates_directory=probe_certificates_dir,
         relay_ranges=RelayRanges(relay_range4, relay_range6),
         nri_socket=None if no_nri else nri_socket,
         cni_conf_directory=cni_conf_dir,

@@ -10,9 +10,12 @@ import pytest
 from agent.operate.cli import main as cli
 from agent.operate.cli.commands import probe_runner
 from probes.netns import Netns
+from probes.protocols.client_certificates import Certificates
 from probes.results import ProbeOutcome, ProbeResult
 from probes.spec.definitions import Grpc, HttpGet, Probe
+from tests.probes.authorities import Authority, serving
 from tests.probes.conftest import Sandbox, sandbox_netns
+from tests.probes.single_probe import OK
 
 
 def podgate(*arguments: str) -> click.testing.Result:
@@ -31,6 +34,8 @@ def podgate(*arguments: str) -> click.testing.Result:
         (["--netns", "/x", "http", "80", "--timeout", "nan"], "nan is not a time"),
         (["--netns", "/x", "http", "80", "--tls", "--h2c"], "leave out --tls"),
         (["--netns", "/x", "tcp", "80", "--hook"], "--hook requires http"),
+        (["--netns", "/x", "http", "80", "--tls", "--cert", "/a"], "--cert and --key belong"),
+        (["--netns", "/x", "http", "80", "--cert", "/a", "--key", "/b"], "is for probes with"),
         (["--netns", "/x", "http"], "only a hook has a default: 80, with --tls 443"),
     ],
 )
@@ -72,7 +77,9 @@ class Runner:
         *,
         is_hook: bool,
         on_step: Callable[[float, str, str], None],
+        certificates: Certificates,
     ) -> ProbeOutcome:
+        assert not certificates
         self.probes.append((probe, is_hook))
         on_step(1.26, location.addresses[0], "connected")
         return ProbeOutcome(self.result, "done", duration_seconds=0.002)
@@ -158,6 +165,22 @@ def test_connection_refused_by_both_families_is_a_failure(pod: Sandbox) -> None:
     texts = [step["text"] for step in document["steps"]]
     assert texts[0].startswith("dials tcp ")
     assert {step["address"] for step in document["steps"]} == {"198.18.0.1", "fd00:18::1"}
+
+
+@pytest.mark.kernel
+def test_client_certificate_is_shown_to_a_server_that_demands_one(
+    pod: Sandbox, tmp_path: pathlib.Path
+) -> None:
+    authority = Authority()
+    certificate, key = authority.files(tmp_path, "client")
+    with serving(pod.listen(), authority.demanding(tmp_path), OK) as port:
+        arguments = ("--netns", pod.path, "http", str(port), "--tls", "--ip-family", "IPv4")
+        assert podgate(*arguments).exit_code == 1
+        result = podgate(*arguments, "--cert", str(certificate), "--key", str(key))
+        assert result.exit_code == 0, result.output
+        result = podgate(*arguments, "--cert", str(certificate), "--key", str(certificate))
+        assert result.exit_code == 1
+        assert "tls.key has no readable private key in PEM" in result.output
 
 
 @pytest.mark.kernel

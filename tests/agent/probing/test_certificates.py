@@ -1,0 +1,197 @@
+"""Client certificates of probes: whose they are, and how their changes are followed."""
+
+import asyncio
+import base64
+import os
+import pathlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from agent.kube.client import ApiClient
+from agent.probing import certificate_files
+from agent.probing.certificates import ProbeCertificates
+from probes.protocols.client_certificates import CertificateError, ClientCertificate
+from probes.spec.definitions import CertificateName
+from tests.agent.kube.apiserver import ApiServer
+from tests.agent.kube.conftest import api, kubeconfig, listening, server
+from tests.probes.authorities import Authority
+
+__all__ = ["api", "kubeconfig", "listening", "server"]
+
+FILE = CertificateName(file="queue")
+SECRET = CertificateName(secret="queue")
+AUTHORITY = Authority()
+
+
+def write(directory: pathlib.Path, certificate: bytes, key: bytes) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "tls.crt").write_bytes(certificate)
+    (directory / "tls.key").write_bytes(key)
+
+
+def write_linked(directory: pathlib.Path, version: str, certificate: bytes, key: bytes) -> None:
+    """As the kubelet and CSI drivers do (pkg/volume/util/atomic_writer.go)."""
+    write(directory / version, certificate, key)
+    (directory / "..tmp").symlink_to(version)
+    (directory / "..tmp").rename(directory / "..data")
+    for name in ("tls.crt", "tls.key"):
+        if not (directory / name).is_symlink():
+            (directory / name).symlink_to(f"..data/{name}")
+
+
+@asynccontextmanager
+async def running(made: ProbeCertificates) -> AsyncIterator[ProbeCertificates]:
+    task = asyncio.create_task(made.run())
+    try:
+        yield made
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(
+    made: ProbeCertificates, name: CertificateName, holds: Callable[[ClientCertificate | str], bool]
+) -> ClientCertificate | str:
+    changes = made.changes.subscribe()
+    async with asyncio.timeout(120):
+        while not holds(found := made.of("a", "shop", {name})[name]):
+            await changes.next()
+    return found
+
+
+def is_certificate(found: ClientCertificate | str) -> bool:
+    return isinstance(found, ClientCertificate)
+
+
+async def test_files_are_read_again_when_a_linked_directory_is_replaced(
+    tmp_path: pathlib.Path,
+) -> None:
+    where = tmp_path / "shop" / "queue"
+    write_linked(where, "..1", *AUTHORITY.issue())
+    async with running(ProbeCertificates(tmp_path, None)) as made:
+        first = await until(made, FILE, is_certificate)
+        assert made.of("b", "shop", {FILE})[FILE] is first
+        write_linked(where, "..2", *AUTHORITY.issue())
+        second = await until(made, FILE, lambda found: found is not first)
+        assert is_certificate(second)
+        assert list(made.problems("a")) == []
+        (where / "..data").unlink()
+        await until(made, FILE, lambda found: not is_certificate(found))
+        (problem,) = made.problems("a")
+        assert "tls.crt does not exist" in problem
+        assert list(made.problems("c")) == []
+
+
+async def test_mismatch_and_expiry_are_problems(tmp_path: pathlib.Path) -> None:
+    write(tmp_path / "shop" / "queue", AUTHORITY.issue()[0], AUTHORITY.issue()[1])
+    async with running(ProbeCertificates(tmp_path, None)) as made:
+        await until(made, FILE, lambda found: "not the key" in str(found))
+        write(tmp_path / "shop" / "queue", *AUTHORITY.issue())
+        found = await until(made, FILE, is_certificate)
+        assert isinstance(found, ClientCertificate)
+        (problem,) = made.problems("a", found.not_after - 60)
+        assert "shop/queue: the client certificate expires at" in problem
+        (problem,) = made.problems("a", found.not_after + 60)
+        assert "expired at" in problem
+
+
+def test_directory_decides_whose_pods_may_use_a_certificate(tmp_path: pathlib.Path) -> None:
+    write(tmp_path / "bank" / "vault", *AUTHORITY.issue())
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    (shop / "linked").symlink_to("../bank/vault")
+    inner = shop / "inner"
+    inner.mkdir()
+    for name in ("tls.crt", "tls.key"):
+        (inner / name).symlink_to(f"../../bank/vault/{name}")
+    for name in ("linked", "inner", "../bank/vault", "vault", "/etc"):
+        with pytest.raises(CertificateError):
+            certificate_files.read(tmp_path, "shop", name, None)
+    assert certificate_files.read(tmp_path, "bank", "vault", None)
+
+
+@pytest.mark.parametrize("name", ["tls.crt", "tls.key"])
+def test_file_that_is_none_or_endless_is_rejected(tmp_path: pathlib.Path, name: str) -> None:
+    where = tmp_path / "shop" / "queue"
+    write(where, *AUTHORITY.issue())
+    (where / name).unlink()
+    os.mkfifo(where / name)
+    with pytest.raises(CertificateError, match=name):
+        certificate_files.read(tmp_path, "shop", "queue", None)
+    (where / name).unlink()
+    (where / name).write_bytes(b"x" * (certificate_files.MAX_BYTES + 1))
+    with pytest.raises(CertificateError, match="longer than"):
+        certificate_files.read(tmp_path, "shop", "queue", None)
+
+
+async def test_without_a_directory_a_file_is_a_problem() -> None:
+    async with running(ProbeCertificates(None, None)) as made:
+        await until(made, FILE, lambda found: "--probe-certificates-dir" in str(found))
+
+
+class Secrets:
+    """Answers for the one Secret; `code` other than 200 rejects."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.code = 200
+        self.type = "kubernetes.io/tls"
+        self.parts = AUTHORITY.issue()
+        self.paths: list[str] = []
+        server.faults.append(self._answer)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse | None:
+        if "/secrets" not in request.path:
+            return None
+        self.paths.append(request.path)
+        if self.code != 200:
+            return web.json_response({"kind": "Status", "code": self.code}, status=self.code)
+        names = ("tls.crt", "tls.key")
+        data = {
+            name: base64.b64encode(part).decode()
+            for name, part in zip(names, self.parts, strict=True)
+        }
+        return web.json_response({"kind": "Secret", "type": self.type, "data": data})
+
+
+@pytest.mark.looptime
+async def test_secret_is_read_by_name_and_again_every_minute(
+    server: ApiServer, api: ApiClient
+) -> None:
+    secrets = Secrets(server)
+    async with running(ProbeCertificates(None, api)) as made:
+        first = await until(made, SECRET, is_certificate)
+        assert set(secrets.paths) == {"/api/v1/namespaces/shop/secrets/queue"}
+        secrets.code = 503
+        await asyncio.sleep(130)
+        assert made.of("a", "shop", {SECRET})[SECRET] is first
+        secrets.code, secrets.parts = 200, AUTHORITY.issue()
+        await until(made, SECRET, lambda found: is_certificate(found) and found is not first)
+        made.forget("a")
+        count = len(secrets.paths)
+        await asyncio.sleep(200)
+        assert len(secrets.paths) == count
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("code", "type", "text"),
+    [
+        (403, "", "bind a Role in its namespace that names it"),
+        (404, "", "does not exist"),
+        (200, "Opaque", "is not of type kubernetes.io/tls"),
+    ],
+)
+async def test_secret_that_may_not_be_used_is_withdrawn(
+    server: ApiServer, api: ApiClient, code: int, type: str, text: str
+) -> None:
+    secrets = Secrets(server)
+    async with running(ProbeCertificates(None, api)) as made:
+        await until(made, SECRET, is_certificate)
+        secrets.code, secrets.type = code, type
+        await asyncio.sleep(70)
+        assert text in str(made.of("a", "shop", {SECRET})[SECRET])
+        (problem,) = made.problems("a")
+        assert text in problem
