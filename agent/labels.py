@@ -34,6 +34,10 @@ TRAFFIC_DROPPED = "TrafficDropped"
 TRAFFIC_WOULD_DROP = "TrafficWouldDrop"
 """Reasons of Events of pods: what their gates drop, or in audit would drop."""
 
+OWNER_KIND: Final = "ConditionOwner"
+OWNER_PLURAL = "conditionowners"
+OWNER_API_VERSION: Final = "podgate.io/v1alpha1"
+
 POLICY_KIND: Final = "HostAccessPolicy"
 POLICY_PLURAL = "hostaccesspolicies"
 POLICY_GROUP = f"policy.{DOMAIN}"

@@ -96,12 +96,27 @@ class Event(enum.Enum):
     CNI_STATE_UNREADABLE = "podgate-cni's state file of a previous run cannot be read."
     COMPONENT_FAILED = "A part of the agent failed and starts again; the others continue."
     CONDITION_CHANGED = "Pod condition changed."
+    CONDITION_OWNER_CONNECTED = "Owner of conditions connected."
+    CONDITION_OWNER_DISCONNECTED = (
+        "Owner of conditions disconnected; they stay for staleAfterSeconds."
+    )
+    CONDITION_OWNER_GONE = "Owner of conditions has not returned; its conditions are stale."
+    CONDITION_OWNER_INVALID = "ConditionOwner is not applied as written."
+    CONDITION_OWNER_REMOVED = "ConditionOwner deleted; its conditions are removed from pods."
+    CONDITION_OWNERS_NOT_SAVED = (
+        "ConditionOwners cannot be saved; after a restart, those of the API server are needed."
+    )
+    CONDITION_OWNERS_UNREADABLE = "Saved ConditionOwners cannot be read; listing them again."
     CONDITION_POD_DELETED = "Pod deleted from the API; its pending conditions are discarded."
+    CONDITION_REMOVED = "Pod condition removed."
+    CONDITION_RESET = "Condition of another owner is about a deleted sandbox; waiting for a report."
     CONDITION_WRITE_REJECTED = (
         "API server rejects a condition patch; check the agent's RBAC for patch pods/status."
     )
     CONDITION_WRITES_FAILING = "Conditions cannot be written; retrying with the newest of each pod."
     CONDITION_WRITES_RESUMED = "Condition writes resumed."
+    CONDITIONS_API_NOT_SERVED = "Conditions API cannot be served; retrying."
+    CONDITIONS_API_SERVING = "Conditions API accepts reports of this node's owners."
     CONTAINERS_STARTED_BEFORE_GATE = "Containers started before the gate was attached."
     CONTROLLER_STARTED = "Controller started."
     CONTROLLER_STOPPED = "Controller stopped."
@@ -258,6 +273,10 @@ class Event(enum.Enum):
     POD_REMOVED = "Pod removed."
     POD_SETTING_REJECTED = "Setting of a pod has no effect."
     POD_VANISHED = "Pod disappeared while it was being reconciled."
+    OWNED_CONDITIONS_NOT_SAVED = (
+        "Conditions of other owners cannot be saved; after a restart, those in the API count."
+    )
+    OWNED_CONDITIONS_UNREADABLE = "Saved conditions of other owners cannot be read."
     PODINFO_CLIENTS_LIMITED = "Low file descriptor limit; PodInfo clients limited."
     PODINFO_NOT_SERVED = "PodInfo API cannot be served; retrying."
     PODINFO_SERVING = "PodInfo API serves this node's pods."

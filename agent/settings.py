@@ -4,6 +4,7 @@ import dataclasses
 import enum
 import ipaddress
 import pathlib
+from typing import Literal
 
 import msgspec
 
@@ -175,6 +176,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     write_all_conditions: bool = False
     """Whether to write conditions of pods without a readiness gate of podgate, too. Off: nothing
     waits for those, and each is a write to the API server."""
+
+    condition_owners: pathlib.Path | Literal["api"] | None = None
+    """Where ConditionOwners are: the API server, or a file or directory. None: the Conditions API
+    is not served, since a node serves no more than is used; what it wrote is removed from pods."""
 
     rules: pathlib.Path | None = None
     """File or directory of HostAccessPolicies, in addition to those of the cluster. None: those of

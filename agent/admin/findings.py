@@ -4,6 +4,7 @@ Nothing else in podgate judges a report. A sentence that is also in a pod's cond
 condition or from `agent.pods.isolation`.
 """
 
+import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from agent import labels
@@ -12,7 +13,7 @@ from agent.admin.finding import NODE, Finding, found, ordered
 from agent.admin.finding_kinds import Kind
 from agent.admin.report import AgentReport, HookStatus, PodStatus, ProbeStatus, RelayStatus
 from agent.pods import isolation, modes
-from agent.pods.conditions import TRUE, Condition
+from agent.pods.conditions import TRUE, TYPES, Condition
 from agent.pods.pod import Problem
 
 # Younger ones wait for their turn: writes are rate limited.
@@ -109,6 +110,7 @@ def find(report: AgentReport) -> list[Finding]:
             *(unready(report.unsynced or _unsynced(report), report.open_ports)),
             *_of_kubelet(report),
             *_of_source(report),
+            *_of_owners(report),
             *of_hooks(report.hooks),
             *_of_guards(report),
             *_of_relay(report.relay),
@@ -217,6 +219,25 @@ def _of_source(report: AgentReport) -> Iterator[Finding]:
         yield found(kinds.CONDITIONS_NOT_WRITTEN, text)
 
 
+def _of_owners(report: AgentReport) -> Iterator[Finding]:
+    """Of conditions: an owner that is gone matters where pods wait for it."""
+    now = datetime.datetime.now(datetime.UTC)
+    for owner in report.condition_owners:
+        since = owner.gone_since
+        if owner.is_present or since is None or not owner.waiting_pods:
+            continue
+        if (now - since).total_seconds() >= owner.stale_after_seconds:
+            count = len(owner.waiting_pods)
+            pods = "a pod waits" if count == 1 else f"{count} pods wait"
+            text = (
+                f"No process of this node reports conditions {owner.domain}/*, as its "
+                f"ConditionOwner names it: {pods} for them"
+            )
+            yield found(kinds.CONDITION_OWNER_GONE, text, since=since, pods=owner.waiting_pods)
+    for problem in report.condition_owner_problems:
+        yield found(kinds.CONDITION_OWNER_INVALID, problem)
+
+
 def _of_relay(relay: RelayStatus) -> Iterator[Finding]:
     if relay.problem:
         yield relay_missing(relay.problem, has_fallback=relay.has_fallback)
@@ -304,7 +325,9 @@ def _named(probes: Sequence[ProbeStatus]) -> str:
 
 
 def kind_of(condition: Condition, mode: str) -> Kind | None:
-    """What a condition of a pod in this mode is; None if it is as desired."""
+    """What a condition of a pod in this mode is; None if it is as desired, or another owner's."""
+    if condition.type not in TYPES:
+        return None
     is_isolation = condition.type == labels.ISOLATION_READY
     if condition.status != TRUE:
         by_reason = _BY_REASON.get(condition.type, {})

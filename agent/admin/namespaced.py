@@ -34,6 +34,13 @@ def status(report: AgentReport, namespace: str) -> AgentReport:
         label_problems=[],
         policy_problems=[],
         policies_without_effect=[],
+        condition_owners=[
+            msgspec.structs.replace(
+                owner, waiting_pods=[pod for pod in owner.waiting_pods if _is_of(pod, namespace)]
+            )
+            for owner in report.condition_owners
+        ],
+        condition_owner_problems=[],
         component_problems=[],
         pod_source=PodSourceStatus(pods_from=report.pod_source.pods_from),
         node_drops={},

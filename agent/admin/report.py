@@ -186,6 +186,21 @@ class HostProbeStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     rejected: int = 0
 
 
+class ConditionOwnerStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """An owner of conditions (a ConditionOwner). gone_since: since when it has no stream open;
+    conditions: of pods, that it has reported, and how many of them are stale; waiting_pods: those
+    with a readiness gate of its domain that is not True, as "namespace/name"."""
+
+    domain: str
+    is_present: bool
+    gone_since: datetime.datetime | None = None
+    stale_after_seconds: int
+    when_stale: str
+    conditions: int
+    stale: int
+    waiting_pods: list[str] = []
+
+
 class SourceProblem(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What does not respond. part: a key of `agent.admin.findings.SOURCE_PARTS`; text: what it is
     and why, one sentence."""
@@ -253,6 +268,10 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     host_probes: HostProbeStatus = HostProbeStatus()
     pods_cgroup_problem: str = ""
     """Why processes of pods cannot be distinguished from the host's, one sentence."""
+    condition_owners: list[ConditionOwnerStatus] = []
+    """Owners of conditions of other domains, by domain."""
+    condition_owner_problems: list[str] = []
+    """ConditionOwners that are not applied as written, one sentence each."""
     policies_without_effect: list[str] = []
     """Policies of files of this node that select no pod or find no source, one sentence each."""
     relay: RelayStatus

@@ -28,12 +28,12 @@ async def counted(context: RequestContext, count: Callable[[str], None]) -> Asyn
         raise
     except BaseException:
         code = context.code()
-        status = _name(code) if isinstance(code, grpc.StatusCode) else _UNKNOWN
+        status = name(code) if isinstance(code, grpc.StatusCode) else _UNKNOWN
         raise
     finally:
         count(status)
 
 
-def _name(code: grpc.StatusCode) -> str:
+def name(code: grpc.StatusCode) -> str:
     """As Go's codes.Code prints it: ResourceExhausted."""
     return "".join(word.capitalize() for word in code.name.split("_"))

@@ -11,6 +11,7 @@ flood costs little.
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import pathlib
 import socket
 from collections.abc import AsyncIterator
@@ -25,6 +26,7 @@ from agent.logs import Event
 from agent.serving import descriptors, peers
 from agent.serving.acceptor import Acceptor
 from agent.serving.connection_tasks import ConnectionTasks
+from agent.serving.peer_process import PeerProcess
 from agent.serving.places import Place, Places
 from agent.serving.ports import Port
 
@@ -42,8 +44,17 @@ _UNKNOWN = -1
 _ROOTS_PART = 8
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class LocalClient:
+    """The client of one connection. user: its user id, -1 if it is not known; process: None if it
+    is not known, or not kept."""
+
+    user: int
+    process: PeerProcess | None = None
+
+
 class PeerCredentialProxy:
-    """Forwards connections from one socket to another, and has the user of each."""
+    """Forwards connections from one socket to another, and has the user and process of each."""
 
     def __init__(
         self,
@@ -52,13 +63,15 @@ class PeerCredentialProxy:
         *,
         connections: int = 3000,
         pace: Pace | None = None,
+        has_processes: bool = False,
     ) -> None:
         """path: the public socket; inner: gRPC's; connections: the maximum, half of it for one
-        user."""
+        user; has_processes: whether `client_of` has processes, each of which is a descriptor."""
         self._path = path
-        self._forwarder: Forwarder[int] = Forwarder(inner)
+        self._forwarder: Forwarder[LocalClient] = Forwarder(inner)
         self._places = _places(connections)
         self._pace = pace or Pace()
+        self._has_processes = has_processes
         self._users: collections.OrderedDict[int, PacedUser] = collections.OrderedDict()
         self._proxying = ConnectionTasks()
         self._past_pauses = 0
@@ -81,8 +94,12 @@ class PeerCredentialProxy:
 
     def user_of(self, peer: str) -> int:
         """The user id of a call's peer, as gRPC names it; -1 if it is not known."""
-        found = self._forwarder.client_of(peer)
-        return _UNKNOWN if found is None else found
+        found = self.client_of(peer)
+        return _UNKNOWN if found is None else found.user
+
+    def client_of(self, peer: str) -> "LocalClient | None":
+        """The client of a call's peer, as gRPC names it; None if it is not known."""
+        return self._forwarder.client_of(peer)
 
     @property
     def open(self) -> int:
@@ -124,7 +141,8 @@ class PeerCredentialProxy:
     def limit(self) -> None:
         """Raise the limit of open files, and lower the maximum of connections to what fits."""
         limit = descriptors.raise_limit()
-        fitting = max(1, (limit - _RESERVED_DESCRIPTORS) // DESCRIPTORS_PER_CONNECTION)
+        of_connection = DESCRIPTORS_PER_CONNECTION + self._has_processes
+        fitting = max(1, (limit - _RESERVED_DESCRIPTORS) // of_connection)
         if fitting < self.connections:
             log.warning(Event.PODINFO_CLIENTS_LIMITED, clients=fitting)
             self._places = _places(fitting)
@@ -143,11 +161,15 @@ class PeerCredentialProxy:
         user.connected()
         loop = asyncio.get_running_loop()
         opened_at = loop.time()
-        proxying = self._forwarder.forward(accepted, ProxiedConnection(user), user.uid)
+        process = PeerProcess.of(accepted) if self._has_processes else None
+        client = LocalClient(user.uid, process)
+        proxying = self._forwarder.forward(accepted, ProxiedConnection(user), client)
         task = self._proxying.start(
             proxying, accepted, place, name=f"connection of user {user.uid}"
         )
         task.add_done_callback(lambda _: user.disconnected(loop.time() - opened_at))
+        if process:
+            task.add_done_callback(lambda _: process.close())
 
     def _user(self, uid: int) -> PacedUser:
         """The user, who is now the most recent one."""

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from agent.api import listen
 from agent.api.paced_user import Pace
-from agent.api.peer_credentials import PeerCredentialProxy
+from agent.api.peer_credentials import LocalClient, PeerCredentialProxy
 from agent.api.rate_limits import UserSlots
 from agent.logs import Event
 from agent.serving.ports import ListenError
@@ -66,15 +66,19 @@ class LocalServer:
         max_calls: int,
         connections: int = 3000,
         pace: Pace | None = None,
+        has_processes: bool = False,
     ) -> None:
         """service: its full name; path: the public socket; inner: gRPC's own, in a directory that
         only root enters; max_calls: open at once, health and reflection included; connections: of
-        all users together; pace: of each user, beyond which its connections are not read."""
+        all users together; pace: of each user, beyond which its connections are not read;
+        has_processes: whether `client_of` has the clients' processes."""
         self._service = service
         self.path = path
         self._inner = inner
         self._max_calls = max_calls
-        self._proxy = PeerCredentialProxy(path, inner, connections=connections, pace=pace)
+        self._proxy = PeerCredentialProxy(
+            path, inner, connections=connections, pace=pace, has_processes=has_processes
+        )
         self._streams = UserSlots(_MAX_STREAMS_PER_USER)
         self._health = health.aio.HealthServicer()
         self._rejected = collections.Counter[str]()
@@ -96,6 +100,10 @@ class LocalServer:
     def user_of(self, context: RequestContext) -> int:
         """The user id of the calling process; -1 if the kernel does not report it."""
         return self._proxy.user_of(context.peer())
+
+    def client_of(self, context: RequestContext) -> LocalClient | None:
+        """The client of a call, as the kernel reports it; None if it is not known."""
+        return self._proxy.client_of(context.peer())
 
     async def reject(self, context: RequestContext, limit: str, message: str) -> NoReturn:
         """End a call beyond a limit."""

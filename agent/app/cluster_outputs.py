@@ -7,6 +7,7 @@ import structlog
 
 from agent import labels, tasks
 from agent.admin.report import PodSourceStatus, SourceProblem
+from agent.api.conditions.service import ConditionsService
 from agent.app import service_outputs
 from agent.cri.models import CriContainerState
 from agent.gates.metrics import GateMetrics
@@ -45,12 +46,15 @@ class ClusterOutputs:
         source: ClusterSource,
         events: PodEvents,
         metrics: GateMetrics,
+        others: ConditionsService | None = None,
     ) -> None:
+        """others: conditions of other owners; None: those that are in the API are no one's."""
         assert settings.node_name is not None
         self._store = store
         self._source = source
         self._events = events
         self._metrics = metrics
+        self._others = others
         self._objects = source.changes.subscribe()
         for uid in source.pods.uids:
             self._objects.mark(uid)
@@ -64,6 +68,7 @@ class ClusterOutputs:
             sandbox_of=self._sandbox_name,
             boot=self._boot,
             writes_all=settings.write_all_conditions,
+            is_withdrawn=others.owned.is_withdrawn if others else lambda uid, kind: True,
         )
         self.recorder = EventRecorder(api, node_name=settings.node_name)
         self.endpoints: ServiceEndpoints | None = None
@@ -144,6 +149,8 @@ class ClusterOutputs:
             return
         reports = self._source.pods.reports(uid)
         if reports.of_api:
+            if self._others and reports.is_confirmed:
+                self._others.see_api(reports.of_api)
             self.writer.set_pod(reports.of_api)
         if self.endpoints:
             self.endpoints.set_pod(uid, reports)
@@ -222,4 +229,4 @@ class ClusterOutputs:
 
     def _sandbox_name(self, uid: str) -> str:
         sandbox = self._source.sandboxes.current.get(uid)
-        return sandbox.id[:12] if sandbox else ""
+        return sandbox.short_id if sandbox else ""

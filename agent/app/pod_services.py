@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
 from agent import VERSION, tasks
+from agent.api.conditions.service import ConditionsService
 from agent.api.podinfo.disabled import DisabledPodInfo
 from agent.api.podinfo.service import PodInfoService
 from agent.app import component_metrics
@@ -67,10 +68,23 @@ class PodServices:
         ports = Ports(settings)
         store, gate_worker = gating.store, gating.gate_worker
         node, cluster = gating.node, gating.cluster
+        self._conditions: ConditionsService | None = None
+        if source := settings.condition_owners:
+            self._conditions = ConditionsService(
+                settings.run_directory,
+                api=api,
+                files=None if source == "api" else source,
+                store=store,
+                pods=node.pods if node else None,
+                sandbox_of=self._sandbox_of,
+                sandbox_changes=node.sandboxes.changes if node else None,
+                unready_because=gating.unsynced_reason,
+            )
         self._outputs: ClusterOutputs | None = None
         if api and cluster:
             self._outputs = ClusterOutputs(
-                api, settings, store, cluster, gating.events, gating.metrics
+                *(api, settings, store, cluster, gating.events, gating.metrics),
+                others=self._conditions,
             )
         self._manifest_services: ManifestServices | None = None
         if settings.service_endpoints and api is None:
@@ -161,6 +175,8 @@ class PodServices:
             ),
             level=settings.metrics_level,
         )
+        if self._conditions:
+            exporter.add(self._conditions)
         if cluster and self._outputs:
             exporter.add(ClusterCollector(cluster, self._outputs))
         if node:
@@ -223,6 +239,7 @@ class PodServices:
             handover=handover,
             checks=checks,
             component_problems=rings.problems,
+            conditions=self._conditions,
         )
         self._reports = reports
         self._findings = NodeFindings(
@@ -266,6 +283,8 @@ class PodServices:
         yield "verdicts", self._relays.verdicts.run
         yield "probe certificates", self._probing.certificates.run
         yield from self._servers.tasks()
+        if self._conditions:
+            yield "conditions", self._conditions.run
         if self._outputs:
             yield "outputs", self._outputs.run
         if self._manifest_services:
@@ -290,6 +309,15 @@ class PodServices:
         async with asyncio.TaskGroup() as group:
             for one in uids if uid is None else [uid]:
                 group.create_task(outputs.writer.correct(one), name="correction of conditions")
+
+    def _sandbox_of(self, uid: str) -> str:
+        """The name of a pod's sandbox, or of its network namespace without a runtime; empty if it
+        is not known."""
+        if node := self._gating.node:
+            sandbox = node.sandboxes.current.get(uid)
+            return sandbox.short_id if sandbox else ""
+        pod = self._gating.store.pod(uid)
+        return (pod and pod.netns_path) or ""
 
     def _node_status(self) -> NodeStatus | None:
         policies = self._gating.policy.node_policies()

@@ -25,6 +25,7 @@ from agent.admin.report import (
     RelayStatus,
     RulesReport,
 )
+from agent.api.conditions.service import ConditionsService
 from agent.app import node_summary, service_outputs
 from agent.app.answer_report import AnswerReport
 from agent.app.cluster_outputs import ClusterOutputs
@@ -74,9 +75,11 @@ class Reports:
         handover: Handover,
         checks: Mapping[str, Check],
         component_problems: Callable[[], Iterable[str]],
+        conditions: ConditionsService | None = None,
     ) -> None:
         """services: of a node without a cluster; node: its name, empty without a cluster; checks:
-        of components, as for `podgate_component_up`; component_problems: of those that fail."""
+        of components, as for `podgate_component_up`; component_problems: of those that fail;
+        conditions: of other owners."""
         self._ports = ports
         self._started = datetime.datetime.now(datetime.UTC)
         self._gating = gating
@@ -97,6 +100,7 @@ class Reports:
         self._handover = handover
         self._checks = checks
         self._component_problems = component_problems
+        self._conditions = conditions
         self.summary: NodeSummary | None = None
         """Of the last report; findings are read every few seconds."""
         self._first_found: dict[tuple[str, str], datetime.datetime] = {}
@@ -166,6 +170,8 @@ class Reports:
             raw_sockets=raw_sockets,
             host_probes=kubelet.host_probes.status(),
             pods_cgroup_problem=self._gating.pods_cgroup_problem,
+            condition_owners=self._conditions.statuses() if self._conditions else [],
+            condition_owner_problems=self._conditions.problems if self._conditions else [],
             policies_without_effect=self._gating.policy.without_effect,
             relay=relay_status(self._relays, self._connections, self._store.relay_gates, counts),
             pods=[self._pod_status(state, counts) for state in states],

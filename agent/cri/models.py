@@ -62,6 +62,11 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     """Why it has no namespace, in one sentence; else empty."""
 
     @property
+    def short_id(self) -> str:
+        """As the runtimes' commands print it."""
+        return self.id[:12]
+
+    @property
     def full_name(self) -> str:
         """ "namespace/name" of its pod."""
         return f"{self.pod_namespace}/{self.pod_name}"

@@ -106,11 +106,13 @@ class ConditionWriter:
         sandbox_of: Callable[[str], str],
         boot: str,
         writes_all: bool = False,
+        is_withdrawn: Callable[[str, str], bool] = lambda uid, kind: False,
         jitter: backoff.Jitter = random.random,
     ) -> None:
         """conditions_of: a pod's current conditions, by uid; sandbox_of: the name of its sandbox,
-        empty if unknown; boot: the kernel's boot id; writes_all: also for pods without a readiness
-        gate of podgate.
+        empty if unknown; boot: the kernel's boot id; writes_all: podgate's own also for pods
+        without a readiness gate of podgate; is_withdrawn: whether a condition of another owner, by
+        uid and type, that podgate has written is to be removed.
         """
         self.patches_by_code = collections.Counter[str]()
         """Patches sent, by status code of the response; "none" without a response."""
@@ -119,6 +121,7 @@ class ConditionWriter:
         self._sandbox_of = sandbox_of
         self._boot = boot
         self._writes_all = writes_all
+        self._is_withdrawn = is_withdrawn
         self._jitter = jitter
         self._pods: dict[str, _PodWrites] = {}
         self._due: dict[str, float] = {}
@@ -151,8 +154,6 @@ class ConditionWriter:
 
     def set_pod(self, actual: ApiPod) -> None:
         """Record the API's version of a pod."""
-        if not self._writes_all and actual.gates.isdisjoint(TYPES):
-            return
         pod = self._pods.get(actual.uid)
         if pod is None or pod.actual.metadata.uid != actual.metadata.uid:
             self._pods[actual.uid] = _PodWrites(actual, self._jitter)
@@ -170,7 +171,7 @@ class ConditionWriter:
         if pod is None or pod.is_replaced or pod.is_in_flight:
             return
         desired = self._desired(uid, pod)
-        found = patches.difference(pod.actual, desired)
+        found = self._difference(uid, pod, desired)
         if found is Difference.NONE:
             self._due.pop(uid, None)
             pod.differs_since = pod.stale_since = None
@@ -290,7 +291,7 @@ class ConditionWriter:
 
     async def _patch(self, uid: str, pod: _PodWrites) -> None:
         conditions = self._desired(uid, pod)
-        if patches.difference(pod.actual, conditions) is Difference.NONE:
+        if self._difference(uid, pod, conditions) is Difference.NONE:
             return
         pod.bucket.take()
         pod.differs_since = None
@@ -298,7 +299,7 @@ class ConditionWriter:
             content = await self._api.request(
                 "PATCH",
                 patches.path(pod.actual),
-                body=patches.body(pod.actual, conditions),
+                body=patches.body(pod.actual, conditions, self._withdrawn(uid, pod)),
                 content_type=STRATEGIC_MERGE,
                 timeout_seconds=_PATCH_SECONDS,
             )
@@ -312,7 +313,24 @@ class ConditionWriter:
 
     def _desired(self, uid: str, pod: _PodWrites) -> tuple[objects.PodCondition, ...]:
         now = SandboxStamp(self._sandbox_of(uid), self._boot)
-        return patches.desired_conditions(pod.actual, self._conditions_of(uid), now)
+        own = self._conditions_of(uid)
+        return patches.desired_conditions(pod.actual, own, now, kinds=self._kinds(pod))
+
+    def _kinds(self, pod: _PodWrites) -> tuple[str, ...]:
+        """podgate's own conditions that are written for this pod."""
+        is_gated = not pod.actual.gates.isdisjoint(TYPES)
+        return TYPES if is_gated or self._writes_all else ()
+
+    def _withdrawn(self, uid: str, pod: _PodWrites) -> list[str]:
+        """Types of other owners' conditions that are to be removed from the API."""
+        written = patches.written_for_others(pod.actual)
+        return [one.type for one in written if self._is_withdrawn(uid, one.type)]
+
+    def _difference(
+        self, uid: str, pod: _PodWrites, desired: tuple[objects.PodCondition, ...]
+    ) -> Difference:
+        found = patches.difference(pod.actual, desired)
+        return Difference.STATE if self._withdrawn(uid, pod) else found
 
     def _urgency(
         self, uid: str, pod: _PodWrites, desired: tuple[objects.PodCondition, ...]
@@ -324,8 +342,15 @@ class ConditionWriter:
     def _is_stale(self, uid: str, pod: _PodWrites) -> bool:
         """Whether a condition in the API is about a deleted sandbox."""
         stamp = SandboxStamp(self._sandbox_of(uid), self._boot)
-        actual = [condition for kind in TYPES if (condition := pod.actual.condition(kind))]
-        return any(patches.is_stale(condition, stamp) for condition in actual)
+        actual = [
+            condition for kind in self._kinds(pod) if (condition := pod.actual.condition(kind))
+        ]
+        others = [
+            one
+            for one in patches.written_for_others(pod.actual)
+            if not self._is_withdrawn(uid, one.type)
+        ]
+        return any(patches.is_stale(condition, stamp) for condition in (*actual, *others))
 
     def _handle_response(
         self, content: bytes, pod: _PodWrites, conditions: tuple[objects.PodCondition, ...]

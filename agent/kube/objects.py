@@ -125,6 +125,7 @@ class ApiPodSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
 
     node_name: str = ""
     host_network: bool = False
+    service_account_name: str = ""
     restart_policy: str = "Always"
     init_containers: tuple[ApiContainer, ...] = ()
     containers: tuple[ApiContainer, ...] = ()

@@ -1,6 +1,6 @@
 """Patches of pod conditions, and what the API server's errors mean for them. No I/O.
 
-One strategic-merge patch of `pods/status` carries both conditions: the list merges by type, so the
+One strategic-merge patch of `pods/status` carries all conditions: the list merges by type, so the
 kubelet's stay (it keeps all conditions that are not its own). The uid in the patch restricts it to
 this pod: for another pod of the same name the API server responds with 422 for `metadata.uid`.
 """
@@ -64,6 +64,11 @@ def stamp_of(condition: PodCondition) -> SandboxStamp | None:
     return SandboxStamp("" if sandbox == _UNKNOWN else sandbox, boot)
 
 
+def without_stamp(condition: PodCondition) -> str:
+    """A condition's message as it was before podgate wrote it."""
+    return _STAMP.sub("", condition.message)
+
+
 def is_stale(condition: PodCondition, now: SandboxStamp) -> bool:
     """Whether a condition is about another sandbox than the pod's current one."""
     stamp = stamp_of(condition)
@@ -85,16 +90,17 @@ def true_since(pod: ApiPod, kind: str, now: SandboxStamp) -> float | None:
 
 
 def desired_conditions(
-    pod: ApiPod, own: Iterable[Condition], now: SandboxStamp
+    pod: ApiPod, own: Iterable[Condition], now: SandboxStamp, *, kinds: Sequence[str] = TYPES
 ) -> tuple[PodCondition, ...]:
-    """The conditions that the pod should have. own: podgate's; now: the current sandbox.
+    """The conditions that the pod should have. own: podgate's, and those of others that it keeps
+    there; now: the current sandbox; kinds: podgate's types to write for this pod.
 
     A condition that podgate has not computed yet stays as it is in the API, unless it is about a
     deleted sandbox: then it is False until it is computed.
     """
-    current = {condition.type: condition for condition in own}
+    current = {one.type: one for one in own if one.type in kinds or one.type not in TYPES}
     found = []
-    for kind in TYPES:
+    for kind in dict.fromkeys((*kinds, *current)):
         actual = pod.condition(kind)
         if condition := current.get(kind):
             status, reason, text = condition.status, condition.reason, condition.message
@@ -107,6 +113,11 @@ def desired_conditions(
     return tuple(found)
 
 
+def written_for_others(pod: ApiPod) -> list[PodCondition]:
+    """Conditions of other domains that podgate has written, by their stamp."""
+    return [one for one in pod.status.conditions if not _is_podgates(one.type) and stamp_of(one)]
+
+
 def difference(pod: ApiPod, conditions: Sequence[PodCondition]) -> Difference:
     """The largest difference between the pod's conditions and these."""
     found = (_difference(pod.condition(desired.type), desired) for desired in conditions)
@@ -114,8 +125,10 @@ def difference(pod: ApiPod, conditions: Sequence[PodCondition]) -> Difference:
 
 
 def changes_readiness(pod: ApiPod, conditions: Sequence[PodCondition]) -> bool:
-    """Whether the conditions change if all of podgate's readiness gates of the pod are True."""
-    kinds = pod.gates.intersection(TYPES) or TYPES
+    """Whether the conditions change if all readiness gates of the pod that podgate writes are
+    True."""
+    written = {*TYPES, *(condition.type for condition in conditions)}
+    kinds = pod.gates.intersection(written) or TYPES
     before = {condition.type: condition for condition in pod.status.conditions}
     after = before | {condition.type: condition for condition in conditions}
     return _are_true(before, kinds) != _are_true(after, kinds)
@@ -136,11 +149,14 @@ def isolates(pod: ApiPod, conditions: Sequence[PodCondition]) -> bool:
     return is_waiting and _are_true({one.type: one for one in conditions}, [kind])
 
 
-def body(pod: ApiPod, conditions: Sequence[PodCondition]) -> dict[str, object]:
-    """The patch, for plain JSON."""
+def body(
+    pod: ApiPod, conditions: Sequence[PodCondition], withdrawn: Iterable[str] = ()
+) -> dict[str, object]:
+    """The patch, for plain JSON. withdrawn: types to delete."""
+    deleted = [{"type": kind, "$patch": "delete"} for kind in withdrawn]
     return {
         "metadata": {"uid": pod.metadata.uid},
-        "status": {"conditions": msgspec.to_builtins(conditions)},
+        "status": {"conditions": [*msgspec.to_builtins(conditions), *deleted]},
     }
 
 
@@ -179,6 +195,10 @@ def _condition(
         last_transition_time=since,
         observed_generation=pod.metadata.generation or None,
     )
+
+
+def _is_podgates(kind: str) -> bool:
+    return kind.startswith(f"{labels.DOMAIN}/")
 
 
 def _are_true(conditions: Mapping[str, PodCondition], kinds: Iterable[str]) -> bool:

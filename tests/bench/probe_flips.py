@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import structlog
 
@@ -72,8 +73,8 @@ class _TimedConditions(Conditions):
         self._uid = uid
         self.changed: dict[str, asyncio.Event] = {TRUE: asyncio.Event(), FALSE: asyncio.Event()}
 
-    def set(self, pod: Pod, kind: str, status: str, reason: str, message: str) -> bool:
-        changed = super().set(pod, kind, status, reason, message)
+    def set(self, pod: Pod, kind: str, status: str, reason: str, message: str, **more: Any) -> bool:
+        changed = super().set(pod, kind, status, reason, message, **more)
         if pod.uid == self._uid and kind == labels.PROBES_PASSING and status in self.changed:
             self.changed[status].set()
         return changed

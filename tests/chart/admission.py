@@ -21,11 +21,11 @@ _VARIABLE = re.compile(r"\bvariables\.(\w+)")
 
 
 @functools.cache
-def _policies() -> dict[str, Json]:
-    """The chart's, by name."""
+def _policies(domains: tuple[str, ...]) -> dict[str, Json]:
+    """The chart's, by name. domains: of conditions of other owners."""
     return {
         one["metadata"]["name"]: one
-        for one in rendering.objects({})
+        for one in rendering.objects({"conditions": {"domains": list(domains)}})
         if one["kind"] == "ValidatingAdmissionPolicy"
     }
 
@@ -37,12 +37,14 @@ def rejects(
     *,
     user: str = "system:serviceaccount:podgate:podgate",
     node: str | None = None,
+    domains: tuple[str, ...] = (),
 ) -> list[str]:
     """The messages with which the policy rejects a request; none if it admits it.
 
-    old: the object before, None when it is created; node: of the user's token.
+    old: the object before, None when it is created; node: of the user's token; domains:
+    the chart's conditions.domains.
     """
-    spec = _policies()[name]["spec"]
+    spec = _policies(domains)[name]["spec"]
     extra = {_NODE_NAME: [node]} if node else {}
     request = {"userInfo": {"username": user, "extra": extra}}
     data = {"object": thing, "oldObject": old, "request": request}

@@ -122,6 +122,7 @@ VALUES: dict[str, dict[str, Any]] = {
         },
     },
     "policies": {"injection": {"mechanism": "policies"}},
+    "conditions": {"conditions": {"domains": ["gpu.example.com", "disk.example.com"]}},
     "own certificate": {
         "injection": {"mechanism": "webhook"},
         "controller": {"webhook": {"certificate": "secret", "caBundle": "QQ=="}},

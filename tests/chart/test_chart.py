@@ -401,7 +401,11 @@ def test_policies_outlive_the_release() -> None:
         for one in rendering.objects()
         if one["kind"] == "CustomResourceDefinition"
     }
-    names = ("hostaccesspolicies.policy.podgate.io", "nodereports.podgate.io")
+    names = (
+        "conditionowners.podgate.io",
+        "hostaccesspolicies.policy.podgate.io",
+        "nodereports.podgate.io",
+    )
     assert policies == dict.fromkeys(names, "keep")
 
 

@@ -85,6 +85,56 @@ def test_agent_changes_no_condition_of_others(conditions: list[Json] | None) -> 
     assert rejected == ["the podgate agent may write podgate.io/* conditions only"]
 
 
+DOMAINS = ("gpu.example.com", "disk.example.com")
+OWNED = {
+    "type": "gpu.example.com/healthy",
+    "status": "True",
+    "message": "It passes. (sandbox 0123456789ab, boot 5be0b7e0-0000-4000-8000-000000000001)",
+}
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        [READY, GATE, SCHEDULED, OWN, OWNED],
+        [READY, GATE, SCHEDULED, OWN, OWNED, {"type": "disk.example.com/a", "status": "True"}],
+        [READY, GATE, SCHEDULED, OWN | {"status": "True"}],
+    ],
+)
+def test_agent_writes_conditions_of_listed_domains(conditions: list[Json]) -> None:
+    for before in (POD, _changed(POD, "status/conditions", [READY, GATE, SCHEDULED, OWN, OWNED])):
+        after = _changed(POD, "status/conditions", conditions)
+        policy = "podgate-agent-pod-status"
+        assert admission.rejects(policy, after, before, node=NODE, domains=DOMAINS) == []
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        {"type": "gpu.example.com.evil/a", "status": "True"},
+        {"type": "a.gpu.example.com/a", "status": "True"},
+        {"type": "gpu.example.com", "status": "True"},
+        # The stamp is no right to write.
+        OWNED | {"type": "fpga.example.com/healthy"},
+    ],
+)
+def test_agent_writes_conditions_of_no_other_domain(added: Json) -> None:
+    after = _changed(POD, "status/conditions", [READY, GATE, SCHEDULED, OWN, added])
+    policy = "podgate-agent-pod-status"
+    assert len(admission.rejects(policy, after, POD, node=NODE, domains=DOMAINS)) == 1
+
+
+def test_agent_removes_what_it_wrote_for_a_domain_that_is_listed_no_more() -> None:
+    before = _changed(POD, "status/conditions", [READY, GATE, SCHEDULED, OWN, OWNED])
+    assert _rejects_status(POD, before=before) == []
+    changed = _changed(
+        POD, "status/conditions", [READY, GATE, SCHEDULED, OWN, OWNED | {"status": "False"}]
+    )
+    assert len(_rejects_status(changed, before=before)) == 1
+    without = _changed(POD, "status/conditions", [READY, SCHEDULED, OWN])
+    assert len(_rejects_status(without, before=before)) == 1
+
+
 def test_first_condition_of_a_pod_without_a_status_is_written() -> None:
     before = _changed(_changed(POD, "status", None), "metadata/deletionTimestamp", None)
     after = _changed(before, "status", {"conditions": [OWN]})

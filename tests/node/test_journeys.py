@@ -1,6 +1,7 @@
 """Each journey of docs/architecture.md is run, and passes the steps that the page names."""
 
 import asyncio
+import os
 import pathlib
 import re
 import socket
@@ -12,10 +13,13 @@ import pytest
 
 from agent import labels
 from agent.admin.report import AgentReport
+from agent.api.conditions import sockets
+from agent.client.conditions import ConditionPublisher
 from agent.lab import agent_process
 from agent.policy.api_source import QUERY
 from bpf import abi
 from tests import polling
+from tests.agent.api.conditions.node import OWNERS
 from tests.kernel import line_info, nodeclient, offers, traffic
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.strictnode import RANGE4, RANGE6
@@ -109,6 +113,24 @@ async def test_pod_to_condition_and_probe_result_to_condition(node: Node, trace:
     check(pod, to_condition, entries)
     (steps,) = (probe := journey("Probe result to condition")).lists
     check(probe, steps, entries)
+
+
+async def test_condition_of_another_owner_to_the_api(node: Node, trace: Trace) -> None:
+    domain = "gpu.example.com"
+    spec = {"reporters": [{"user": os.getuid()}]}
+    await node.start_agent("--condition-owners=api")
+    await run_pod(node)
+    socket_path = sockets.conditions(node.operator.run_directory)
+    with (
+        ConditionPublisher(domain, f"unix:{socket_path}") as publisher,
+        trace.following(rf"{domain}|{POD}") as entries,
+    ):
+        owner_object = {"metadata": {"name": domain, "uid": domain}, "spec": spec}
+        node.server.put(owner_object, path=OWNERS)
+        publisher.set(f"uid-{POD}", "healthy", "True", "SelfTestPassed")
+        await node.until("the condition", lambda: node.condition(POD, f"{domain}/healthy"))
+    (steps,) = (owner := journey("Condition of another owner to the API")).lists
+    check(owner, steps, entries)
 
 
 async def test_packet_to_metric_and_to_drops(node: Node, trace: Trace) -> None:

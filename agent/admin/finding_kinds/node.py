@@ -48,6 +48,20 @@ CONDITIONS_NOT_WRITTEN = define(
     "Restore the API server, or the right to patch pods/status.",
     "podgate doctor",
 )
+CONDITION_OWNER_GONE = define(
+    "condition-owner-gone",
+    BROKEN,
+    "The owner of conditions has been gone for longer than its ConditionOwner admits, and pods "
+    "have a readiness gate of its domain that is not True.",
+    "Start the agent that the ConditionOwner names, on this node; it finds its conditions there.",
+    "podgate status",
+)
+CONDITION_OWNER_INVALID = define(
+    "condition-owner-invalid",
+    DEGRADED,
+    "A ConditionOwner, or its source, is not applied as written.",
+    "Correct the ConditionOwner that the sentence names.",
+)
 RUNTIME_UNREACHABLE = define(
     "runtime-unreachable",
     DEGRADED,

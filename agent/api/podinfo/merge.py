@@ -11,6 +11,7 @@ from agent.pods import conditions
 from agent.pods.pod import Pod
 
 PODGATE = podinfo_pb2.CONDITION_SOURCE_PODGATE
+OWNER = podinfo_pb2.CONDITION_SOURCE_OWNER
 KUBELET = podinfo_pb2.CONDITION_SOURCE_KUBELET
 API = podinfo_pb2.CONDITION_SOURCE_API
 
@@ -75,8 +76,9 @@ def reported_conditions(record: PodRecord) -> Iterator[ReportedCondition]:
     """Every condition from every source that reports it."""
     for own in record.own:
         changed_at = own.last_transition_time.isoformat()
+        source = PODGATE if own.type in conditions.TYPES else OWNER
         yield ReportedCondition(
-            PODGATE, own.type, own.status, own.reason, own.message, "", changed_at
+            source, own.type, own.status, own.reason, own.message, "", changed_at
         )
     for source, pod in (
         (KUBELET, record.reports.of_kubelet),
@@ -104,14 +106,16 @@ def is_received(record: PodRecord, source: int) -> bool:
 def effective_conditions(record: PodRecord) -> list[ReportedCondition]:
     """One condition of each type, sorted by type.
 
-    podgate's for its own conditions; of others, where kubelet and API server have one each, the one
-    that `PodReports` chooses.
+    podgate's for its own conditions, and for those that it keeps for their owners; of others, where
+    kubelet and API server have one each, the one that `PodReports` chooses.
     """
     found: dict[str, dict[int, ReportedCondition]] = {}
     for reported in reported_conditions(record):
         found.setdefault(reported.type, {})[reported.source] = reported
     return [
-        by_source.get(PODGATE) or by_source[_SOURCES[record.reports.origin_of(kind)]]
+        by_source.get(PODGATE)
+        or by_source.get(OWNER)
+        or by_source[_SOURCES[record.reports.origin_of(kind)]]
         for kind, by_source in sorted(found.items())
     ]
 

@@ -23,6 +23,7 @@ class ConditionSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONDITION_SOURCE_PODGATE: _ClassVar[ConditionSource]
     CONDITION_SOURCE_KUBELET: _ClassVar[ConditionSource]
     CONDITION_SOURCE_API: _ClassVar[ConditionSource]
+    CONDITION_SOURCE_OWNER: _ClassVar[ConditionSource]
 CONDITION_STATUS_UNSPECIFIED: ConditionStatus
 CONDITION_STATUS_TRUE: ConditionStatus
 CONDITION_STATUS_FALSE: ConditionStatus
@@ -31,6 +32,7 @@ CONDITION_SOURCE_UNSPECIFIED: ConditionSource
 CONDITION_SOURCE_PODGATE: ConditionSource
 CONDITION_SOURCE_KUBELET: ConditionSource
 CONDITION_SOURCE_API: ConditionSource
+CONDITION_SOURCE_OWNER: ConditionSource
 
 class ListPodConditionsRequest(_message.Message):
     __slots__ = ()

@@ -20,7 +20,7 @@ from agent.operate.pinned import installation as pinned_installation
 from agent.operate.pinned import status as pinned_status
 from agent.operate.pinned.names import Names
 from agent.pods import modes
-from agent.pods.conditions import TRUE
+from agent.pods.conditions import TRUE, TYPES
 from bpf import pins
 from bpf.abi import IPAddress
 from bpf.verdicts import Mode
@@ -353,11 +353,11 @@ def _probes(facts: PodFacts) -> Iterator[Check]:
 
 
 def _conditions(facts: PodFacts) -> Iterator[Check]:
-    """The sentence of one that is not True is a finding's."""
+    """The sentence of one of podgate's that is not True is a finding's."""
     for condition in facts.status.conditions if facts.status else ():
         is_well = condition.status == TRUE
         text = f"{condition.status} ({condition.reason})"
-        if is_well:
+        if condition.message and (is_well or condition.type not in TYPES):
             text += f": {condition.message}"
         yield Check(name=condition.type, state=OK if is_well else PROBLEM, text=text)
 

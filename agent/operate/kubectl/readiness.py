@@ -183,7 +183,10 @@ def _readiness_gates(pod: Object, agent: NodeStatus | None) -> Iterator[Readines
         elif is_ours:
             text = f"{kind} is missing: no agent of podgate has written it."
         else:
-            text = f"{kind} is missing: its controller has not written it; podgate does not."
+            text = (
+                f"{kind} is missing: its controller has not written it; podgate does only what the "
+                "ConditionOwner of its domain reports."
+            )
         command = _kubectl(pod, "describe pod")
         if is_ours:
             command = (

@@ -284,6 +284,9 @@ class ApiServer:
         changed = copy.deepcopy(thing)
         conditions = {one["type"]: one for one in changed["status"].get("conditions", [])}
         for one in patch["status"]["conditions"]:
+            if one.get("$patch") == "delete":
+                conditions.pop(one["type"], None)
+                continue
             conditions.setdefault(one["type"], {}).update(one)
         changed["status"]["conditions"] = list(conditions.values())
         if changed != thing:

@@ -15,6 +15,14 @@ from agent.admin.finding_kinds import KINDS
 _ROOT = pathlib.Path(__file__).parents[2]
 
 MADE: dict[str, dict[str, dict[str, str]]] = {
+    "agent/api/conditions/test_owned_conditions.py": {
+        "test_owner_that_is_gone_and_awaited_is_a_finding": {
+            "condition-owner-gone": "CONDITION_OWNER_GONE",
+        },
+        "test_invalid_owner_is_a_finding_and_its_last_valid_version_stays": {
+            "condition-owner-invalid": "CONDITION_OWNER_INVALID",
+        },
+    },
     "agent/kube/test_pod_reading.py": {
         "test_probe_that_sends_the_kubelet_elsewhere_is_a_warning_and_a_problem_of_the_pod": {
             "probe-host-not-allowed": "ProbeHostNotAllowed"

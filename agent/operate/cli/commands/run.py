@@ -5,6 +5,7 @@ import gc
 import importlib
 import ipaddress
 import pathlib
+from typing import Literal
 
 import click
 
@@ -40,6 +41,12 @@ def _parse_groups(text: str) -> frozenset[str]:
             f"{', '.join(DEFAULT_RULE_GROUPS)}"
         )
     return names
+
+
+def _parse_owners(text: str) -> pathlib.Path | Literal["api"] | None:
+    if text == "api":
+        return "api"
+    return pathlib.Path(text) if text else None
 
 
 def _parse_names(text: str) -> tuple[str, ...]:
@@ -85,6 +92,14 @@ def _parse_names(text: str) -> tuple[str, ...]:
     "--write-all-conditions",
     is_flag=True,
     help="Write conditions of all pods, not only of those with a readiness gate of podgate.",
+)
+@click.option(
+    "--condition-owners",
+    metavar="api|PATH",
+    callback=options.parsed(_parse_owners),
+    default="",
+    help="Serve the Conditions API to the processes that ConditionOwners name, those of the API "
+    "server (api) or of a file or directory. Default: not served.",
 )
 @click.option(
     "--rules",
@@ -289,6 +304,7 @@ def run(
     kubeconfig: str | None,
     cri_socket: pathlib.Path | None,
     write_all_conditions: bool,
+    condition_owners: pathlib.Path | Literal["api"] | None,
     rules: pathlib.Path | None,
     disable_default_rules: frozenset[str],
     mode: str,
@@ -336,6 +352,10 @@ def run(
             "use one of --node-name NAME, for a node of a cluster, --standalone, for a kubelet "
             "without an API server, and --manifests DIRECTORY"
         )
+    if condition_owners == "api" and node_name is None:
+        raise click.UsageError(
+            "--condition-owners=api needs --node-name: use a file of ConditionOwners instead"
+        )
     if metrics_address and node_name is None:
         raise click.UsageError(
             "--metrics-address needs --node-name: its API server authorizes clients"
@@ -353,6 +373,7 @@ def run(
         kubeconfig=kubeconfig,
         cri_socket=cri_socket,
         write_all_conditions=write_all_conditions,
+        condition_owners=condition_owners,
         rules=rules,
         disabled_default_rules=disable_default_rules,
         mode=Mode.from_label(mode),

@@ -75,8 +75,8 @@ class _Conditions(Conditions):
         super().__init__()
         self._node = node
 
-    def set(self, pod: Pod, kind: str, status: str, reason: str, message: str) -> bool:
-        is_changed = super().set(pod, kind, status, reason, message)
+    def set(self, pod: Pod, kind: str, status: str, reason: str, message: str, **more: Any) -> bool:
+        is_changed = super().set(pod, kind, status, reason, message, **more)
         if is_changed:
             self._node.change(pod.uid)
         return is_changed

@@ -1,0 +1,1 @@
+"""Conditions API: conditions of pods that other agents of the node report, kept in step."""

@@ -1,0 +1,234 @@
+"""Conditions of owners without sockets: limits, time-outs, sandboxes, and findings about them."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from agent.admin import finding_kinds as kinds
+from agent.admin import findings
+from agent.api.conditions import owner as owners
+from agent.api.conditions.owned_conditions import OwnedConditions, Session
+from agent.api.conditions.owners import FileOwners
+from agent.api.conditions.validation import RejectedError
+from agent.client.v1alpha1 import conditions_pb2 as pb
+from agent.kube.objects import ApiPod, ObjectMetadata, ReadinessGate
+from agent.kube.objects import ApiPodSpec as PodSpec
+from agent.pods.conditions import Conditions
+from agent.pods.pod import Pod
+from tests import polling
+from tests.agent.api.conditions.node import BOOT, Life, Node, owner
+from tests.agent.operate.page.reports import report as agent_report
+
+pytestmark = pytest.mark.looptime
+
+DOMAIN, HEALTHY = "gpu.example.com", "gpu.example.com/healthy"
+
+
+class Held:
+    """Conditions of one owner, of the pods `uid-web` and `uid-db`."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.conditions = Conditions()
+        self.pods = {
+            f"uid-{name}": Pod(uid=f"uid-{name}", namespace="shop", name=name)
+            for name in ("web", "db")
+        }
+        self.sandbox = "sandbox-1"
+        self.owned = OwnedConditions(
+            self.conditions,
+            pod_of=self.pods.get,
+            sandbox_of=lambda uid: self.sandbox,
+            has_all_pods=lambda: True,
+            boot=BOOT,
+            on_change=lambda: None,
+        )
+        self.set_owner(**spec)
+
+    def set_owner(self, **spec: Any) -> None:
+        self.owned.set_owners({DOMAIN: owners.read(owner(DOMAIN, {"user": 1}, **spec))})
+
+    def report(self, session: Session, kind: str = HEALTHY, **fields: str) -> str:
+        given = {"pod_uid": "uid-web", "type": kind, "status": "True", "reason": "Fine"}
+        return self.owned.report(session, pb.Condition(**given | fields))
+
+    def shown(self, kind: str = HEALTHY) -> tuple[str, str] | None:
+        found = self.conditions.get("uid-web", kind)
+        return (found.status, found.reason) if found else None
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "sentence"),
+    [
+        ({"type": "healthy"}, "INVALID_ARGUMENT", "is not DOMAIN/NAME, such as gpu.example.com/"),
+        ({"type": f"{DOMAIN}/-"}, "INVALID_ARGUMENT", "is not DOMAIN/NAME"),
+        ({"type": "a.gpu.example.com/x"}, "PERMISSION_DENIED", "is not of the domain"),
+        ({"type": "podgate.io/isolation-ready"}, "PERMISSION_DENIED", "is not of the domain"),
+        ({"status": "true"}, "INVALID_ARGUMENT", "status 'true' is not True, False or Unknown"),
+        ({"reason": ""}, "INVALID_ARGUMENT", "reason '' is not one word in CamelCase"),
+        ({"reason": "Not fine"}, "INVALID_ARGUMENT", "is not one word"),
+        ({"reason": "OwnerGone"}, "INVALID_ARGUMENT", "is podgate's own"),
+        ({"message": "x" * 901}, "INVALID_ARGUMENT", "more than 900 characters"),
+        ({"message": "a\nb"}, "INVALID_ARGUMENT", "not printable"),
+        ({"pod_uid": "uid-gone"}, "NOT_FOUND", "this node has no pod of uid 'uid-gone'"),
+    ],
+)
+async def test_wrong_report_is_one_sentence_and_changes_nothing(
+    fields: dict[str, str], code: str, sentence: str
+) -> None:
+    held = Held()
+    session = held.owned.open(DOMAIN)
+    with pytest.raises(RejectedError, match=sentence) as error:
+        held.report(session, fields.pop("type", HEALTHY), **fields)
+    assert error.value.code is grpc.StatusCode[code]
+    assert held.owned.numbers(DOMAIN) == (0, 0)
+
+
+async def test_pod_has_a_limited_number_of_conditions_of_an_owner() -> None:
+    held = Held(maxPerPod=2)
+    session = held.owned.open(DOMAIN)
+    held.report(session, f"{DOMAIN}/a")
+    held.report(session, f"{DOMAIN}/b")
+    with pytest.raises(RejectedError, match="has 2 conditions of"):
+        held.report(session, f"{DOMAIN}/c")
+    held.report(session, f"{DOMAIN}/c", pod_uid="uid-db")
+    held.owned.remove(session, "uid-web", f"{DOMAIN}/a")
+    held.report(session, f"{DOMAIN}/c")
+
+
+@pytest.mark.parametrize(
+    ("when_stale", "status"), [("Unknown", "Unknown"), ("False", "False"), ("Keep", "True")]
+)
+async def test_condition_is_stale_when_its_time_is_over_and_not_before(
+    when_stale: str, status: str
+) -> None:
+    held = Held(staleAfterSeconds=30, whenStale=when_stale)
+    session = held.owned.open(DOMAIN)
+    held.report(session)
+    await asyncio.sleep(3600)
+    assert held.shown() == ("True", "Fine")
+    held.owned.close(session)
+    await asyncio.sleep(29.5)
+    assert held.shown() == ("True", "Fine")
+    await asyncio.sleep(1)
+    assert held.shown() == (status, "OwnerGone")
+    assert held.owned.numbers(DOMAIN) == (1, 1)
+    held.report(held.owned.open(DOMAIN))
+    assert held.shown() == ("True", "Fine")
+
+
+async def test_change_of_what_stale_means_changes_stale_conditions() -> None:
+    held = Held(staleAfterSeconds=1)
+    session = held.owned.open(DOMAIN)
+    held.report(session)
+    held.owned.close(session)
+    await asyncio.sleep(2)
+    assert held.shown() == ("Unknown", "OwnerGone")
+    held.set_owner(staleAfterSeconds=1, whenStale="Keep")
+    assert held.shown() == ("True", "OwnerGone")
+
+
+async def test_transition_time_changes_with_the_status_alone() -> None:
+    held = Held()
+    session = held.owned.open(DOMAIN)
+    held.report(session)
+    first = held.conditions.get("uid-web", HEALTHY)
+    held.report(session, reason="StillFine")
+    second = held.conditions.get("uid-web", HEALTHY)
+    held.report(session, status="False", reason="Hot")
+    third = held.conditions.get("uid-web", HEALTHY)
+    assert first
+    assert second
+    assert third
+    assert first.last_transition_time == second.last_transition_time
+    assert third.last_transition_time > second.last_transition_time
+
+
+async def test_condition_is_of_the_session_that_reported_it_last() -> None:
+    """As in a roll-out: the new process opens its stream before the old one ends."""
+    held = Held(staleAfterSeconds=1)
+    old, new = held.owned.open(DOMAIN), held.owned.open(DOMAIN)
+    held.report(old)
+    held.report(old, f"{DOMAIN}/other")
+    held.report(new)
+    held.owned.close(old)
+    await asyncio.sleep(2)
+    assert held.shown() == ("True", "Fine")
+    assert held.shown(f"{DOMAIN}/other") == ("Unknown", "OwnerGone")
+    held.owned.complete(new)
+    assert held.shown(f"{DOMAIN}/other") is None
+    assert held.shown() == ("True", "Fine")
+
+
+async def test_report_before_the_sandbox_is_of_the_first_one() -> None:
+    """A device plugin reports when the kubelet allocates, before there is a sandbox."""
+    held = Held()
+    held.sandbox = ""
+    session = held.owned.open(DOMAIN)
+    assert held.report(session) == ""
+    held.sandbox = "sandbox-1"
+    held.owned.see_pod("uid-web")
+    assert held.shown() == ("True", "Fine")
+    held.sandbox = "sandbox-2"
+    held.owned.see_pod("uid-web")
+    assert held.shown() == ("False", "SandboxChanged")
+    assert list(session.resets) == [("uid-web", HEALTHY)]
+
+
+async def test_conditions_of_a_deleted_pod_are_forgotten() -> None:
+    held = Held()
+    held.report(held.owned.open(DOMAIN))
+    del held.pods["uid-web"]
+    held.owned.see_pod("uid-web")
+    assert held.owned.content().conditions == []
+
+
+async def test_saved_conditions_are_restored_in_the_same_boot_only() -> None:
+    held = Held()
+    held.report(held.owned.open(DOMAIN))
+    saved = held.owned.content()
+    same, other = Held(), Held()
+    same.owned.restore(saved)
+    assert same.shown() == ("True", "Fine")
+    other.owned.restore(type(saved)(boot="another", conditions=saved.conditions))
+    assert other.shown() is None
+
+
+@pytest.mark.looptime(False)
+async def test_owner_that_is_gone_and_awaited_is_a_finding(node: Node) -> None:
+    life = Life(node, BOOT)
+    gates = (ReadinessGate(HEALTHY),)
+    metadata = ObjectMetadata(name="web", namespace="shop", uid="uid-web")
+    life.pods.objects["uid-web"] = ApiPod(metadata=metadata, spec=PodSpec(readiness_gates=gates))
+    registered = owners.read(owner(DOMAIN, {"user": 1}, staleAfterSeconds=0))
+    life.service.owned.set_owners({DOMAIN: registered})
+    (one,) = findings.find(agent_report(condition_owners=life.service.statuses()))
+    assert one.kind == kinds.CONDITION_OWNER_GONE.name
+    assert "reports conditions gpu.example.com/*" in one.sentence
+    assert one.pod_names == ["shop/web"]
+    session = life.service.owned.open(DOMAIN)
+    assert findings.find(agent_report(condition_owners=life.service.statuses())) == []
+    life.service.owned.close(session)
+    assert life.service.statuses()[0].gone_since is not None
+
+
+@pytest.mark.looptime(False)
+async def test_invalid_owner_is_a_finding_and_its_last_valid_version_stays(
+    node: Node,
+) -> None:
+    node.write_owners(owner(DOMAIN, {"user": 1}))
+    source = FileOwners(node.directory / "owners.yaml", on_change=lambda: None)
+    running = asyncio.create_task(source.run())
+    try:
+        await polling.until("the owner", lambda: source.owners)
+        first = source.owners
+        node.write_owners(owner(DOMAIN, {"user": -1}), owner("podgate.io", {"user": 1}))
+        await polling.until("the problems", lambda: len(source.problems) == 2)
+        assert source.owners == first
+        found = findings.find(agent_report(condition_owner_problems=source.problems))
+        assert [one.kind for one in found] == [kinds.CONDITION_OWNER_INVALID.name] * 2
+        assert "its last valid version stays" in found[0].sentence
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
