@@ -34,8 +34,15 @@ TRAFFIC_DROPPED = "TrafficDropped"
 TRAFFIC_WOULD_DROP = "TrafficWouldDrop"
 """Reasons of Events of pods: what their gates drop, or in audit would drop."""
 
+NAME: Final = "app.kubernetes.io/name"
+OWN_NAME: Final = "podgate"
+"""Its value on podgate's own objects."""
+
 POLICY_KIND: Final = "HostAccessPolicy"
 POLICY_PLURAL = "hostaccesspolicies"
+EGRESS_KIND: Final = "HostEgressPolicy"
+EGRESS_PLURAL = "hostegresspolicies"
+POLICY_KINDS = (POLICY_KIND, EGRESS_KIND)
 POLICY_GROUP = f"policy.{DOMAIN}"
 POLICY_VERSION = "v1alpha1"
 POLICY_API_VERSION: Final = "policy.podgate.io/v1alpha1"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * What the node's configuration states: which sockets are the host's, which cgroup is the kubelet's,
- * and whether the agent is missing.
+ * What the node's configuration states: which sockets are the host's, which cgroup is the
+ * kubelet's, and whether the agent is missing.
  */
 #ifndef PODGATE_NODE_STATE_H
 #define PODGATE_NODE_STATE_H

@@ -396,7 +396,11 @@ def test_policies_outlive_the_release() -> None:
         for one in rendering.objects()
         if one["kind"] == "CustomResourceDefinition"
     }
-    names = ("hostaccesspolicies.policy.podgate.io", "nodereports.podgate.io")
+    names = (
+        "hostaccesspolicies.policy.podgate.io",
+        "hostegresspolicies.policy.podgate.io",
+        "nodereports.podgate.io",
+    )
     assert policies == dict.fromkeys(names, "keep")
 
 
@@ -546,6 +550,7 @@ def test_controller_has_no_right_to_admission_objects_secrets_or_roles() -> None
         }
         assert written <= {
             ("hostaccesspolicies/status", "patch"),
+            ("hostegresspolicies/status", "patch"),
             ("leases", "create"),
             ("leases", "update"),
         }
