@@ -190,7 +190,7 @@ class GateWorker:
 
     async def load_deferred(self, names: Collection[str]) -> None:
         """As `loader.load_deferred`, beside calls of the thread."""
-        await loader.load_deferred(self._installation, self.loaded, names)
+        await loader.load_deferred(self.installation, self.loaded, names)
 
     async def remove(self, ifindex: int) -> None:
         """As `Gates.remove`."""
