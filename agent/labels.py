@@ -38,8 +38,15 @@ OWNER_KIND: Final = "ConditionOwner"
 OWNER_PLURAL = "conditionowners"
 OWNER_API_VERSION: Final = "podgate.io/v1alpha1"
 
+NAME: Final = "app.kubernetes.io/name"
+OWN_NAME: Final = "podgate"
+"""Its value on podgate's own objects."""
+
 POLICY_KIND: Final = "HostAccessPolicy"
 POLICY_PLURAL = "hostaccesspolicies"
+EGRESS_KIND: Final = "HostEgressPolicy"
+EGRESS_PLURAL = "hostegresspolicies"
+POLICY_KINDS = (POLICY_KIND, EGRESS_KIND)
 POLICY_GROUP = f"policy.{DOMAIN}"
 POLICY_VERSION = "v1alpha1"
 POLICY_API_VERSION: Final = "policy.podgate.io/v1alpha1"

@@ -195,6 +195,9 @@ class Event(enum.Enum):
     )
     HOST_DEVICE_PUT_BACK = "Another program removed podgate's from a host device; it was put back."
     HOST_DEVICES_NOT_PROTECTED = "Host devices cannot be protected; retrying."
+    HOST_EGRESS_APPLIED = "HostEgressPolicies in force."
+    HOST_EGRESS_NOT_APPLIED = "HostEgressPolicies cannot be put in force; retrying."
+    HOST_EGRESS_REMOVED = "Programs of HostEgressPolicies removed: no policy selects this node."
     HOST_PROBES_DENIED = (
         "Addresses that the kubelet may not connect to (--kubelet-host-probes) changed."
     )

@@ -587,7 +587,7 @@ class HookSpec:
     kernel_function: str = ""
 
 
-_SOCK, _SOCK_ADDR, _SOCKOPT = 9, 18, 25
+_CGROUP_SKB, _SOCK, _SOCK_ADDR, _SOCKOPT = 8, 9, 18, 25
 
 HOOKS = (
     HookSpec("hook_release", _SOCK, 34),
@@ -620,6 +620,18 @@ CREATE_PACKET_SOCKET = HookSpec("create_packet_socket", 26, 26, "security_socket
 """A tracing program that may replace the function's result (`bpf/raw_socket_policy.py`)."""
 
 TRACING_PROGRAMS = (FOLLOW_KUBELET, CREATE_PACKET_SOCKET)
+
+EGRESS_HOOKS = (
+    HookSpec("egress_connect4", _SOCK_ADDR, 10),
+    HookSpec("egress_connect6", _SOCK_ADDR, 11),
+    HookSpec("egress_sendmsg4", _SOCK_ADDR, 14),
+    HookSpec("egress_sendmsg6", _SOCK_ADDR, 15),
+    HookSpec("egress_packet", _CGROUP_SKB, 1),
+)
+"""Of HostEgressPolicies, loaded with the first one (`bpf/host_egress.py`)."""
+
+EGRESS_PACKET_SOCKET = HookSpec("egress_packet_socket", 26, 26, "security_socket_create")
+"""As `CREATE_PACKET_SOCKET`, for HostEgressPolicies."""
 
 OPTIONAL_PROGRAMS = (*HOOKS, *RELAY_HOOKS, *TRACING_PROGRAMS)
 """Pinned where the kernel accepts them: TRACING_PROGRAMS not if it is locked down, which lets no

@@ -9,7 +9,8 @@ import re
 
 from bpf import abi, clsact, errors, pins, syscalls
 
-_PROGRAMS = {*abi.PROGRAMS, *(hook.name for hook in abi.OPTIONAL_PROGRAMS)}
+_HOOKS = (*abi.OPTIONAL_PROGRAMS, *abi.EGRESS_HOOKS, abi.EGRESS_PACKET_SOCKET)
+_PROGRAMS = {*abi.PROGRAMS, *(hook.name for hook in _HOOKS)}
 # As in `Pins.link`; names of links that belong to no interface are their programs'.
 _LINK_SUFFIX = re.compile(rf"(-\d+)?({pins.MOVING})?$")
 

@@ -9,7 +9,16 @@ import pathlib
 import sys
 from collections.abc import Collection
 
-from bpf import artefacts, compile_cache, compiling, errors, listener_lookup, listeners, loader
+from bpf import (
+    artefacts,
+    compile_cache,
+    compiling,
+    errors,
+    host_egress,
+    listener_lookup,
+    listeners,
+    loader,
+)
 from bpf.features import Feature
 from bpf.program_sets import ProgramSet
 from bpf.services import services
@@ -19,6 +28,7 @@ PROGRAM_SETS = (
     listeners.PROGRAM_SET,
     listener_lookup.PROGRAM_SET,
     services.PROGRAM_SET,
+    host_egress.PROGRAM_SET,
 )
 
 

@@ -16,6 +16,7 @@ from bpf import errors, syscalls
 # `enum bpf_prog_type`, and an attach type where the kernel requires one.
 _SCHED_CLS = (3, 0)
 _CONNECT4 = (18, 10)
+_CGROUP_EGRESS = (8, 1)
 
 
 class Helper(enum.IntEnum):
@@ -34,11 +35,18 @@ class Helper(enum.IntEnum):
     """To tc programs since Linux 5.8, except in lockdown for confidentiality (bpf_base_func_proto
     of kernel/bpf/helpers.c)."""
 
+    GET_NETNS_COOKIE = 122
+    """To programs for cgroups' packets since Linux 6.15 (c221d3744ad3)."""
+
     KTIME_GET_COARSE_NS = 160
     """Linux 5.11 (d05512618056)."""
 
     SET_RETVAL = 187
     """To programs at connect since Linux 5.18 (b44123b4a3dc)."""
+
+
+_WITHOUT_BUFFER = (Helper.SET_RETVAL, Helper.GET_NETNS_COOKIE)
+"""Their first argument is a number, or may be NULL."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,6 +70,7 @@ CURRENT_TASK = Feature(
     "HAS_CURRENT_TASK",
     (Helper.GET_CURRENT_CGROUP_ID, Helper.GET_CURRENT_PID_TGID, Helper.GET_CURRENT_COMM),
 )
+PACKET_NETNS = Feature("HAS_PACKET_NETNS", (Helper.GET_NETNS_COOKIE,), _CGROUP_EGRESS)
 SET_RETVAL = Feature("HAS_SET_RETVAL", (Helper.SET_RETVAL,), _CONNECT4)
 
 
@@ -86,7 +95,7 @@ def is_offered(helper: Helper, program_type: tuple[int, int] = _SCHED_CLS) -> bo
     return_0 = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0)
     kind, attach_type = program_type
     os.close(syscalls.program_load(kind, return_0, attach_type=attach_type))
-    argument = number if helper is Helper.SET_RETVAL else buffer
+    argument = number if helper in _WITHOUT_BUFFER else buffer
     try:
         os.close(syscalls.program_load(kind, argument + call + return_0, attach_type=attach_type))
     except errors.BpfError as error:

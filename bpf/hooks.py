@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import os
 import struct
+from collections.abc import Sequence
 
 from bpf import abi, errors, loader, pins, syscalls
 
@@ -25,9 +26,15 @@ class Hooks:
     """The links of all hooks to one cgroup: the root of the hierarchy, so that none escapes."""
 
     def __init__(
-        self, loaded: loader.Loaded, installation: pins.Pins, cgroup: str | os.PathLike[str]
+        self,
+        loaded: loader.Loaded,
+        installation: pins.Pins,
+        cgroup: str | os.PathLike[str],
+        specs: Sequence[abi.HookSpec] = abi.HOOKS,
     ) -> None:
+        """specs: of the hooks, in the order of attaching."""
         self._loaded = loaded
+        self._specs = specs
         self._pins = installation
         self._cgroup = cgroup
 
@@ -38,7 +45,7 @@ class Hooks:
         """
         cgroup_fd = os.open(self._cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            return [self._attach(hook, cgroup_fd) for hook in abi.HOOKS]
+            return [self._attach(hook, cgroup_fd) for hook in self._specs]
         finally:
             os.close(cgroup_fd)
 
@@ -49,7 +56,7 @@ class Hooks:
         try:
             return {
                 hook.name: self._is_attached(hook, cgroup_fd)
-                for hook in abi.HOOKS
+                for hook in self._specs
                 if hook.name in self._loaded.programs
             }
         finally:
@@ -64,7 +71,7 @@ class Hooks:
 
     def detach(self) -> None:
         """Detach all, and unpin them."""
-        for hook in abi.HOOKS:
+        for hook in self._specs:
             for path in self._pins.find_links(hook.name):
                 with pins.opened(path) as link_fd:
                     syscalls.link_detach(link_fd)

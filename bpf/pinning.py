@@ -115,14 +115,19 @@ async def _artefact(programs: ProgramSet) -> tuple[Artefact, Outcome]:
         return artefact, Outcome(Origin.COMPILED, str(missing))
 
 
-async def ensure_only(programs: ProgramSet, parent: pathlib.Path, name: str) -> pathlib.Path:
+async def ensure_only(
+    programs: ProgramSet,
+    parent: pathlib.Path,
+    name: str,
+    map_directory: pathlib.Path | None = None,
+) -> pathlib.Path:
     """As `ensure_pinned`, in a directory of `parent` for `name` and these sources; those for other
     sources are removed, of which open or attached objects live until they are closed. Returns it.
     """
     text = sources.expand(programs.source).encode()
     directory = parent / f"{name}-{hashlib.sha256(text).hexdigest()[:16]}"
     _remove_others(directory, name)
-    await ensure_pinned(programs, directory)
+    await ensure_pinned(programs, directory, map_directory)
     return directory
 
 

@@ -63,6 +63,7 @@ class Reason(enum.IntEnum):
     STRICT = 19
     UNIDENTIFIED = 20
     STALE = 21
+    HOST_EGRESS = 22
 
     @property
     def label(self) -> str:
@@ -83,6 +84,7 @@ _DROPS = frozenset(
     {
         *(Reason.UNPARSABLE, Reason.FRAGMENT, Reason.STRAY, Reason.NODE, Reason.KERNEL),
         *(Reason.TUNNEL, Reason.EVASION, Reason.PATH_TEST, Reason.RELAY, Reason.STRICT),
+        Reason.HOST_EGRESS,
     }
 )
 
@@ -117,4 +119,5 @@ _DESCRIPTIONS = {
         "host process outside pods, to a port that the pod declares, while the agent's heartbeat "
         "is stale"
     ),
+    Reason.HOST_EGRESS: "from a host process to a destination that a HostEgressPolicy denies",
 }

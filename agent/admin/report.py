@@ -266,6 +266,8 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """By reason: dropped or rejected on the host before an interface is chosen."""
     raw_sockets: RawSocketStatus
     host_probes: HostProbeStatus = HostProbeStatus()
+    egress_problems: list[str] = []
+    """Of HostEgressPolicies, one sentence each."""
     pods_cgroup_problem: str = ""
     """Why processes of pods cannot be distinguished from the host's, one sentence."""
     condition_owners: list[ConditionOwnerStatus] = []
@@ -360,6 +362,38 @@ class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """`AUDIT`: it admits nothing."""
 
 
+class EgressSourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A subject's attempts. cgroup: its path; process: of the first attempt, empty if only its
+    packets were seen; protocol: in words, or "packet socket"; attempts: connects, datagrams and
+    packets."""
+
+    cgroup: str
+    process: str
+    protocol: str
+    verdict: str
+    attempts: int
+    first: datetime.datetime
+    last: datetime.datetime
+
+
+class EgressPolicyStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A HostEgressPolicy of this node. subjects, excepted, denied: in words; would_drop, drop:
+    attempts, in audit and in force; problems: one sentence each; generation: of the API's object,
+    0 for others."""
+
+    name: str
+    source: str
+    action: str
+    subjects: list[str]
+    excepted: list[str]
+    denied: list[str]
+    would_drop: int
+    drop: int
+    sources: list[EgressSourceStatus]
+    problems: list[str]
+    generation: int = 0
+
+
 class RulesReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """All policies in force. sources: where policies come from, in words; problems: of policies,
     and of pods whose gates are full."""
@@ -369,6 +403,7 @@ class RulesReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     problems: list[str]
     namespace: str = ""
     """Whose pods alone it has; empty: those of all namespaces."""
+    egress: list[EgressPolicyStatus] = []
 
 
 class DropEventStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -46,9 +46,11 @@ from agent.pods.off_marks import OffMarks
 from agent.pods.pod_modes import NODE, PodModes
 from agent.pods.store import PodStore
 from agent.policy.api_callees import ApiCallees
-from agent.policy.api_source import ApiPolicies
+from agent.policy.api_source import ApiPolicies, WatchedPolicies
 from agent.policy.controller import PolicyController
 from agent.policy.default_rules import API_SERVER, DefaultRules
+from agent.policy.egress import HostEgressPolicies
+from agent.policy.egress_types import HOST_EGRESS, EgressPolicy
 from agent.policy.raw_sockets import RawSocketAdmission
 from agent.settings import HostProbeMode, RawSocketMode, Settings
 from agent.sources.source import PodSource
@@ -107,6 +109,7 @@ class Gating:
         self.metrics = GateMetrics(self.store)
         self.events = PodEvents()
         policies = ApiPolicies(api, state=state / "apipolicies.json") if api else None
+        egress: WatchedPolicies[EgressPolicy] | None = None
         self.source: PodSource
         self.node: NodeSource | None = None
         """The source, where pods come from a kubelet and a container runtime."""
@@ -117,7 +120,11 @@ class Gating:
         if api and policies:
             from agent.sources import cluster
 
-            self.cluster = cluster.ClusterSource(api, settings, self.store, policies, self.modes)
+            saved = state / "apiegresspolicies.json"
+            egress = WatchedPolicies(HOST_EGRESS, api, state=saved)
+            self.cluster = cluster.ClusterSource(
+                api, settings, self.store, policies, self.modes, egress
+            )
             self.source = self.node = self.cluster
             self._callees = ApiCallees(api, state=state / "callees.json")
             defaults = DefaultRules(
@@ -145,6 +152,16 @@ class Gating:
             labels=self.labels,
             modes=self.modes,
             defaults=defaults,
+            pods_cgroup=self._pods_cgroup,
+        )
+        self.egress = HostEgressPolicies(
+            settings,
+            gate_worker.installation,
+            api=egress,
+            store=self.store,
+            labels=self.labels,
+            modes=self.modes,
+            has_netns=lambda: bool(gate_worker.config.read().node_netns),
             pods_cgroup=self._pods_cgroup,
         )
         self._chain_order = ChainOrder(gate_worker, self.metrics)
@@ -257,6 +274,7 @@ class Gating:
         # Before the gates of a previous agent's relays count as leftovers.
         await self.relay_gates.check()
         await self.policy.open()
+        await self.egress.open()
 
     def tasks(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
         """What runs as long as the agent does, by name."""
@@ -285,6 +303,7 @@ class Gating:
             yield "callees of the API server", self._callees.run
         if self.policy.is_enabled:
             yield "policy", self.policy.run
+        yield "host-egress", self.egress.run
         if plugin := installer.CniInstaller.of(self._settings):
             yield "cni", functools.partial(installer.run, plugin, self.cni_status)
 

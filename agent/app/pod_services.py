@@ -37,6 +37,7 @@ from agent.kube.kubelet_version import KubeletVersion
 from agent.kube.node_report import NodeStatus
 from agent.linux.cgroups import cgroup2_mount
 from agent.pods.metrics import PodCollector
+from agent.policy.egress_report import HostEgressReport
 from agent.policy.metrics import PolicyCollector
 from agent.policy.staged import StagedPolicies
 from agent.probing.answered_probes import AnsweredProbes
@@ -132,6 +133,7 @@ class PodServices:
         staged = StagedPolicies(
             gating.policy, self._drops.history.observations, store=store, labels=gating.labels
         )
+        egress = HostEgressReport(gating.egress, self._drops.source_processes)
         self._drop_notices: DropNotices | None = None
         if api and cluster:
             self._drop_notices = DropNotices(
@@ -154,6 +156,7 @@ class PodServices:
                 KernelCollector(gate_worker.loaded.open_maps, gate_worker.loaded.programs),
                 PolicyCollector(gating.policy),
                 staged,
+                egress,
                 ComponentCollector(
                     gate_worker,
                     checks,
@@ -233,6 +236,7 @@ class PodServices:
             answers=answers,
             drops=self._drops,
             staged=staged,
+            egress=egress,
             node=settings.node_name or "",
             ports=ports,
             metrics=exporter,
@@ -321,7 +325,8 @@ class PodServices:
 
     def _node_status(self) -> NodeStatus | None:
         policies = self._gating.policy.node_policies()
-        return NodeStatus(VERSION, policies, self._reports.summary) if policies else None
+        egress = self._gating.egress.node_policies()
+        return NodeStatus(VERSION, policies, self._reports.summary, egress) if policies else None
 
 
 def _orphan_seconds(settings: Settings) -> float:

@@ -40,6 +40,7 @@ from agent.kube.node_report import NodeSummary
 from agent.pods import isolation
 from agent.pods.conditions import TRUE
 from agent.pods.pod_state import PodState
+from agent.policy.egress_report import HostEgressReport
 from agent.policy.staged import StagedPolicies
 from agent.probing.manager import ProbeManager
 from agent.services.api.source import ServiceEndpoints
@@ -69,6 +70,7 @@ class Reports:
         answers: AnswerReport,
         drops: DropReporting,
         staged: StagedPolicies,
+        egress: HostEgressReport,
         node: str,
         ports: Ports,
         metrics: Exporter,
@@ -95,6 +97,7 @@ class Reports:
         self._answers = answers
         self._drops = drops
         self._staged = staged
+        self._egress = egress
         self._node = node
         self._metrics = metrics
         self._handover = handover
@@ -169,6 +172,7 @@ class Reports:
             node_drops=node_drops,
             raw_sockets=raw_sockets,
             host_probes=kubelet.host_probes.status(),
+            egress_problems=self._gating.egress.problems,
             pods_cgroup_problem=self._gating.pods_cgroup_problem,
             condition_owners=self._conditions.statuses() if self._conditions else [],
             condition_owner_problems=self._conditions.problems if self._conditions else [],
@@ -223,7 +227,8 @@ class Reports:
     async def rules(self) -> RulesReport:
         report = await self._gating.policy.report()
         staged = await self._staged.statuses()
-        return msgspec.structs.replace(report, policies=[*report.policies, *staged])
+        egress = await self._egress.statuses()
+        return msgspec.structs.replace(report, policies=[*report.policies, *staged], egress=egress)
 
     async def drop_events(self, after: int) -> DropEvents:
         return await self._drops.events.after(after)

@@ -9,7 +9,7 @@ replica takes over.
 from collections.abc import Awaitable, Callable, Iterator
 
 from agent.controller.leader_client import LeaderClient
-from agent.controller.policies import PolicyStatusWriter
+from agent.controller.policies import HOST_EGRESS, PolicyStatusWriter
 
 Run = Callable[[], Awaitable[None]]
 
@@ -17,3 +17,4 @@ Run = Callable[[], Awaitable[None]]
 def components(api: LeaderClient) -> Iterator[tuple[str, Run]]:
     """All components by name, made for one term of leadership. api: writes while it lasts."""
     yield "policy status", PolicyStatusWriter(api).run
+    yield "egress policy status", PolicyStatusWriter(api, kind=HOST_EGRESS).run

@@ -1,7 +1,8 @@
-"""The component that writes the status of HostAccessPolicies, from the nodes' reports."""
+"""The component that writes the status of policies, from the nodes' reports."""
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime
 import random
 from collections.abc import Callable
@@ -16,12 +17,13 @@ from agent.controller.policy_revisions import PolicyRevisions
 from agent.controller.policy_status import PolicyStatus, ValidatedPolicy
 from agent.kube import node_report
 from agent.kube.client import MERGE, ApiClient, ApiError
-from agent.kube.node_report import NodeReport
+from agent.kube.node_report import NodePolicies, NodeReport, NodeStatus
 from agent.kube.objects import MetadataOnly
 from agent.kube.watcher import Query, Watcher
 from agent.logs import Event
-from agent.policy import api_source
+from agent.policy import api_source, api_types, egress_types
 from agent.policy.api_source import ApiPolicy
+from agent.policy.kinds import P, PolicyKind
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +36,7 @@ _SETTLE_SECONDS: Final = 120.0
 
 
 class PolicyWithStatus(ApiPolicy, frozen=True, kw_only=True, gc=False):
-    """A HostAccessPolicy with what this component wrote."""
+    """A policy with what this component wrote."""
 
     status: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -43,9 +45,29 @@ class PolicyWithStatus(ApiPolicy, frozen=True, kw_only=True, gc=False):
         msgspec.structs.force_setattr(self, "status", self.status.copy())
 
 
-POLICIES: Final = Query(
-    api_source.QUERY.name, api_source.QUERY.path, PolicyWithStatus, may_be_absent=True
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReportedKind:
+    """A kind of policies. validated: reads one; reported: what a node has of them in force."""
+
+    query: Query[PolicyWithStatus]
+    validated: Callable[[ApiPolicy], ValidatedPolicy]
+    reported: Callable[[NodeStatus], NodePolicies | None]
+
+
+def _query(kind: PolicyKind[P]) -> Query[PolicyWithStatus]:
+    query = api_source.query(kind)
+    return Query(query.name, query.path, PolicyWithStatus, may_be_absent=True)
+
+
+HOST_ACCESS: Final = ReportedKind(
+    _query(api_types.HOST_ACCESS), policy_status.validated, lambda status: status.policies
 )
+HOST_EGRESS: Final = ReportedKind(
+    _query(egress_types.HOST_EGRESS),
+    policy_status.validated_egress,
+    lambda status: status.egress_policies,
+)
+POLICIES: Final = HOST_ACCESS.query
 NODES: Final = Query("nodes", "/api/v1/nodes", MetadataOnly, is_metadata_only=True)
 NAMESPACES: Final = Query("namespaces", "/api/v1/namespaces", MetadataOnly, is_metadata_only=True)
 REPORTS: Final = Query("nodereports", node_report.PATH, NodeReport, may_be_absent=True)
@@ -62,16 +84,18 @@ class PolicyStatusWriter:
         self,
         api: ApiClient,
         *,
+        kind: ReportedKind = HOST_ACCESS,
         now: Callable[[], datetime.datetime] = _utc_now,
         jitter: backoff.Jitter = random.random,
     ) -> None:
         self._api = api
+        self._kind = kind
         self._now = now
         self._changed = asyncio.Event()
         self._revisions = PolicyRevisions()
         self._validated: dict[tuple[str, int], ValidatedPolicy] = {}
         self._bucket = backoff.Bucket(per_second=_WRITES_PER_SECOND, burst=_BURST)
-        self._policies = Watcher(api, POLICIES, on_change=self._on_policy, jitter=jitter)
+        self._policies = Watcher(api, kind.query, on_change=self._on_policy, jitter=jitter)
         self._nodes = Watcher(api, NODES, on_change=self._on_node, jitter=jitter)
         self._reports = Watcher(api, REPORTS, on_change=self._on_change, jitter=jitter)
         self._namespaces = Watcher(api, NAMESPACES, on_change=self._on_namespace, jitter=jitter)
@@ -117,9 +141,9 @@ class PolicyStatusWriter:
         self._revisions.update(one.metadata for one in policies)
         nodes = {name: one.metadata.labels for (_, name), one in self._nodes.objects.items()}
         reports = {
-            name: report.status.policies
+            name: reported
             for (_, name), report in self._reports.objects.items()
-            if report.status.policies
+            if (reported := self._kind.reported(report.status))
         }
         # Without the right to watch them none counts as missing.
         namespaces = {name for _, name in self._namespaces.objects}
@@ -128,7 +152,7 @@ class PolicyStatusWriter:
         validated = {}
         for policy in policies:
             key = policy.metadata.uid, policy.metadata.generation
-            found = self._validated.get(key) or policy_status.validated(policy)
+            found = self._validated.get(key) or self._kind.validated(policy)
             validated[key] = found
             before = policy_status.read_status(policy.status)
             missing = sorted(found.namespaces - namespaces) if is_complete else ()
@@ -154,7 +178,7 @@ class PolicyStatusWriter:
         try:
             await self._api.request(
                 "PATCH",
-                f"{POLICIES.path}/{metadata.name}/status",
+                f"{self._kind.query.path}/{metadata.name}/status",
                 # A policy that was written since is evaluated again.
                 body={
                     "metadata": {"resourceVersion": metadata.resource_version},

@@ -7,14 +7,15 @@ from typing import Final, Literal
 
 import msgspec
 
+from agent import labels
 from agent.controller import policy_effects
 from agent.controller.policy_revisions import PolicyRevisions
 from agent.kube import responses
 from agent.kube.node_report import FailedPolicy, NodePolicies
 from agent.listing import listed
-from agent.policy import api_types
+from agent.policy import api_types, egress_types
 from agent.policy.api_source import ApiPolicy, document_of
-from agent.policy.api_types import PolicyError
+from agent.policy.kinds import PolicyError
 from agent.policy.selectors import LabelSelector
 
 ACCEPTED: Final = "Accepted"
@@ -64,7 +65,7 @@ class PolicyStatus(msgspec.Struct, frozen=True, rename="camel"):
 class ValidatedPolicy:
     """A policy as the agents read it. problem: why they cannot; nodes: None for all; rules: in
     words, in the agents' order; namespaces: those that it names; expires: when it ends; is_staged:
-    whether it only counts."""
+    whether it only counts, which staged_text explains."""
 
     problem: str = ""
     nodes: LabelSelector | None = None
@@ -72,6 +73,7 @@ class ValidatedPolicy:
     namespaces: frozenset[str] = frozenset()
     expires: datetime.datetime | None = None
     is_staged: bool = False
+    staged_text: str = ""
 
 
 def validated(policy: ApiPolicy) -> ValidatedPolicy:
@@ -89,6 +91,22 @@ def validated(policy: ApiPolicy) -> ValidatedPolicy:
         namespaces=frozenset(names),
         expires=found.document.spec.expires,
         is_staged=found.is_staged,
+        staged_text="Its action is Audit: nodes count what it would admit, and it admits nothing.",
+    )
+
+
+def validated_egress(policy: ApiPolicy) -> ValidatedPolicy:
+    """The same of a HostEgressPolicy."""
+    try:
+        found = egress_types.read(document_of(policy, labels.EGRESS_KIND), "API server")
+    except (PolicyError, msgspec.DecodeError) as error:
+        return ValidatedPolicy(str(error)[:_MAX_MESSAGE])
+    names = (name for selector in found.pods.values() for name in selector.namespaces or ())
+    return ValidatedPolicy(
+        nodes=found.nodes,
+        namespaces=frozenset(names),
+        is_staged=not found.is_enforced,
+        staged_text="Its action is Audit: nodes count what it would deny, and it denies nothing.",
     )
 
 
@@ -134,9 +152,8 @@ def evaluate(
         accepted = "True", "Valid", "The spec is valid."
         in_force = _programmed(counts, pending, failed)
         if found.is_staged:
-            text = "Its action is Audit: nodes count what it would admit, and it admits nothing."
-            in_force = "False", STAGED, text
-        elif in_force[0] == "True":
+            in_force = "False", STAGED, found.staged_text
+        elif in_force[0] == "True" and found.rules:
             without = policy_effects.problem(name, found.rules, names, reports, revisions)
             if without is None:
                 without = _previous_effect(before, generation)

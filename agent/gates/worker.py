@@ -60,7 +60,7 @@ class GateWorker:
     ) -> None:
         """Set what the programs need from the start; attaches nothing. Call it in `thread`."""
         self._thread = thread
-        self._installation = installation
+        self.installation = installation
         self.loaded = loaded
         self.gates = Gates(loaded, installation, attachment)
         self.host_devices = HostDevicePrograms(loaded, installation, self.gates.attachment)
@@ -185,12 +185,12 @@ class GateWorker:
         `CompileError`, too.
         """
         if self.gates.attachment is Attachment.TCX:
-            await loader.load_moving_copies(self._installation, self.loaded)
+            await loader.load_moving_copies(self.installation, self.loaded)
         await self.run(self.gates.move_first, ifindex)
 
     async def load_deferred(self, names: Collection[str]) -> None:
         """As `loader.load_deferred`, beside calls of the thread."""
-        await loader.load_deferred(self._installation, self.loaded, names)
+        await loader.load_deferred(self.installation, self.loaded, names)
 
     async def remove(self, ifindex: int) -> None:
         """As `Gates.remove`."""

@@ -90,12 +90,16 @@ class NodeStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     agent_version: str = ""
     policies: NodePolicies | None = None
     summary: NodeSummary | None = None
+    egress_policies: NodePolicies | None = None
+    """HostEgressPolicies."""
 
     def differs_from(self, other: "NodeStatus") -> bool:
         """In more than numbers of pods."""
         mine, others = (one.summary and one.summary.judgement for one in (self, other))
-        rest = (self.agent_version, self.policies)
-        return mine != others or rest != (other.agent_version, other.policies)
+        rest, theirs = (
+            (one.agent_version, one.policies, one.egress_policies) for one in (self, other)
+        )
+        return mine != others or rest != theirs
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):

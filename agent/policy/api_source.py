@@ -12,7 +12,7 @@ import dataclasses
 import pathlib
 import random
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Any, Final, Generic
 
 import msgspec
 
@@ -21,10 +21,11 @@ from agent.kube import responses
 from agent.kube.client import ApiClient
 from agent.kube.objects import ObjectMetadata
 from agent.kube.watcher import Query, Watcher
-from agent.policy import api_types, effective
+from agent.policy import effective
 from agent.policy import saved as saved_policies
-from agent.policy.api_types import HostAccessPolicy, Policy, PolicyError
+from agent.policy.api_types import HOST_ACCESS, Policy
 from agent.policy.effective import PolicyBatch
+from agent.policy.kinds import P, PolicyError, PolicyKind
 
 SOURCE: Final = "API server"
 
@@ -33,7 +34,7 @@ _FIRST_LIST_SECONDS: Final = 2.0
 
 
 class ApiPolicy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A HostAccessPolicy as received: an invalid spec does not interrupt the watch."""
+    """A policy as received: an invalid spec does not interrupt the watch."""
 
     metadata: ObjectMetadata
     spec: msgspec.Raw = msgspec.Raw(b"null")
@@ -46,20 +47,22 @@ class ApiPolicy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 _Change = tuple[str, ApiPolicy | None]
 """The name of a policy, and its newest version."""
 
-QUERY: Final = Query(
-    labels.POLICY_PLURAL,
-    f"/apis/{labels.POLICY_API_VERSION}/{labels.POLICY_PLURAL}",
-    ApiPolicy,
-    may_be_absent=True,
-)
+
+def query(kind: PolicyKind[P]) -> Query[ApiPolicy]:
+    """Of all policies of a kind."""
+    path = f"/apis/{labels.POLICY_API_VERSION}/{kind.plural}"
+    return Query(kind.plural, path, ApiPolicy, may_be_absent=True)
+
+
+QUERY: Final = query(HOST_ACCESS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _PolicyRecord:
+class _PolicyRecord(Generic[P]):
     """One policy. good: the version in force; problem: why that is not the newest."""
 
     newest: ApiPolicy
-    good: Policy | None
+    good: P | None
     problem: str = ""
 
 
@@ -68,36 +71,43 @@ class _SavedApiPolicies(msgspec.Struct):
 
     version: str
     newest: list[ApiPolicy]
-    good: list[HostAccessPolicy]
+    good: list[Any]
 
 
-class ApiPolicies:
+class WatchedPolicies(Generic[P]):
     """A `PolicyProvider`. The watch runs on the event loop, `refresh` in a thread."""
 
     def __init__(
-        self, api: ApiClient, *, state: pathlib.Path, jitter: backoff.Jitter = random.random
+        self,
+        kind: PolicyKind[P],
+        api: ApiClient,
+        *,
+        state: pathlib.Path,
+        jitter: backoff.Jitter = random.random,
     ) -> None:
         """state: the file that stores the policies in force."""
-        self.watcher = Watcher(api, QUERY, on_change=self._on_change, jitter=jitter)
+        self._kind = kind
+        self.watcher = Watcher(api, query(kind), on_change=self._on_change, jitter=jitter)
         self._state = state
         # In order of arrival: if there are too many, the first stay in force.
-        self._records: dict[str, _PolicyRecord] = {}
+        self._records: dict[str, _PolicyRecord[P]] = {}
         self._collected: list[_Change] = []
         # Changes received together stay together: half a list would be other policies.
         self._changes: collections.deque[list[_Change]] = collections.deque()
         self._has_changes = asyncio.Event()
         self._has_saved = False
-        self.batch = PolicyBatch(SOURCE)
+        self.batch: PolicyBatch[P] = PolicyBatch(SOURCE)
 
     def restore(self) -> None:
         saved = saved_policies.read(self._state, _SavedApiPolicies)
         if saved is None:
             return
         self._has_saved = True
-        good = {policy.name: policy for policy in saved_policies.checked(saved.good, source=SOURCE)}
+        checked = saved_policies.checked(saved.good, self._kind, source=SOURCE)
+        good = {policy.name: policy for policy in checked}
         for newest in saved.newest:
             name = newest.metadata.name
-            self._records[name] = _read(newest, good.get(name))
+            self._records[name] = self._read(newest, good.get(name))
         self.watcher.seed(saved.newest, saved.version)
         self._merge()
 
@@ -131,7 +141,7 @@ class ApiPolicies:
 
     @property
     def name(self) -> str:
-        absence = f" (without resource {labels.POLICY_PLURAL})" if self.watcher.is_absent else ""
+        absence = f" (without resource {self._kind.plural})" if self.watcher.is_absent else ""
         return f"the API server{absence}"
 
     @property
@@ -174,7 +184,7 @@ class ApiPolicies:
             self._records.pop(name, None)
         else:
             before = self._records.get(name)
-            self._records[name] = _read(newest, before.good if before else None)
+            self._records[name] = self._read(newest, before.good if before else None)
 
     def _merge(self) -> None:
         records = self._records.values()
@@ -185,12 +195,33 @@ class ApiPolicies:
             problems=tuple(effective.abridged(problems, self.batch.name)),
         )
 
+    def _read(self, newest: ApiPolicy, before: P | None) -> _PolicyRecord[P]:
+        name = newest.metadata.name
+        try:
+            policy = self._kind.read(document_of(newest, self._kind.name), SOURCE)
+            generation = newest.metadata.generation
+            return _PolicyRecord(newest, msgspec.structs.replace(policy, generation=generation))
+        except (PolicyError, msgspec.DecodeError) as error:
+            problem = f"{SOURCE}, policy {name!r}: {error}"
+            return _PolicyRecord(
+                newest, before, effective.sentence(problem, uses_last_good=before is not None)
+            )
 
-def document_of(policy: ApiPolicy) -> dict[str, object]:
+
+class ApiPolicies(WatchedPolicies[Policy]):
+    """HostAccessPolicies of the API server."""
+
+    def __init__(
+        self, api: ApiClient, *, state: pathlib.Path, jitter: backoff.Jitter = random.random
+    ) -> None:
+        super().__init__(HOST_ACCESS, api, state=state, jitter=jitter)
+
+
+def document_of(policy: ApiPolicy, kind: str = labels.POLICY_KIND) -> dict[str, object]:
     """The policy as a file would have it. Raises `msgspec.DecodeError`."""
     return {
         "apiVersion": labels.POLICY_API_VERSION,
-        "kind": labels.POLICY_KIND,
+        "kind": kind,
         "metadata": {"name": policy.metadata.name},
         "spec": responses.decode(policy.spec, object),
     }
@@ -202,16 +233,3 @@ def _is_same_spec(old: ApiPolicy | None, new: ApiPolicy | None) -> bool:
         return False
     before, after = old.metadata, new.metadata
     return (before.uid, before.generation) == (after.uid, after.generation)
-
-
-def _read(newest: ApiPolicy, before: Policy | None) -> _PolicyRecord:
-    name = newest.metadata.name
-    try:
-        policy = api_types.read(document_of(newest), source=SOURCE)
-        generation = newest.metadata.generation
-        return _PolicyRecord(newest, msgspec.structs.replace(policy, generation=generation))
-    except (PolicyError, msgspec.DecodeError) as error:
-        problem = f"{SOURCE}, policy {name!r}: {error}"
-        return _PolicyRecord(
-            newest, before, effective.sentence(problem, uses_last_good=before is not None)
-        )

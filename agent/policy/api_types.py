@@ -14,7 +14,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from agent import labels
-from agent.errors import PodgateError
+from agent.policy import kinds
+from agent.policy.kinds import NamedPolicy, PolicyError, PolicyKind
 from agent.policy.selectors import LabelSelector, PodSelector
 from bpf import abi
 from bpf.rules import MAX_PORT
@@ -29,7 +30,7 @@ _MAX_NAME = 253
 # ICMP is one protocol for users and two for the kernel, one per family.
 _ICMP, _ICMPV6 = 1, 58
 PROTOCOLS = {"TCP": (6,), "UDP": (17,), "SCTP": (132,), "ICMP": (_ICMP, _ICMPV6)}
-_PROTOCOL_TEXTS = {6: "TCP", 17: "UDP", 132: "SCTP", _ICMP: "ICMP", _ICMPV6: "ICMPv6"}
+PROTOCOL_TEXTS = {6: "TCP", 17: "UDP", 132: "SCTP", _ICMP: "ICMP", _ICMPV6: "ICMPv6"}
 # As `has_ports` in bpf/src/replies.h: TCP, UDP, DCCP, SCTP, UDP-Lite.
 WITH_PORTS = {6, 17, 33, 132, 136}
 
@@ -41,10 +42,6 @@ UNIT_NAME = r"[A-Za-z0-9:_.\\@-]*[A-Za-z0-9:_.\\@]\.(service|scope|slice)"
 MAX_UNIT_NAME = 255
 
 _Port = Annotated[int, msgspec.Meta(ge=1, le=MAX_PORT)]
-
-
-class PolicyError(PodgateError):
-    """The document is not a valid policy; the message names the field and the mistake."""
 
 
 class EmptyObject(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -169,7 +166,7 @@ class PolicyRule(msgspec.Struct, frozen=True, gc=False, order=True):
 
     @property
     def protocol_text(self) -> str:
-        return _PROTOCOL_TEXTS.get(self.protocol, str(self.protocol)) if self.protocol else "any"
+        return PROTOCOL_TEXTS.get(self.protocol, str(self.protocol)) if self.protocol else "any"
 
     @property
     def ports_text(self) -> str:
@@ -182,18 +179,15 @@ class PolicyRule(msgspec.Struct, frozen=True, gc=False, order=True):
         return f"{self.first_port}-{self.last_port}"
 
 
-class Policy(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A valid policy. rules: merged and sorted, at most as many as a gate holds; host_pods: the
-    selectors of its sources, by `RuleSource.name`; generation: of the API's object, or 0."""
+class Policy(NamedPolicy, frozen=True, gc=False, kw_only=True):
+    """A HostAccessPolicy. rules: merged and sorted, at most as many as a gate holds; host_pods: the
+    selectors of its sources, by `RuleSource.name`."""
 
-    name: str
-    source: str
     pods: PodSelector
     rules: tuple[PolicyRule, ...]
     document: HostAccessPolicy
     nodes: LabelSelector | None = None
-    host_pods: dict[str, PodSelector] = {}
-    generation: int = 0
+    host_pods: dict[str, PodSelector] = msgspec.field(default_factory=dict)
 
     @property
     def is_staged(self) -> bool:
@@ -232,24 +226,27 @@ def read(document: object, *, source: str) -> Policy:
     """
     if not isinstance(document, dict) or document.get("kind") != labels.POLICY_KIND:
         raise PolicyError("not a HostAccessPolicy")
-    try:
-        return check(msgspec.convert(document, HostAccessPolicy), source=source)
-    except msgspec.ValidationError as error:
-        text, _, path = str(error).partition(" - at `$")
-        field = path.removesuffix("`").removeprefix(".")
-        problem = text[:1].lower() + text[1:]
-        raise PolicyError(f"{field}: {problem}" if field else problem) from error
+    return check(kinds.convert(document, HostAccessPolicy), source=source)
+
+
+HOST_ACCESS = PolicyKind(
+    labels.POLICY_KIND, labels.POLICY_PLURAL, lambda document, source: read(document, source=source)
+)
 
 
 def check(document: HostAccessPolicy, *, source: str) -> Policy:
     """Validate what types cannot express. Raises `PolicyError`."""
-    name = document.metadata.name
+    check_name(document.metadata.name)
+    return compiled(document, source=source)
+
+
+def check_name(name: str) -> None:
+    """Raises `PolicyError`."""
     if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
         raise PolicyError(
             f"metadata.name: {name[:_MAX_NAME]!r} is not a valid name; use lower-case letters, "
             "digits, '-' and '.'"
         )
-    return compiled(document, source=source)
 
 
 def compiled(document: HostAccessPolicy, *, source: str) -> Policy:
@@ -261,9 +258,9 @@ def compiled(document: HostAccessPolicy, *, source: str) -> Policy:
     ranges = [(0, 0, MAX_PORT, "")]
     if spec.ports is not None:
         ranges = _merged(
-            (protocol, *_range(f"spec.ports[{index}]", port, protocol))
+            (protocol, *port_range(f"spec.ports[{index}]", port, protocol))
             for index, port in enumerate(spec.ports)
-            for protocol in _numbers(f"spec.ports[{index}]", port)
+            for protocol in protocol_numbers(f"spec.ports[{index}]", port)
         )
     if len(sources) * len(ranges) > abi.GATE_RULES:
         raise PolicyError(
@@ -296,16 +293,26 @@ def _source(where: str, field: FromField) -> RuleSource:
         case [None, None, CgroupField(path, match), None, None]:
             return RuleSource(match, _normalised(f"{where}.cgroup.path", path))
         case [None, None, None, UnitField(name), None]:
-            if len(name) > MAX_UNIT_NAME or not re.fullmatch(UNIT_NAME, name):
-                raise PolicyError(
-                    f"{where}.systemdUnit.name: {name[:MAX_UNIT_NAME]!r} is not the name of a "
-                    "service, scope or slice, such as name.service"
-                )
-            return RuleSource("unit", name)
+            return unit_source(f"{where}.systemdUnit", name)
         case [None, None, None, None, PodSelector() as pods]:
-            _check(f"{where}.hostNetworkPods", pods)
-            return RuleSource("pods", _text(pods))
+            return pods_source(f"{where}.hostNetworkPods", pods)
     raise PolicyError(f"{where}: set exactly one of {SOURCES}")
+
+
+def unit_source(where: str, name: str) -> RuleSource:
+    """Raises `PolicyError`."""
+    if len(name) > MAX_UNIT_NAME or not re.fullmatch(UNIT_NAME, name):
+        raise PolicyError(
+            f"{where}.name: {name[:MAX_UNIT_NAME]!r} is not the name of a "
+            "service, scope or slice, such as name.service"
+        )
+    return RuleSource("unit", name)
+
+
+def pods_source(where: str, pods: PodSelector) -> RuleSource:
+    """Raises `PolicyError`."""
+    _check(where, pods)
+    return RuleSource("pods", _text(pods))
 
 
 def _normalised(where: str, path: str) -> str:
@@ -320,7 +327,8 @@ def _text(selector: PodSelector) -> str:
     return msgspec.json.encode(selector, order="deterministic").decode()
 
 
-def _numbers(where: str, field: PortField) -> tuple[int, ...]:
+def protocol_numbers(where: str, field: PortField) -> tuple[int, ...]:
+    """IP protocol numbers. Raises `PolicyError`."""
     protocol = field.protocol
     if protocol is None:
         if field == PortField():
@@ -340,8 +348,8 @@ def _numbers(where: str, field: PortField) -> tuple[int, ...]:
     return PROTOCOLS[protocol]
 
 
-def _range(where: str, field: PortField, protocol: int) -> tuple[int, int, str]:
-    """The first and last port, or the name of one."""
+def port_range(where: str, field: PortField, protocol: int) -> tuple[int, int, str]:
+    """The first and last port, or the name of one. Raises `PolicyError`."""
     if field.port is None:
         if field.end_port is not None:
             raise PolicyError(f"{where}.endPort: needs a port")

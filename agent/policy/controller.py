@@ -4,12 +4,11 @@ and follows all of these.
 
 import asyncio
 import collections
-import contextlib
 import functools
 import itertools
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,7 +20,6 @@ from agent.kube.node_report import NodePolicies
 from agent.kube.objects import ObjectMetadata
 from agent.kubelet.admitted_ports import kubelet_rules
 from agent.linux.cgroups import CgroupId, cgroup2_mount
-from agent.linux.inotify import DirectoryWatches
 from agent.linux.pods_cgroup import PodsCgroup
 from agent.logs import Event
 from agent.pods.changes import Subscription
@@ -33,6 +31,7 @@ from agent.pods.store import PodStore
 from agent.policy import rules_report
 from agent.policy.api_source import ApiPolicies
 from agent.policy.api_types import Policy, RuleSource
+from agent.policy.cgroup_watches import CgroupWatches
 from agent.policy.default_rules import DefaultRules
 from agent.policy.effective import EffectivePolicies, PolicyProvider
 from agent.policy.effects import PolicyEffects
@@ -50,8 +49,6 @@ log = structlog.get_logger(__name__)
 
 # Sources are watched, so this is only for what nothing reports.
 _PERIOD_SECONDS = 5.0
-# Without inotify: a restarted service has a new cgroup, and its first SYN is sent again after 1 s.
-_PERIOD_WITHOUT_WATCHES_SECONDS = 0.25
 # With tens of thousands of cgroups in policies, resolving them must not fill a CPU: one part in
 # four, and one in twenty where nothing reports changes.
 _REST_PER_REFRESH = 3
@@ -105,6 +102,7 @@ class PolicyController:
         for changes in (store.desired, labels.changes):
             changes.subscribe(Subscription(self._wake))
         self._source_cgroups = SourceCgroups(cgroup2 or cgroup2_mount(), pods_cgroup)
+        self._watches = CgroupWatches(self._source_cgroups, self._wake)
         self._rule_set = RuleSet()
         self._counted: set[int] = set()
         self._has_old_counters = True
@@ -125,9 +123,9 @@ class PolicyController:
         self._rule_set, _ = await self._refreshed()
         await self._admit_raw_sockets()
 
-    async def _sources(self) -> list[PolicyProvider]:
+    async def _sources(self) -> list[PolicyProvider[Policy]]:
         """Of two policies with one name that of the first source is in force."""
-        sources: list[PolicyProvider] = []
+        sources: list[PolicyProvider[Policy]] = []
         if self._path:
             sources.append(await asyncio.to_thread(_files, self._path, self._state))
         if self._api:
@@ -143,7 +141,7 @@ class PolicyController:
         """
         if self._api:
             await self._api.first_list()
-        with self._watches() as watches:
+        with self._watches.opened():
             await self._follow()
             self._has_policies.set()
             async with asyncio.TaskGroup() as group:
@@ -151,52 +149,17 @@ class PolicyController:
                     self._effective.follow, self._wake, at_least_every_seconds=_PERIOD_SECONDS
                 )
                 tasks.start(group, "changes of policies", follow)
-                tasks.start(group, "cgroups", functools.partial(self._poll_cgroups, watches))
+                tasks.start(group, "cgroups", self._watches.run)
                 while True:
                     await self._wake.wait()
                     self._wake.clear()
                     seconds = await self._follow()
-                    is_watched = watches is not None and not watches.problem
+                    is_watched = self._watches.are_complete
                     rest = _REST_PER_REFRESH if is_watched else _REST_WITHOUT_WATCHES
                     await asyncio.sleep(min(seconds * rest, _MAX_REST_SECONDS))
 
     def read_cgroups(self) -> None:
         """Find the cgroups of sources again, soon."""
-        self._wake.set()
-
-    async def _poll_cgroups(self, watches: DirectoryWatches | None) -> None:
-        """Wake up often enough while cgroups are not watched, or not all of them."""
-        is_logged = watches is None
-        while True:
-            await asyncio.sleep(_PERIOD_WITHOUT_WATCHES_SECONDS)
-            if watches is None or watches.problem:
-                self._wake.set()
-            if watches and watches.problem and not is_logged:
-                log.warning(Event.CGROUPS_NOT_WATCHED, error=watches.problem)
-                is_logged = True
-
-    @contextlib.contextmanager
-    def _watches(self) -> Iterator[DirectoryWatches | None]:
-        """Wake up when a source's cgroup may have appeared or disappeared; None: that does not
-        work."""
-        try:
-            watches = DirectoryWatches()
-        except OSError as error:
-            log.warning(Event.CGROUPS_NOT_WATCHED, error=str(error))
-            yield None
-            return
-        self._source_cgroups.watches = watches
-        loop = asyncio.get_running_loop()
-        loop.add_reader(watches, self._on_watches, watches)
-        try:
-            yield watches
-        finally:
-            self._source_cgroups.watches = None
-            loop.remove_reader(watches)
-            watches.close()
-
-    def _on_watches(self, watches: DirectoryWatches) -> None:
-        watches.drain()
         self._wake.set()
 
     async def _follow(self) -> float:
@@ -348,7 +311,7 @@ class PolicyController:
             await asyncio.to_thread(update, self._rule_set, is_complete=is_complete)
 
 
-def _files(path: pathlib.Path, state: pathlib.Path) -> PolicyProvider:
+def _files(path: pathlib.Path, state: pathlib.Path) -> PolicyProvider[Policy]:
     """Policies in files. Few agents have some, and importing YAML takes 30 ms."""
     from agent.policy.files import PolicyFiles
 

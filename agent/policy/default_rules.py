@@ -21,12 +21,12 @@ from agent.policy.api_types import (
     FromField,
     HostAccessPolicy,
     Policy,
-    PolicyError,
     PolicyMetadata,
     PortField,
     SpecField,
 )
 from agent.policy.effective import PolicyBatch
+from agent.policy.kinds import PolicyError
 from agent.policy.selectors import LabelSelector, PodSelector
 from agent.settings import DEFAULT_RULE_GROUPS
 
@@ -53,7 +53,7 @@ class DefaultRules:
         procfs: Procfs | None = None,
     ) -> None:
         """disabled: some of `DEFAULT_RULE_GROUPS`."""
-        self.batch = PolicyBatch(self.name)
+        self.batch: PolicyBatch[Policy] = PolicyBatch(self.name)
         self._callees = callees
         self._store = store
         self._enabled = [group for group in DEFAULT_RULE_GROUPS if group not in disabled]

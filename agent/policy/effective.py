@@ -6,7 +6,7 @@ import functools
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Generic, Protocol
 
 import structlog
 
@@ -14,6 +14,7 @@ from agent import tasks
 from agent.logs import Event
 from agent.policy import api_types
 from agent.policy.api_types import Policy
+from agent.policy.kinds import P
 
 log = structlog.get_logger(__name__)
 
@@ -23,15 +24,15 @@ _MAX_PROBLEM = 500
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PolicyBatch:
+class PolicyBatch(Generic[P]):
     """The policies of one source. name: for messages; problems: one sentence each."""
 
     name: str
-    policies: tuple[Policy, ...] = ()
+    policies: tuple[P, ...] = ()
     problems: tuple[str, ...] = ()
 
 
-class PolicyProvider(Protocol):
+class PolicyProvider(Protocol[P]):
     """A source of policies. `restore` and `refresh` block: for a thread, one at a time."""
 
     @property
@@ -39,7 +40,7 @@ class PolicyProvider(Protocol):
         """For messages."""
 
     @property
-    def batch(self) -> PolicyBatch:
+    def batch(self) -> PolicyBatch[P]:
         """Its policies in force, in order of arrival."""
 
     @property
@@ -62,7 +63,7 @@ class EffectivePolicies:
     """
 
     def __init__(
-        self, sources: Sequence[PolicyProvider], *, clock: Callable[[], float] = time.time
+        self, sources: Sequence[PolicyProvider[Policy]], *, clock: Callable[[], float] = time.time
     ) -> None:
         """clock: Unix time, by which policies expire."""
         self._sources = sources
@@ -124,22 +125,33 @@ class EffectivePolicies:
     async def follow(self, wake: asyncio.Event, *, at_least_every_seconds: float) -> None:
         """Set `wake` when `refresh` may find changes, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for source in self._sources:
-                tasks.start(
-                    group,
-                    f"policies of {source.name}",
-                    functools.partial(_follow, source, wake, at_least_every_seconds),
-                )
+            follow(group, self._sources, wake, at_least_every_seconds=at_least_every_seconds)
 
 
-async def _follow(source: PolicyProvider, wake: asyncio.Event, seconds: float) -> None:
+def follow(
+    group: asyncio.TaskGroup,
+    sources: Sequence[PolicyProvider[P]],
+    wake: asyncio.Event,
+    *,
+    at_least_every_seconds: float,
+) -> None:
+    """Start tasks that set `wake` when a source's `refresh` may find changes."""
+    for source in sources:
+        tasks.start(
+            group,
+            f"policies of {source.name}",
+            functools.partial(_follow, source, wake, at_least_every_seconds),
+        )
+
+
+async def _follow(source: PolicyProvider[P], wake: asyncio.Event, seconds: float) -> None:
     async for _ in source.changes(at_least_every_seconds=seconds):
         wake.set()
 
 
-def join(batches: Iterable[PolicyBatch], *, name: str) -> PolicyBatch:
+def join(batches: Iterable[PolicyBatch[P]], *, name: str) -> PolicyBatch[P]:
     """Merge batches: of two policies with one name the first is in force."""
-    active: dict[str, Policy] = {}
+    active: dict[str, P] = {}
     problems: list[str] = []
     too_many = 0
     for batch in batches:

@@ -3,26 +3,29 @@
 import dataclasses
 import pathlib
 from collections.abc import AsyncIterator, Iterable
+from typing import Any, Generic
 
 import msgspec
 
+from agent import labels
 from agent.linux import directory_changes
 from agent.pods import documents
 from agent.policy import api_types, effective
 from agent.policy import saved as saved_policies
-from agent.policy.api_types import HostAccessPolicy, Policy, PolicyError
+from agent.policy.api_types import HOST_ACCESS, Policy
 from agent.policy.effective import PolicyBatch
+from agent.policy.kinds import P, PolicyError, PolicyKind
 
 # Of all files. A policy has some 300 bytes, so this is more than can be in force.
 _MAX_TOTAL_BYTES = 4 * documents.MAX_BYTES
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _PolicyFile:
+class _PolicyFile(Generic[P]):
     """One file. problems: one sentence each; is_within_limit: false if it was too much to read."""
 
     stamp: documents.Stamp
-    policies: tuple[Policy, ...]
+    policies: tuple[P, ...]
     problems: tuple[str, ...] = ()
     is_within_limit: bool = True
 
@@ -31,23 +34,24 @@ class _SavedPolicyFiles(msgspec.Struct):
     """The policies in force, by file: a mistake in a file must not drop them at a restart."""
 
     path: str
-    files: dict[str, list[HostAccessPolicy]]
+    files: dict[str, list[Any]]
 
 
-class PolicyFiles:
-    """A `PolicyProvider`: a file or directory."""
+class FilePolicies(Generic[P]):
+    """A `PolicyProvider`: a file or directory, of whose documents it reads one kind."""
 
-    def __init__(self, path: pathlib.Path, *, state: pathlib.Path) -> None:
+    def __init__(self, kind: PolicyKind[P], path: pathlib.Path, *, state: pathlib.Path) -> None:
         """state: the file that stores the policies in force."""
+        self._kind = kind
         self._path = path
         is_directory = path.is_dir()
         self._directory = path if is_directory else path.parent
         self._only = None if is_directory else path.name
         self._state = state
         # In order of arrival: of two policies with one name, the first stays in force.
-        self._files: dict[str, _PolicyFile] = {}
+        self._files: dict[str, _PolicyFile[P]] = {}
         self._was_readable = True
-        self.batch = PolicyBatch(str(path))
+        self.batch: PolicyBatch[P] = PolicyBatch(str(path))
         """The policies in force, and one sentence for each invalid document."""
 
     @property
@@ -68,7 +72,7 @@ class PolicyFiles:
         if saved is None or saved.path != str(self._path):
             return
         for name, kept in saved.files.items():
-            good = saved_policies.checked(kept, source=name)
+            good = saved_policies.checked(kept, self._kind, source=name)
             self._files[name] = _PolicyFile(documents.NEVER_READ, good)
 
     def refresh(self) -> bool:
@@ -123,9 +127,10 @@ class PolicyFiles:
         saved_policies.write(self._state, _SavedPolicyFiles(str(self._path), kept))
         return True
 
-    def _read(self, name: str, stamp: documents.Stamp, before: tuple[Policy, ...]) -> _PolicyFile:
+    def _read(self, name: str, stamp: documents.Stamp, before: tuple[P, ...]) -> _PolicyFile[P]:
         try:
-            found = list(_expanded(documents.read_all(self._directory / name)))
+            read = documents.read_all(self._directory / name)
+            found = list(_of_kind(self._kind.name, _expanded(read)))
         except documents.DocumentError as error:
             is_busy = isinstance(error, documents.BusyError)
             return _PolicyFile(
@@ -133,13 +138,13 @@ class PolicyFiles:
                 before,
                 (effective.sentence(str(error), uses_last_good=bool(before)),),
             )
-        good: dict[str, Policy] = {}
+        good: dict[str, P] = {}
         rejected: list[tuple[str | None, str]] = []
         for number, document in enumerate(found, start=1):
             policy_name = api_types.name_of(document)
             where = f"{name}, document {number}" + (f" ({policy_name!r})" if policy_name else "")
             try:
-                policy = api_types.read(document, source=f"{name}, document {number}")
+                policy = self._kind.read(document, f"{name}, document {number}")
                 if policy.name in good:
                     raise PolicyError("the file contains this policy twice; remove one of the two")
                 good[policy.name] = policy
@@ -173,6 +178,21 @@ def _expanded(found: Iterable[object]) -> Iterable[object]:
             yield document
 
 
+class PolicyFiles(FilePolicies[Policy]):
+    """HostAccessPolicies of a file or directory."""
+
+    def __init__(self, path: pathlib.Path, *, state: pathlib.Path) -> None:
+        super().__init__(HOST_ACCESS, path, state=state)
+
+
+def _of_kind(kind: str, found: Iterable[object]) -> Iterable[object]:
+    """Documents without those of podgate's other kinds, which others read."""
+    for document in found:
+        named = document.get("kind") if isinstance(document, dict) else None
+        if named == kind or named not in labels.POLICY_KINDS:
+            yield document
+
+
 def load(path: pathlib.Path) -> list[Policy]:
     """All policies of a file or directory, once. Raises `PolicyError` or `DocumentError` for the
     first mistake."""
@@ -182,7 +202,7 @@ def load(path: pathlib.Path) -> list[Policy]:
     directory = path if is_directory else path.parent
     found = []
     for name in sorted(documents.stamps(directory, None if is_directory else path.name)):
-        read = _expanded(documents.read_all(directory / name))
+        read = _of_kind(HOST_ACCESS.name, _expanded(documents.read_all(directory / name)))
         for number, document in enumerate(read, start=1):
             where = f"{name}, document {number}"
             try:

@@ -10,7 +10,8 @@ import msgspec
 from agent.admin.observations import Observations, ObservedFlows
 from agent.drops.merging import flow_key
 from agent.policy import api_types, replay, suggested_yaml, suggestions
-from agent.policy.api_types import HostAccessPolicy, Policy, PolicyError, PolicyRule
+from agent.policy.api_types import HostAccessPolicy, Policy, PolicyRule
+from agent.policy.kinds import PolicyError
 from agent.policy.suggestions import Suggestion
 
 

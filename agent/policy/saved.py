@@ -4,15 +4,14 @@ or the API server is unreachable. All functions block.
 
 import pathlib
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
 
 from agent import state_files
 from agent.logs import Event
-from agent.policy import api_types
-from agent.policy.api_types import HostAccessPolicy, Policy, PolicyError
+from agent.policy.kinds import P, PolicyError, PolicyKind
 
 log = structlog.get_logger(__name__)
 
@@ -24,12 +23,12 @@ def read(path: pathlib.Path, kind: type[T]) -> T | None:
     return state_files.read(path, kind, failure=Event.SAVED_POLICIES_UNREADABLE)
 
 
-def checked(documents: Iterable[HostAccessPolicy], *, source: str) -> tuple[Policy, ...]:
+def checked(documents: Iterable[Any], kind: PolicyKind[P], *, source: str) -> tuple[P, ...]:
     """The saved policies, except those that are invalid for this version."""
     good = []
     for document in documents:
         try:
-            good.append(api_types.check(document, source=source))
+            good.append(kind.read(document, source))
         except PolicyError as error:
             log.warning(Event.SAVED_POLICIES_UNREADABLE, error=str(error))
     return tuple(good)

@@ -13,7 +13,8 @@ from agent.kube.client import ApiClient
 from agent.kube.watcher import Watcher
 from agent.pods.pod_modes import PodModes
 from agent.pods.store import PodStore
-from agent.policy.api_source import ApiPolicies
+from agent.policy.api_source import ApiPolicies, WatchedPolicies
+from agent.policy.egress_types import EgressPolicy
 from agent.settings import Settings
 from agent.sources.node_source import NodeSource
 
@@ -30,9 +31,10 @@ class ClusterSource(NodeSource):
         store: PodStore,
         policies: ApiPolicies,
         modes: PodModes,
+        egress: WatchedPolicies[EgressPolicy] | None = None,
     ) -> None:
-        """policies: their watch runs here, with the others; modes: gets the labels of node and
-        namespaces."""
+        """policies, egress: their watches run here, with the others; modes: gets the labels of
+        node and namespaces."""
         assert settings.node_name is not None
         pods = ApiPods(
             api,
@@ -43,9 +45,11 @@ class ClusterSource(NodeSource):
         )
         super().__init__(pods, settings, store, modes)
         self._policies = policies.watcher
+        self._egress = egress.watcher if egress else None
         self._watchers: tuple[Watcher[Any], ...] = (
             *(self.pods.pods, self.pods.namespaces, self.pods.nodes),
             policies.watcher,
+            *([self._egress] if self._egress else ()),
         )
 
     def start(self) -> None:
@@ -58,6 +62,8 @@ class ClusterSource(NodeSource):
         async with asyncio.TaskGroup() as group:
             tasks.start(group, "pods of the API", self.pods.run)
             tasks.start(group, "watch of policies", self._policies.run)
+            if self._egress:
+                tasks.start(group, "watch of egress policies", self._egress.run)
             self.start_tasks(group)
 
     def node_uid(self) -> str:

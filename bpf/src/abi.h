@@ -50,6 +50,7 @@ enum reason {
 	REASON_STRICT,	     /* kubelet, to a pod in strict, but not through the relay */
 	REASON_UNIDENTIFIED, /* host process that may be the kubelet, which is not identified */
 	REASON_STALE,	     /* the same, since the agent that followed the kubelet is missing */
+	REASON_HOST_EGRESS,  /* host process, to a destination that a HostEgressPolicy denies */
 	REASON_COUNT,
 };
 

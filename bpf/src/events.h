@@ -33,23 +33,6 @@ ALWAYS_INLINE bool consume_event_budget(__u64 now_ns)
 	return true;
 }
 
-/* The same in a tc program, of which only one runs on a CPU at the same time. */
-ALWAYS_INLINE bool consume_packet_budget(__u64 now_ns)
-{
-	__u32 only = 0;
-	struct event_budget *budget = packet_budget.lookup(&only);
-
-	if (!budget)
-		return false;
-	begin_event_window(budget, now_ns);
-	if (budget->remaining <= 0) {
-		budget->suppressed++;
-		return false;
-	}
-	budget->remaining--;
-	return true;
-}
-
 /* The ring was full. */
 ALWAYS_INLINE void count_suppressed_event(void)
 {
@@ -58,6 +41,23 @@ ALWAYS_INLINE void count_suppressed_event(void)
 
 	if (budget)
 		__sync_fetch_and_add(&budget->suppressed, 1);
+}
+
+/* An empty event of a cgroup program, to be submitted; NULL if it is suppressed. */
+ALWAYS_INLINE struct drop_event *reserve_event(__u64 now_ns)
+{
+	struct drop_event *event;
+
+	if (!consume_event_budget(now_ns))
+		return 0;
+	event = drop_events.ringbuf_reserve(sizeof(*event));
+	if (!event) {
+		count_suppressed_event();
+		return 0;
+	}
+	__builtin_memset(event, 0, sizeof(*event));
+	event->at_ns = now_ns;
+	return event;
 }
 
 /* Names the running task, if its cgroup is the source's. */

@@ -15,31 +15,13 @@
 #define XDP_TX_RING	    3
 #define XDP_UMEM_REG	    4
 
-/* The configuration, if this socket is in the host's network namespace; otherwise NULL. */
-ALWAYS_INLINE struct config *host_config(void *context)
-{
-	__u32 only = 0;
-	struct config *node = config.lookup(&only);
-
-	if (!node || !node->node_netns || bpf_get_netns_cookie(context) != node->node_netns)
-		return 0;
-	return node;
-}
-
 ALWAYS_INLINE void emit_hook_event(struct address *to, __u16 port, __u8 protocol, __u32 ifindex,
 				   enum reason reason, __u64 now_ns)
 {
-	struct drop_event *event;
+	struct drop_event *event = reserve_event(now_ns);
 
-	if (!consume_event_budget(now_ns))
+	if (!event)
 		return;
-	event = drop_events.ringbuf_reserve(sizeof(*event));
-	if (!event) {
-		count_suppressed_event();
-		return;
-	}
-	__builtin_memset(event, 0, sizeof(*event));
-	event->at_ns = now_ns;
 	event->cgroup = bpf_get_current_cgroup_id();
 	event->destination = *to;
 	event->destination_port = port;

@@ -6,10 +6,11 @@
 #ifndef PODGATE_MAPS_H
 #define PODGATE_MAPS_H
 
+#include "node_maps.h"
+
 /* The slot of each gated interface, and its configuration and counters by slot: 3.6 MiB. */
 BPF_F_TABLE("hash", __u32, __u32, gate_slots, MAX_GATES, BPF_F_NO_PREALLOC);
 BPF_TABLE("array", __u32, struct gate_slot, gates, SLOT_COUNT);
-BPF_TABLE("array", __u32, struct counters, counters, SLOT_COUNT);
 BPF_TABLE("percpu_array", __u32, struct frequent_counts, frequent_counts, SLOT_COUNT);
 
 /* What has no place in struct gate. The value of an address: 1 if it is only claimed. */
@@ -19,11 +20,9 @@ BPF_F_TABLE("hash", struct gate_address, __u32, gate_addresses, MAX_MORE_ADDRESS
 	    BPF_F_NO_PREALLOC);
 
 BPF_F_TABLE("percpu_hash", __u32, __u64, rule_hits, MAX_RULE_HITS, BPF_F_NO_PREALLOC);
-BPF_TABLE("array", __u32, struct config, config, 1);
 BPF_TABLE("array", __u32, struct buffer_layout, buffer_layout, 1);
 
 BPF_TABLE("array", __u32, struct kubelet_unit, kubelet_unit, 1);
-BPF_TABLE("array", __u32, struct kubelet_remade, kubelet_remade, 1);
 
 /*
  * Drop sources, the number of them that each cgroup has, and the last one of each CPU. When full
@@ -51,15 +50,10 @@ BPF_SK_STORAGE(socket_histories, struct socket_history);
 /* The raw sockets of the host's processes, by cookie, that are older than the hooks. */
 BPF_F_TABLE("hash", __u64, __u32, old_raw_sockets, MAX_OLD_RAW_SOCKETS, BPF_F_NO_PREALLOC);
 
-/* The addresses that the node has itself, without those of services. */
-BPF_F_TABLE("lpm_trie", struct node_address, __u32, node_addresses, MAX_NODE_ADDRESSES,
-	    BPF_F_NO_PREALLOC);
-
 /*
  * Who may create raw and packet sockets of the host's namespace, and which pods' processes do
  * without: their number, and the sources, of which the oldest are forgotten.
  */
-BPF_TABLE("array", __u32, struct raw_socket_policy, raw_socket_policy, 1);
 BPF_F_TABLE("hash", __u64, __u32, raw_socket_creators, MAX_RAW_SOCKET_CREATORS, BPF_F_NO_PREALLOC);
 BPF_TABLE("array", __u32, __u64, raw_socket_counts, RAW_SOCKET_COUNTS);
 BPF_TABLE("lru_hash", struct raw_socket_source_key, struct drop_source, raw_socket_sources,
@@ -83,22 +77,10 @@ BPF_TABLE("array", __u32, __u64, relay_beat, 1);
  */
 BPF_TABLE("lru_hash", __u64, struct address, relay_bypasses, MAX_RELAY_BYPASSES);
 
-/* BPF_RINGBUF_OUTPUT counts in pages, whose size is the kernel's; the members are the same. */
-struct event_ring {
-	int key;
-	__u32 leaf;
-	void *(*ringbuf_reserve)(__u64 bytes);
-	void (*ringbuf_submit)(void *record, __u64 flags);
-	__u32 max_entries;
-};
-__attribute__((section("maps/ringbuf"))) struct event_ring drop_events = {
-	.max_entries = EVENT_RING_BYTES,
-};
 /* The last one of the programs for packets, on each CPU. */
 BPF_TABLE("percpu_array", __u32, struct clock_reading, clock_readings, 1);
 
-/* For programs of cgroups, and for those of packets. */
-BPF_TABLE("percpu_array", __u32, struct event_budget, event_budget, 1);
+/* For programs of packets. */
 BPF_TABLE("percpu_array", __u32, struct event_budget, packet_budget, 1);
 
 /* Set bit: the host can make packets come in by this interface, so they count as host-sent. */

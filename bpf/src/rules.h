@@ -7,6 +7,8 @@
 #ifndef PODGATE_RULES_H
 #define PODGATE_RULES_H
 
+#include "node_state.h"
+
 ALWAYS_INLINE __u64 source_cgroup(struct __sk_buff *skb, bool is_hook)
 {
 	if (is_hook)
@@ -19,32 +21,6 @@ ALWAYS_INLINE __u64 source_ancestor(struct __sk_buff *skb, bool is_hook, __u32 l
 {
 	return is_hook ? bpf_get_current_ancestor_cgroup_id(level)
 		       : bpf_skb_ancestor_cgroup_id(skb, level);
-}
-
-/* The newest cgroup at the path of the followed unit (kubelet.c); 0: none. */
-ALWAYS_INLINE __u64 remade_cgroup(struct config *node)
-{
-	__u32 only = 0;
-	struct kubelet_remade *remade;
-
-	if (!node->kubelet_unit)
-		return 0;
-	remade = kubelet_remade.lookup(&only);
-	return remade && remade->unit == node->kubelet_unit ? remade->cgroup : 0;
-}
-
-/* Whether this is the kubelet's cgroup: that of the agent's search, or the unit's made since. */
-ALWAYS_INLINE bool is_kubelet_cgroup(struct config *node, __u64 cgroup)
-{
-	if (!cgroup)
-		return false;
-	return cgroup == node->kubelet_cgroup || cgroup == remade_cgroup(node);
-}
-
-ALWAYS_INLINE bool is_stale(struct config *node, __u64 now_ns)
-{
-	return node->heartbeat_ns && node->stale_after_ns &&
-	       age_ns(now_ns, node->heartbeat_ns) >= node->stale_after_ns;
 }
 
 /* Whether there is a cgroup for the kubelet. */
@@ -175,13 +151,6 @@ ALWAYS_INLINE void count_rule_hit(__u64 found)
 	hits = rule_hits.lookup(&id);
 	if (hits)
 		__sync_fetch_and_add(hits, 1);
-}
-
-/* Whether the agent has been gone longer than the dead man's time, after which all gates open. */
-ALWAYS_INLINE bool is_dead_man_expired(struct config *node, __u64 now_ns)
-{
-	return node->heartbeat_ns && node->dead_man_ns &&
-	       age_ns(now_ns, node->heartbeat_ns) > node->dead_man_ns;
 }
 
 #endif

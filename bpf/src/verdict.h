@@ -5,31 +5,18 @@
 #ifndef PODGATE_VERDICT_H
 #define PODGATE_VERDICT_H
 
+#include "counting.h"
+
 /* TCX_NEXT, which clsact reads as TC_ACT_UNSPEC: the CNI's programs that run later still decide. */
 #define TCX_NEXT (-1)
 #define TCX_DROP 2
 
-/* Verdict and reason in one number. */
-#define PASS(reason) (VERDICT_PASS * REASON_SLOTS + (reason))
-#define DROP(reason) (VERDICT_DROP * REASON_SLOTS + (reason))
-
 /* No verdict yet: evaluate_new_flow decides. It is large, and so in each program once. */
 #define NEW_FLOW (VERDICT_COUNT * REASON_SLOTS)
 
-ALWAYS_INLINE void count_packet(__u32 gate_slot, __u64 verdict_slot)
-{
-	struct counters *count = counters.lookup(&gate_slot);
-	__u32 counter = verdict_slot % REASON_SLOTS;
-
-	if (verdict_slot / REASON_SLOTS == VERDICT_WOULD_DROP)
-		counter += REASON_SLOTS;
-	if (count)
-		__sync_fetch_and_add(&count->packets[counter], 1);
-}
-
 /*
- * The same in a tc program. No other tc program runs on this CPU at the same time, and others do
- * not write these counts.
+ * As count_packet, in a tc program. No other tc program runs on this CPU at the same time, and
+ * others do not write these counts.
  */
 ALWAYS_INLINE void count_frequent(__u32 gate_slot, __u64 verdict_slot)
 {
@@ -46,6 +33,23 @@ ALWAYS_INLINE void count_frequent(__u32 gate_slot, __u64 verdict_slot)
 		count->established++;
 	else
 		count->node++;
+}
+
+/* As consume_event_budget, in a tc program, of which only one runs on a CPU at the same time. */
+ALWAYS_INLINE bool consume_packet_budget(__u64 now_ns)
+{
+	__u32 only = 0;
+	struct event_budget *budget = packet_budget.lookup(&only);
+
+	if (!budget)
+		return false;
+	begin_event_window(budget, now_ns);
+	if (budget->remaining <= 0) {
+		budget->suppressed++;
+		return false;
+	}
+	budget->remaining--;
+	return true;
 }
 
 ALWAYS_INLINE void emit_drop_event(struct __sk_buff *skb, struct packet *packet, __u64 verdict_slot)
@@ -82,12 +86,6 @@ ALWAYS_INLINE void count_drop(struct __sk_buff *skb, struct packet *packet, __u6
 	count_frequent(packet->gate_slot, verdict_slot);
 	if (!packet->is_stray && verdict_slot % REASON_SLOTS != REASON_PATH_TEST)
 		emit_drop_event(skb, packet, verdict_slot);
-}
-
-/* A drop before an interface is chosen. */
-ALWAYS_INLINE void count_host_drop(enum reason reason)
-{
-	count_packet(HOST_SLOT, DROP(reason));
 }
 
 #endif

@@ -404,6 +404,7 @@ def test_policies_outlive_the_release() -> None:
     names = (
         "conditionowners.podgate.io",
         "hostaccesspolicies.policy.podgate.io",
+        "hostegresspolicies.policy.podgate.io",
         "nodereports.podgate.io",
     )
     assert policies == dict.fromkeys(names, "keep")
@@ -555,6 +556,7 @@ def test_controller_has_no_right_to_admission_objects_secrets_or_roles() -> None
         }
         assert written <= {
             ("hostaccesspolicies/status", "patch"),
+            ("hostegresspolicies/status", "patch"),
             ("leases", "create"),
             ("leases", "update"),
         }

@@ -16,6 +16,7 @@ from bpf import (
     compiling,
     errors,
     features,
+    host_egress,
     listener_lookup,
     listeners,
     loader,
@@ -55,7 +56,7 @@ for programs in PROGRAM_SETS:
             continue
         function = program.function.encode()
         module.funcs.pop(function, None)
-        attach_type = program.attach_type if program.type in (18, 25) else -1
+        attach_type = program.attach_type if program.type in (8, 18, 25) else -1
         fd = module.load_func(function, program.type, attach_type=attach_type).fd
         with open(f"/proc/self/fdinfo/{fd}") as info:
             tags[program.name] = next(l.split()[1] for l in info if l.startswith("prog_tag"))
@@ -78,6 +79,7 @@ def directories(installation: pins.Pins) -> dict[str, pathlib.Path]:
         "programs.c": installation.programs / sources.fingerprint(),
         "listeners.c": next(iter(installation.schema.glob("listeners-*"))),
         "listener_lookup.c": next(iter(installation.schema.glob("listener-lookup-*"))),
+        "host_egress.c": next(iter(installation.schema.glob("host-egress-*"))),
         "services.c": next(iter((installation.root / "services").iterdir())),
     }
 
@@ -89,6 +91,7 @@ def test_programs_are_those_that_bcc_loads(fresh_pins: pins.Pins) -> None:
     assert loaded.outcome == pinning.Outcome(Origin.PREBUILT)
     asyncio.run(listeners.load(fresh_pins))
     asyncio.run(listener_lookup.load(fresh_pins))
+    asyncio.run(host_egress.load(fresh_pins))
     asyncio.run(services.load(fresh_pins))
     ours = {}
     for programs in PROGRAM_SETS:

@@ -119,6 +119,14 @@ HOST_PROBES_NOT_DENIED = define(
     "Solve the reason in the sentence.",
     "podgate doctor",
 )
+HOST_EGRESS_NOT_IN_FORCE = define(
+    "host-egress-not-in-force",
+    DEGRADED,
+    "A HostEgressPolicy is not in force on this node as written: a subject is not found, or the "
+    "kernel rejects what it needs.",
+    "Correct the policy, or solve the reason in the sentence.",
+    "podgate rules",
+)
 GUARD_DENIED = define(
     "guard-denied",
     NOTE,

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import yaml
 
-from agent import metrics
+from agent import labels, metrics
 from agent.admin.finding_kinds import page as finding_page
 from agent.operate.cli import log_reference, schemas
 from agent.operate.cli import main as cli
@@ -36,6 +36,9 @@ def pages() -> dict[str, str]:
         "docs/reference/findings.md": finding_page.text(),
         "docs/reference/probe-spec.schema.json": json.dumps(probespec.schema(), indent=2) + "\n",
         "deploy/chart/podgate/files/hostaccesspolicies.yaml": definition.manifest(),
+        "deploy/chart/podgate/files/hostegresspolicies.yaml": definition.manifest(
+            labels.EGRESS_KIND
+        ),
         **{f"docs/reference/schemas/{name}": text for name, text in schemas.schemas().items()},
         "deploy/monitoring/alerts.yaml": _yaml(alerts.rules()),
         "deploy/monitoring/recordings.yaml": _yaml(rule_files.recording_rules()),

@@ -8,7 +8,8 @@ import msgspec
 
 from agent.pods.object_labels import LabelSnapshot
 from agent.policy import api_types
-from agent.policy.api_types import HostAccessPolicy, Policy, PolicyError
+from agent.policy.api_types import HostAccessPolicy, Policy
+from agent.policy.kinds import PolicyError
 from agent.policy.matching import RuleSet
 
 

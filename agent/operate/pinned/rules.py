@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from agent.admin.report import PolicyStatus, RulesReport, RuleStatus
 from agent.drops.source_processes import protocol_word
+from agent.operate.pinned import egress as pinned_egress
 from agent.operate.pinned import installation as pinned_installation
 from agent.operate.pinned.names import Names
 from agent.relay.interfaces import is_relay_interface
@@ -47,6 +48,7 @@ def read(installation: pins.Pins, run_directory: pathlib.Path) -> RulesReport:
         sources=[f"the maps below {installation.maps}"],
         policies=[_policy(rule, sorted(set(owners)), hits, names) for rule, owners in pods.items()],
         problems=[],
+        egress=pinned_egress.read(installation, names),
     )
 
 

@@ -113,6 +113,11 @@ OF_NODE: tuple[tuple[dict[str, Any], Kind, str], ...] = (
         "--kubelet-host-probes=deny has rejected connections of the kubelet.",
     ),
     (
+        {"egress_problems": ["Out of room."]},
+        kinds.HOST_EGRESS_NOT_IN_FORCE,
+        "Out of room.",
+    ),
+    (
         {"host_probes": HostProbeStatus(mode="deny", problem="no hooks")},
         kinds.HOST_PROBES_NOT_DENIED,
         "No hooks.",

@@ -82,6 +82,11 @@ MADE: dict[str, dict[str, dict[str, str]]] = {
             "watch-broken": "seen.watcher.problem",
         },
     },
+    "kernel/test_host_egress_agent.py": {
+        "test_what_a_node_cannot_put_in_force_is_a_finding_and_an_invalid_policy_too": {
+            "host-egress-not-in-force": "HOST_EGRESS_NOT_IN_FORCE",
+        },
+    },
     "agent/kubelet/test_host_probes.py": {
         "test_nothing_is_denied_while_the_api_server_might_be": {
             "host-probes-not-denied": "are not denied",

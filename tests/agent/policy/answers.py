@@ -9,6 +9,7 @@ import json
 import pathlib
 from typing import Any
 
+from agent import labels
 from agent.policy import definition
 from tests.agent.policy.test_api_types import VALID, WRONG, document
 from tests.agent.policy.test_rules_page import EXAMPLES
@@ -54,9 +55,9 @@ def recorded() -> Any:
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 
-def schema_digest() -> str:
+def schema_digest(kind: str = labels.POLICY_KIND) -> str:
     """Of the spec's schema, without its descriptions."""
-    spec = definition.schema()["properties"]["spec"]
+    spec = definition.schema(kind)["properties"]["spec"]
     return hashlib.sha256(json.dumps(_bare(spec), sort_keys=True).encode()).hexdigest()
 
 

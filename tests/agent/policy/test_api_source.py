@@ -14,6 +14,7 @@ from agent.kube.client import ApiClient
 from agent.logs import Event
 from agent.policy import api_types
 from agent.policy.api_source import QUERY, ApiPolicies
+from agent.policy.api_types import Policy
 from agent.policy.effective import EffectivePolicies, PolicyProvider
 from agent.policy.files import PolicyFiles
 from tests.agent.kube import apiserver
@@ -37,7 +38,7 @@ class Followed:
         self, api: ApiClient, state: pathlib.Path, files: PolicyFiles | None = None
     ) -> None:
         self.source = ApiPolicies(api, state=state, jitter=lambda: 0.5)
-        sources: list[PolicyProvider] = [files] if files else []
+        sources: list[PolicyProvider[Policy]] = [files] if files else []
         self.in_force = EffectivePolicies([*sources, self.source])
         self.in_force.restore()
 

@@ -7,7 +7,8 @@ import pytest
 
 from agent.pods.pod import Pod
 from agent.policy import api_types
-from agent.policy.api_types import PolicyError, PolicyRule, RuleSource
+from agent.policy.api_types import PolicyRule, RuleSource
+from agent.policy.kinds import PolicyError
 
 ANY = RuleSource("any")
 SERVICE = "/system.slice/a.service"

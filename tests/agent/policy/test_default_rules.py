@@ -21,9 +21,10 @@ from agent.pods.store import PodStore
 from agent.policy import api_server, api_types, host_agents
 from agent.policy.api_callees import ApiCallees
 from agent.policy.api_server import ApiServerProcess
-from agent.policy.api_types import Policy, PolicyError
+from agent.policy.api_types import Policy
 from agent.policy.default_rules import DefaultRules
 from agent.policy.effective import PolicyBatch, join
+from agent.policy.kinds import PolicyError
 from agent.policy.matching import RuleSet
 from agent.settings import DEFAULT_RULE_GROUPS
 from probes.spec.specs import parse_pod

@@ -9,7 +9,7 @@ import pytest
 
 from agent import labels
 from agent.policy import api_types, definition
-from agent.policy.api_types import PolicyError
+from agent.policy.kinds import PolicyError
 from tests.agent.policy import answers
 from tests.agent.policy.test_api_types import VALID, WRONG, document
 from tests.agent.policy.test_rules_page import EXAMPLES

@@ -69,7 +69,7 @@ class Source:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.batch = PolicyBatch(name)
+        self.batch: PolicyBatch[Policy] = PolicyBatch(name)
         self.problem = ""
         self.is_restored = self.has_changed = False
 

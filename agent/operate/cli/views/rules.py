@@ -5,7 +5,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from agent.admin.report import AUDIT, PolicyStatus, RulesReport, RuleStatus
+from agent.admin.report import (
+    AUDIT,
+    EgressPolicyStatus,
+    EgressSourceStatus,
+    PolicyStatus,
+    RulesReport,
+    RuleStatus,
+)
 from agent.listing import listed
 from agent.operate.cli.commands.options import PodFilter
 from agent.operate.cli.output import Column, Screen, Signal
@@ -39,6 +46,41 @@ RULES: tuple[Column[PolicyRow], ...] = (
 )
 
 
+EGRESS: tuple[Column[EgressPolicyStatus], ...] = (
+    Column("EGRESS POLICY", lambda policy: policy.name),
+    Column(
+        "ACTION",
+        lambda policy: policy.action,
+        signal=lambda policy: Signal.CAUTION if policy.action == AUDIT else None,
+    ),
+    Column("WOULD DENY", lambda policy: policy.would_drop),
+    Column("DENIED", lambda policy: policy.drop),
+    Column("SUBJECTS", lambda policy: listed(policy.subjects), is_below=True),
+    Column("EXCEPT", lambda policy: listed(policy.excepted), is_wide=True, is_below=True),
+    Column("DESTINATIONS", lambda policy: listed(policy.denied), is_below=True),
+    Column("POLICY FROM", lambda policy: policy.source, is_wide=True, is_below=True),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EgressSourceRow:
+    """What one subject of one policy attempted."""
+
+    policy: str
+    source: EgressSourceStatus
+
+
+EGRESS_SOURCES: tuple[Column[EgressSourceRow], ...] = (
+    Column("EGRESS POLICY", lambda row: row.policy),
+    Column("VERDICT", lambda row: row.source.verdict),
+    Column("PROTOCOL", lambda row: row.source.protocol),
+    Column("ATTEMPTS", lambda row: row.source.attempts),
+    Column("LAST", lambda row: row.source.last),
+    Column("PROCESS", lambda row: row.source.process),
+    Column("CGROUP", lambda row: row.source.cgroup, is_below=True),
+)
+
+
 def chosen(report: RulesReport, pods: PodFilter) -> RulesReport:
     """With the policies of these pods only; all if no pods are named."""
     if pods == PodFilter("", ""):
@@ -69,9 +111,21 @@ def show(screen: Screen, report: RulesReport, found: Sequence[PolicyRow]) -> Non
             )
         elif policy.expires:
             screen.line(f"Policy {policy.name} admits its sources until {policy.expires}.")
+    _show_egress(screen, report.egress)
     absent = [rule.problem for policy in report.policies for rule in policy.rules if rule.problem]
     for problem in (*report.problems, *dict.fromkeys(absent)):
         screen.line(problem, Signal.CAUTION)
+
+
+def _show_egress(screen: Screen, policies: Sequence[EgressPolicyStatus]) -> None:
+    if not policies:
+        return
+    screen.table(EGRESS, policies)
+    if sources := [EgressSourceRow(one.name, source) for one in policies for source in one.sources]:
+        screen.table(EGRESS_SOURCES, sources)
+    for policy in policies:
+        for problem in policy.problems:
+            screen.line(f"HostEgressPolicy {policy.name}: {problem}", Signal.CAUTION)
 
 
 def rows(policies: list[PolicyStatus]) -> list[PolicyRow]:
