@@ -80,11 +80,11 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 def _one_before_others(config: pytest.Config) -> Iterator[None]:
     """In a new clone the first worker compiles the tests, and the others read what it has written.
     At once, each would compile all of them, which takes longer than all else in collection."""
-    directory = config.cache.mkdir("collection") if config.cache else None
-    if directory is None or not hasattr(config, "workerinput"):
+    cache = getattr(config, "cache", None)  # a run may be without
+    if cache is None or not hasattr(config, "workerinput"):
         yield
         return
-    with (directory / "lock").open("w") as lock:
+    with (cache.mkdir("collection") / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
