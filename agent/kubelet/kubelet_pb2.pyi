@@ -239,18 +239,20 @@ class PodReadinessGate(_message.Message):
     def __init__(self, conditionType: _Optional[str] = ...) -> None: ...
 
 class PodSpec(_message.Message):
-    __slots__ = ("containers", "nodeName", "hostNetwork", "initContainers", "readinessGates")
+    __slots__ = ("containers", "serviceAccountName", "nodeName", "hostNetwork", "initContainers", "readinessGates")
     CONTAINERS_FIELD_NUMBER: _ClassVar[int]
+    SERVICEACCOUNTNAME_FIELD_NUMBER: _ClassVar[int]
     NODENAME_FIELD_NUMBER: _ClassVar[int]
     HOSTNETWORK_FIELD_NUMBER: _ClassVar[int]
     INITCONTAINERS_FIELD_NUMBER: _ClassVar[int]
     READINESSGATES_FIELD_NUMBER: _ClassVar[int]
     containers: _containers.RepeatedCompositeFieldContainer[Container]
+    serviceAccountName: str
     nodeName: str
     hostNetwork: bool
     initContainers: _containers.RepeatedCompositeFieldContainer[Container]
     readinessGates: _containers.RepeatedCompositeFieldContainer[PodReadinessGate]
-    def __init__(self, containers: _Optional[_Iterable[_Union[Container, _Mapping]]] = ..., nodeName: _Optional[str] = ..., hostNetwork: _Optional[bool] = ..., initContainers: _Optional[_Iterable[_Union[Container, _Mapping]]] = ..., readinessGates: _Optional[_Iterable[_Union[PodReadinessGate, _Mapping]]] = ...) -> None: ...
+    def __init__(self, containers: _Optional[_Iterable[_Union[Container, _Mapping]]] = ..., serviceAccountName: _Optional[str] = ..., nodeName: _Optional[str] = ..., hostNetwork: _Optional[bool] = ..., initContainers: _Optional[_Iterable[_Union[Container, _Mapping]]] = ..., readinessGates: _Optional[_Iterable[_Union[PodReadinessGate, _Mapping]]] = ...) -> None: ...
 
 class PodCondition(_message.Message):
     __slots__ = ("type", "status", "lastProbeTime", "lastTransitionTime", "reason", "message", "observedGeneration")

@@ -50,6 +50,7 @@ def _pod(pod: Any) -> _Json:
         "spec": _without_zeros(
             nodeName=spec.nodeName,
             hostNetwork=spec.hostNetwork,
+            serviceAccountName=spec.serviceAccountName,
             initContainers=[_container(one) for one in spec.initContainers],
             containers=[_container(one) for one in spec.containers],
             readinessGates=[{"conditionType": one.conditionType} for one in spec.readinessGates],

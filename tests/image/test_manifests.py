@@ -23,7 +23,8 @@ from agent.pods.conditions import TRUE, Conditions
 from agent.pods.pod import Pod
 from agent.pods.pod_modes import PodModes
 from agent.policy.api_callees import ApiCallees
-from agent.policy.api_source import ApiPolicies
+from agent.policy.api_source import ApiPolicies, WatchedPolicies
+from agent.policy.egress_types import HOST_EGRESS
 from bpf.verdicts import Mode
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import ApiServer
@@ -171,12 +172,13 @@ async def test_role_grants_exactly_the_requests(
     )
     events = EventRecorder(api, node_name="node1")
     policies = ApiPolicies(api, state=tmp_path / "policies.json")
+    egress = WatchedPolicies(HOST_EGRESS, api, state=tmp_path / "egress.json")
     reporter = NodeReporter(
         api, "node1", status=lambda: NodeStatus("1"), node_uid=lambda: "uid-node1"
     )
     callees = ApiCallees(api, state=tmp_path / "callees.json")
     callees.need()
-    parts = (source, writer, events, policies.watcher, reporter, callees)
+    parts = (source, writer, events, policies.watcher, egress.watcher, reporter, callees)
     running = [asyncio.create_task(one.run()) for one in parts]
     await asyncio.sleep(5)
     conditions.set(

@@ -25,8 +25,9 @@ _STATE_SECONDS = 1.0
 _AGES_NS = tuple(seconds * 10**9 for seconds in (4, 19, 37, 71, 131))
 """No one or two of them are near a lifetime: the program reads a clock of ticks."""
 
-REACHABLE = frozenset(Reason) - {Reason.TUNNEL, Reason.EVASION, Reason.RELAY}
-"""Hooks, the tunnel guard and the relay's interface give the others."""
+_OF_OTHERS = {Reason.TUNNEL, Reason.EVASION, Reason.RELAY, Reason.HOST_EGRESS}
+"""Hooks, the tunnel guard and the relay's interface give these."""
+REACHABLE = frozenset(Reason) - _OF_OTHERS
 KINDS = frozenset(Kind) - {Kind.REQUEST, Kind.UDPLITE}
 """No way leads to the former, and not every kernel has the latter."""
 

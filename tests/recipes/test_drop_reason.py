@@ -14,14 +14,14 @@ def test_drop_reason(isolated: None, recipe: Recipe) -> None:
     tree.edit(
         "bpf/src/abi.h",
         (
-            "	REASON_STALE,	     /* the same, since the agent that followed the kubelet is "
-            "missing */\n",
+            "	REASON_HOST_EGRESS,  /* host process, to a destination that a HostEgressPolicy "
+            "denies */\n",
             "	REASON_DISCARD,	     /* to UDP's port 9 */\n",
         ),
     )
     tree.edit(
         "bpf/verdicts.py",
-        ("    STALE = 21\n", "    DISCARD = 22\n"),
+        ("    HOST_EGRESS = 22\n", "    DISCARD = 23\n"),
         ("        *(Reason.TUNNEL, ", "Reason.DISCARD, "),
         ("_DESCRIPTIONS = {\n", '    Reason.DISCARD: "to UDP\'s port 9, which no server reads",\n'),
     )

@@ -122,6 +122,7 @@ exchange.receive(b"OK")
 assert "banner" in probespec.schema()["$defs"]["ProbeFields"]["properties"]
 assert "banner" in CliRunner().invoke(main, ["probe", "--help"]).output
 options = {"path": "/", "tls": False, "h2c": False, "headers": (), "service": ""}
+options["has_certificate"] = False
 assert _handler("banner", 9, **options) == found.handler
 print(found.handler, exchange.verdict.result.value)
 """
@@ -243,7 +244,7 @@ class FixedPolicies:
     tree.edit(
         "agent/policy/controller.py",
         (
-            "        sources: list[PolicyProvider] = []\n",
+            "        sources: list[PolicyProvider[Policy]] = []\n",
             """        from agent.policy.fixed import FixedPolicies
 
         sources.append(FixedPolicies())

@@ -50,6 +50,7 @@ RIGHTS = (
         "HostAccessPolicies have no effect",
         is_needed=True,
     ),
+    Right(labels.POLICY_GROUP, labels.EGRESS_PLURAL, _WATCH, "HostEgressPolicies have no effect"),
     Right(
         "", "pods/status", ("patch",), "pods with readiness gates do not get Ready", is_needed=True
     ),
