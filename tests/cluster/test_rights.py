@@ -125,7 +125,7 @@ def test_pods_of_a_run_are_admitted(server: ApiOnly) -> None:
         ("spec/serviceAccountName", "podgate", "no volumes"),
         ("spec/activeDeadlineSeconds", 86400, "no volumes"),
         ("spec/securityContext/seccompProfile", {"type": "Unconfined"}, "no volumes"),
-        ("spec/containers/0/image", "example.com/other", "its own commands"),
+        ("spec/containers/0/image", "example.com/other", "have podgate's image"),
         ("spec/containers/0/command", ["/usr/bin/python3", "-c"], "its own commands"),
         ("spec/containers/0/command", ["podgate", "cleanup"], "its own commands"),
         ("spec/containers/0/env", [{"name": "PYTHONPATH", "value": "/tmp"}], "its own commands"),

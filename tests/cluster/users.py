@@ -52,7 +52,7 @@ GUARDS = {
     "ValidatingAdmissionPolicy": f"{ADMISSION}/validatingadmissionpolicies",
     "ValidatingAdmissionPolicyBinding": f"{ADMISSION}/validatingadmissionpolicybindings",
 }
-_USERS_GUARDS = ("podgate-reading", "podgate-verify")
+_USERS_GUARDS = ("podgate-reading", "podgate-verify", "podgate-verify-image")
 # What edit and view are made of, by a controller that does not run here.
 EDIT, VIEW = "system:aggregate-to-edit", "system:aggregate-to-view"
 GRANTED = {
