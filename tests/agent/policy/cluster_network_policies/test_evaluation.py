@@ -8,7 +8,7 @@ from tests.agent.policy.cluster_network_policies.objects import received
 from tests.cnp import cases
 from tests.cnp.cases import Case
 
-EVERYTHING = {"namespaces": {}}
+EVERYTHING: dict[str, dict[str, str]] = {"namespaces": {}}
 
 
 def policy(

@@ -101,10 +101,10 @@ async def test_new_pods_of_its_namespaces_are_closed_from_the_start(
     async with Followed(api, state).running() as seen:
         seen.labels.set_namespace("shop", {"kubernetes.io/metadata.name": "shop"})
         assert seen.modes.of_new_pods.namespaces == {"shop": Mode.ENFORCE}
-        assert seen.modes.default is Mode.AUDIT
+        assert seen.modes.default.label == "audit"
         put(server, subject={"namespaces": {}})
         await asyncio.sleep(1)
-        assert seen.modes.default is Mode.ENFORCE
+        assert seen.modes.default.label == "enforce"
 
 
 async def test_network_policy_precedes_the_baseline_tier(
