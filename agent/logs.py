@@ -75,6 +75,7 @@ class Event(enum.Enum):
     CERTIFICATE_RENEWED = "Certificate of the webhook made and stored."
     CHAIN_ORDER_UNKNOWN = "Program order on gated interfaces cannot be read."
     CLIENT_AFFINITY_LOST = "Service table replaced; clients may get another endpoint."
+    CLUSTER_NETWORK_POLICY_CHANGED = "ClusterNetworkPolicy changed."
     CNI_PLUGIN_INSTALLED = "podgate-cni is in the CNI configuration."
     CNI_PLUGIN_NOT_INSTALLED = (
         "podgate-cni is not in the CNI configuration; new pods start without it."

@@ -103,6 +103,17 @@ class HostProbeMode(enum.StrEnum):
     """They are rejected, so that these probes fail."""
 
 
+class ClusterNetworkPolicyMode(enum.StrEnum):
+    """What the agent does about ClusterNetworkPolicies (policy.networking.k8s.io/v1alpha2)."""
+
+    OFF = "off"
+    """It does not read them."""
+    OBSERVE = "observe"
+    """It reads them, and reports what they mean for node traffic."""
+    CLOSE = "close"
+    """It also closes the host side of pods of which they deny all ingress."""
+
+
 class MetricsLevel(enum.StrEnum):
     """What metrics of pods are added up to."""
 
@@ -180,6 +191,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     condition_owners: pathlib.Path | Literal["api"] | None = None
     """Where ConditionOwners are: the API server, or a file or directory. None: the Conditions API
     is not served, since a node serves no more than is used; what it wrote is removed from pods."""
+
+    cluster_network_policies: ClusterNetworkPolicyMode = ClusterNetworkPolicyMode.OFF
+    """Off: each node would watch all of them and all NetworkPolicies, which is load of the API
+    server for clusters that have none, and needs rights that only the chart's value adds."""
 
     rules: pathlib.Path | None = None
     """File or directory of HostAccessPolicies, in addition to those of the cluster. None: those of

@@ -96,7 +96,9 @@ _LABELS: Mapping[str, Kind] = {
     modes.LIMITED: kinds.MODE_LIMITED,
     modes.LEFT: kinds.MODE_LEFT_BEHIND,
     modes.KEPT: kinds.MODE_KEPT,
+    modes.NOT_CLOSED: kinds.CLUSTER_NETWORK_POLICY_NOT_FOLLOWED,
 }
+_OF_CEILING = (modes.LIMITED, modes.NOT_CLOSED)
 _CLOSED = ("enforce", "strict")
 # An answer that has just ended is replaced by the next result.
 _PASSING_OBSTACLES = frozenset({"", "no_verdict", "stale"})
@@ -175,6 +177,8 @@ def _of_agent(report: AgentReport) -> Iterator[Finding]:
             yield found(kind, text)
     for text in report.policy_problems:
         yield found(kinds.POLICY_NOT_APPLIED, text)
+    for text in report.network_policy_problems:
+        yield found(kinds.CLUSTER_NETWORK_POLICY_NOT_UNDERSTOOD, text)
     for text in report.component_problems:
         yield found(kinds.COMPONENT_FAILING, text)
     for text in report.server_problems:
@@ -253,7 +257,7 @@ def _of_labels(report: AgentReport) -> Iterator[Finding]:
     pods: dict[Problem, list[PodStatus]] = {problem: [] for problem in report.label_problems}
     for pod in report.pods:
         for problem in pod.mode_problems:
-            if report.max_mode == "off" and problem.reason == modes.LIMITED:
+            if report.max_mode == "off" and problem.reason in _OF_CEILING:
                 # The finding that podgate is off has it.
                 continue
             if problem.subject:

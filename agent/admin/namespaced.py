@@ -8,7 +8,14 @@ import msgspec
 
 from agent.admin import finding_kinds as kinds
 from agent.admin.finding import NODE, Finding, chosen
-from agent.admin.report import AgentReport, Drops, PodSourceStatus, PolicyStatus, RulesReport
+from agent.admin.report import (
+    AgentReport,
+    ClusterNetworkPolicyStatus,
+    Drops,
+    PodSourceStatus,
+    PolicyStatus,
+    RulesReport,
+)
 
 _OF_ALL_PODS = frozenset(
     kind.name
@@ -65,6 +72,21 @@ def rules(report: RulesReport, namespace: str) -> RulesReport:
         policies=[found for one in report.policies if (found := _policy(one, namespace)).pods],
         problems=[],
         namespace=namespace,
+        cluster_network_policies=[
+            own
+            for policy in report.cluster_network_policies
+            if (own := _network_policy(policy, namespace)).pods
+        ],
+    )
+
+
+def _network_policy(
+    policy: ClusterNetworkPolicyStatus, namespace: str
+) -> ClusterNetworkPolicyStatus:
+    return msgspec.structs.replace(
+        policy,
+        pods=[pod for pod in policy.pods if _is_of(pod, namespace)],
+        denied=[pod for pod in policy.denied if _is_of(pod, namespace)],
     )
 
 

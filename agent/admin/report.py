@@ -103,6 +103,11 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     mode: str
     mode_problems: list[Problem] = []
     """Labels that are no mode, not allowed, or limited by the node's ceiling."""
+    mode_origin: str = ""
+    """What raised the mode above that of labels and default, in words, or empty."""
+    ingress_policies: list[str] = []
+    """What ClusterNetworkPolicies that select it mean for node traffic, in sentences: all of them
+    together first, then each. Empty if none does."""
     problems: list[PodProblem] = []
     source: str
     netns: str | None
@@ -255,6 +260,8 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     label_problems: list[Problem] = []
     """Labels of the node and of namespaces that are no mode."""
     policy_problems: list[str] = []
+    network_policy_problems: list[str] = []
+    """ClusterNetworkPolicies that are not understood, one sentence each."""
     """Policies and sources of policies that are not applied as written, one sentence each."""
     components: dict[str, bool] = {}
     """Whether each component that the node needs works, as `podgate_component_up`."""
@@ -394,6 +401,19 @@ class EgressPolicyStatus(msgspec.Struct, frozen=True, kw_only=True, rename="came
     generation: int = 0
 
 
+class ClusterNetworkPolicyStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One ClusterNetworkPolicy that is understood. meaning: for node traffic, a sentence without
+    its subject; pods: those of this node that it selects and has rules of ingress for; denied:
+    those of them of which it denies all ingress."""
+
+    name: str
+    tier: str
+    priority: int
+    meaning: str
+    pods: list[str]
+    denied: list[str]
+
+
 class RulesReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """All policies in force. sources: where policies come from, in words; problems: of policies,
     and of pods whose gates are full."""
@@ -404,6 +424,8 @@ class RulesReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     namespace: str = ""
     """Whose pods alone it has; empty: those of all namespaces."""
     egress: list[EgressPolicyStatus] = []
+    cluster_network_policies: list[ClusterNetworkPolicyStatus] = []
+    """In the order of evaluation; empty as well where they are not read."""
 
 
 class DropEventStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -61,6 +61,7 @@ from bpf.replies import ReplyTables
 from bpf.rule_hits import RuleHits
 
 if TYPE_CHECKING:
+    from agent.policy.cluster_network_policies.source import ClusterNetworkPolicies
     from agent.sources.cluster import ClusterSource
     from agent.sources.node_source import NodeSource
 
@@ -117,6 +118,8 @@ class Gating:
         """The source, on a node of a cluster."""
         defaults: DefaultRules | None = None
         self._callees: ApiCallees | None = None
+        self.network_policies: ClusterNetworkPolicies | None = None
+        """None: they are not read."""
         if api and policies:
             from agent.sources import cluster
 
@@ -126,6 +129,7 @@ class Gating:
                 api, settings, self.store, policies, self.modes, egress
             )
             self.source = self.node = self.cluster
+            self.network_policies = self.cluster.network_policies
             self._callees = ApiCallees(api, state=state / "callees.json")
             defaults = DefaultRules(
                 self._callees, store=self.store, disabled=settings.disabled_default_rules

@@ -37,6 +37,7 @@ from agent.kube.kubelet_version import KubeletVersion
 from agent.kube.node_report import NodeStatus
 from agent.linux.cgroups import cgroup2_mount
 from agent.pods.metrics import PodCollector
+from agent.policy.cluster_network_policies.metrics import ClusterNetworkPolicyCollector
 from agent.policy.egress_report import HostEgressReport
 from agent.policy.metrics import PolicyCollector
 from agent.policy.staged import StagedPolicies
@@ -182,6 +183,8 @@ class PodServices:
             exporter.add(self._conditions)
         if cluster and self._outputs:
             exporter.add(ClusterCollector(cluster, self._outputs))
+        if gating.network_policies:
+            exporter.add(ClusterNetworkPolicyCollector(gating.network_policies, store))
         if node:
             exporter.add(node)
             if node.nri:

@@ -39,7 +39,9 @@ from agent.app.ports import Ports
 from agent.kube.node_report import NodeSummary
 from agent.pods import isolation
 from agent.pods.conditions import TRUE
+from agent.pods.pod import Pod
 from agent.pods.pod_state import PodState
+from agent.policy.cluster_network_policies import report as network_policy_report
 from agent.policy.egress_report import HostEgressReport
 from agent.policy.staged import StagedPolicies
 from agent.probing.manager import ProbeManager
@@ -138,7 +140,7 @@ class Reports:
         self._isolation.publish()
         states = sorted(self._store.states(), key=lambda state: state.pod.full_name)
         loaded = self._gate_worker.loaded
-        kubelet = self._gating.kubelet
+        kubelet, policies = self._gating.kubelet, self._gating.network_policies
         components = {name: check() for name, check in self._checks.items()}
         report = AgentReport(
             version=VERSION,
@@ -162,6 +164,7 @@ class Reports:
             in_force=self._remains(),
             label_problems=self._modes.label_problems,
             policy_problems=self._gating.policy.problems,
+            network_policy_problems=policies.problems if policies else [],
             components={name: is_up for name, is_up in components.items() if is_up is not None},
             component_problems=list(self._component_problems()),
             hooks=[
@@ -228,7 +231,17 @@ class Reports:
         report = await self._gating.policy.report()
         staged = await self._staged.statuses()
         egress = await self._egress.statuses()
-        return msgspec.structs.replace(report, policies=[*report.policies, *staged], egress=egress)
+        report = msgspec.structs.replace(
+            report, policies=[*report.policies, *staged], egress=egress
+        )
+        if (policies := self._gating.network_policies) is None:
+            return report
+        pods = [state.pod for state in self._store.states()]
+        return msgspec.structs.replace(
+            report,
+            cluster_network_policies=network_policy_report.statuses(policies, pods),
+            problems=[*report.problems, *policies.problems],
+        )
 
     async def drop_events(self, after: int) -> DropEvents:
         return await self._drops.events.after(after)
@@ -252,6 +265,8 @@ class Reports:
             uid=pod.uid,
             mode=pod.mode.label,
             mode_problems=list(pod.mode_problems),
+            mode_origin=pod.mode_origin,
+            ingress_policies=self._ingress_policies(pod),
             problems=[PodProblem(part=part, text=text) for part, text in self._problems(state)],
             source=pod.source,
             netns=pod.netns_path,
@@ -268,6 +283,12 @@ class Reports:
             strict_problem="" if pod.host_network else strict_targets.strict_problem(state) or "",
             relayed=self._connections.status(pod.uid),
         )
+
+    def _ingress_policies(self, pod: Pod) -> list[str]:
+        policies = self._gating.network_policies
+        if policies is None or not policies.policies:
+            return []
+        return network_policy_report.of_pod(policies, pod)
 
     def _problems(self, state: PodState) -> Iterator[tuple[str, str]]:
         """By part of the pod, one sentence each: those that its condition may have, too."""

@@ -7,7 +7,7 @@ import msgspec
 
 from agent import labels
 from agent.kube.objects import ApiPod
-from agent.pods.modes import LIMITED
+from agent.pods.modes import LIMITED, NOT_CLOSED
 from agent.pods.pod import Pod, Problem
 from agent.pods.pod_modes import PodModes
 from probes.spec import probespec
@@ -62,10 +62,16 @@ def read(
     The path of the network namespace is left open: only the runtime reports it, never an annotation
     of the API. read_spec_of: reads its spec; None: `read_spec`.
     """
-    decision = modes.of_pod(pod.uid, pod.metadata.namespace, pod.metadata.labels)
+    decision = modes.of_pod(
+        pod.uid,
+        pod.metadata.namespace,
+        pod.metadata.labels,
+        host_network=pod.spec.host_network,
+    )
     spec = (read_spec_of or read_spec)(pod)
-    # Not its author's: the operator's labels of the node.
-    foreign = {*modes.node.problems, *(p for p in decision.problems if p.reason == LIMITED)}
+    # Not its author's: the operator's labels of the node, and ClusterNetworkPolicies.
+    others = (LIMITED, NOT_CLOSED)
+    foreign = {*modes.node.problems, *(p for p in decision.problems if p.reason in others)}
     annotations = _annotation_problems(pod)
     warnings = [p for p in decision.problems if p not in foreign] + annotations
     hosts = _host_problems(pod, spec)
@@ -80,6 +86,7 @@ def read(
             name=pod.metadata.name,
             mode=decision.mode,
             mode_problems=decision.problems,
+            mode_origin=decision.origin,
             host_problems=tuple(hosts),
             annotation_problems=tuple(annotations),
             kept_up_to=modes.kept_up_to(pod.metadata.namespace),

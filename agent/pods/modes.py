@@ -10,11 +10,14 @@
 5. Ceilings bound the result, for canaries and the way out: the node's label `podgate.io/max-mode`,
    or else `--max-mode`; the same label of podgate's own namespace, for the whole cluster; and
    `podgate off --node`. The lowest decides.
+6. With `--cluster-network-policies=close` a ClusterNetworkPolicy that denies all ingress of the pod
+   makes its mode at least enforce, below the ceilings. Labels `off` stay off.
 
 Without a cluster the node's operator also writes the pod's label, which may be less strict.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -33,6 +36,8 @@ LEFT = "ModeLeftBehind"
 """A label that enforces is older than this installation, and not confirmed."""
 LIMITED = "ModeLimited"
 """The ceiling is below the mode that labels and default give."""
+NOT_CLOSED = "ClusterNetworkPolicyNotFollowed"
+"""A ClusterNetworkPolicy denies all ingress, and a ceiling or a label keeps the pod open."""
 KEPT = "ModeKept"
 """A gate keeps a stricter mode while the labels of node and namespaces are unknown."""
 
@@ -54,11 +59,27 @@ class ModeLabel(msgspec.Struct, frozen=True):
 NO_LABEL = ModeLabel()
 
 
+class Closures(Protocol):
+    """What denies all ingress of pods, so that the node's is to be denied as well."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it was read."""
+
+    def closed_by(self, namespace: str, labels: Labels | None) -> str:
+        """What denies all ingress of a pod, in words; empty if nothing does. labels: None where
+        they are unknown."""
+
+    def namespaces(self) -> Collection[str]:
+        """All that are known."""
+
+
 class NodeModes(msgspec.Struct, frozen=True, kw_only=True):
-    """The node's part in the decision. ceiling_from: what sets the ceiling, in words; problems: of
-    the node's labels."""
+    """The node's part in the decision. is_labelled: whether the default is its label's;
+    ceiling_from: what sets the ceiling, in words; problems: of the node's labels."""
 
     default: Mode
+    is_labelled: bool = False
     ceiling: Mode = Mode.STRICT
     ceiling_from: str = "--max-mode"
     problems: tuple[Problem, ...] = ()
@@ -79,10 +100,12 @@ class NamespaceModes(msgspec.Struct, frozen=True):
 
 
 class ModeDecision(msgspec.Struct, frozen=True):
-    """The mode of one pod, and labels that have no effect, or not the desired one."""
+    """The mode of one pod, and labels that have no effect, or not the desired one. origin: what
+    raised it above that of labels and default, in words, or empty."""
 
     mode: Mode
     problems: tuple[Problem, ...] = ()
+    origin: str = ""
 
 
 def read_label(labels: Labels, name: str, owner: str, last: Mode | None = None) -> ModeLabel:
@@ -156,6 +179,7 @@ def node_modes(
     lowest, origin = min(ceilings, key=lambda found: found[0])
     return NodeModes(
         default=default if label.mode is None else label.mode,
+        is_labelled=label.mode is not None,
         ceiling=lowest,
         ceiling_from=origin,
         problems=tuple(one.problem for one in (label, max_label, cluster) if one.problem),
@@ -171,8 +195,10 @@ def kept(mode: Mode) -> Problem:
     )
 
 
-def decide(node: NodeModes, namespace: NamespaceModes, pod: ModeLabel) -> ModeDecision:
-    """The mode of one pod, by the rules above."""
+def decide(
+    node: NodeModes, namespace: NamespaceModes, pod: ModeLabel, closed_by: str = ""
+) -> ModeDecision:
+    """The mode of one pod, by the rules above. closed_by: as `Closures.closed_by`."""
     problems = [*node.problems]
     problems += [one.problem for one in (namespace.label, pod) if one.problem]
     mode = node.default if namespace.label.mode is None else namespace.label.mode
@@ -191,13 +217,32 @@ def decide(node: NodeModes, namespace: NamespaceModes, pod: ModeLabel) -> ModeDe
                     f"{agent_labels.OVERRIDE_ALLOWED} on the namespace to allow it.",
                 )
             )
+    origin = ""
+    if closed_by and mode not in _CLOSED:
+        if mode is Mode.OFF and _is_off_by_label(node, namespace, pod):
+            problems.append(_not_closed(closed_by, f"label {agent_labels.MODE_LABEL}=off"))
+        else:
+            mode, origin = Mode.ENFORCE, closed_by
     if mode > node.ceiling:
-        problems.append(
-            Problem(
-                LIMITED,
-                f"Mode {mode.label} is limited to {node.ceiling.label} by {node.ceiling_from}.",
-                "node",
-            )
-        )
+        limit = f"limited to {node.ceiling.label} by {node.ceiling_from}"
+        if closed_by and node.ceiling not in _CLOSED:
+            problems.append(_not_closed(closed_by, f"mode {mode.label} is {limit}", "node"))
+            origin = ""
+        else:
+            problems.append(Problem(LIMITED, f"Mode {mode.label} is {limit}.", "node"))
         mode = node.ceiling
-    return ModeDecision(mode, tuple(problems))
+    return ModeDecision(mode, tuple(problems), origin)
+
+
+def _is_off_by_label(node: NodeModes, namespace: NamespaceModes, pod: ModeLabel) -> bool:
+    """Of a pod that is off. A pod's own label counts where it may be less strict."""
+    return (
+        node.is_labelled
+        or namespace.label.mode is Mode.OFF
+        or (pod.mode is Mode.OFF and namespace.may_override)
+    )
+
+
+def _not_closed(closed_by: str, why: str, subject: str = "") -> Problem:
+    text = f"{closed_by} denies all ingress, but host processes reach the pod: {why}."
+    return Problem(NOT_CLOSED, text, subject)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from agent.pods.changes import Changes
 from agent.pods.modes import Labels
@@ -49,6 +49,15 @@ class ObjectLabels:
             else:
                 del self._namespaces[name]
             self.changes.mark(name)
+
+    def of_namespace(self, name: str) -> Labels:
+        """As `LabelSnapshot.of_namespace`."""
+        return self._namespaces.get(name) or {_NAME: name}
+
+    @property
+    def namespaces(self) -> Collection[str]:
+        """The names of those with labels."""
+        return self._namespaces.keys()
 
     def snapshot(self) -> LabelSnapshot:
         return LabelSnapshot(self._node, dict(self._namespaces))

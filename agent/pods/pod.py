@@ -37,6 +37,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode = Mode.OFF
     mode_problems: tuple[Problem, ...] = ()
     """Labels that are no mode, not allowed, or limited by the node's ceiling."""
+    mode_origin: str = ""
+    """What raised the mode above that of labels and default, in words, or empty."""
     host_problems: tuple[Problem, ...] = ()
     """Probes and hooks that send the kubelet to another address than the pod's."""
     annotation_problems: tuple[Problem, ...] = ()

@@ -14,7 +14,14 @@ from agent import state_files
 from agent.logs import Event
 from agent.pods import modes
 from agent.pods.changes import Changes
-from agent.pods.modes import Labels, ModeDecision, ModeLabel, NamespaceModes, NodeModes
+from agent.pods.modes import (
+    Closures,
+    Labels,
+    ModeDecision,
+    ModeLabel,
+    NamespaceModes,
+    NodeModes,
+)
 from agent.pods.pod import Problem
 from agent.state_files import StateSaver
 from bpf.verdicts import Mode
@@ -67,6 +74,8 @@ class PodModes:
         self.node = NodeModes(default=default, ceiling=ceiling)
         self.is_complete = is_complete
         """Whether the labels of node and namespaces have been read."""
+        self.closures: Closures | None = None
+        """What closes pods beside labels; None: nothing does."""
         self._holds = not is_complete
         """Whether the default rules are not in force yet."""
         self._settings = default, ceiling
@@ -124,8 +133,10 @@ class PodModes:
             name if modes.is_left(labels) else "",
         )
         if found == self._of_namespace(name):
-            return False
-        if found == NamespaceModes():
+            if self.closures is None:
+                return False
+            # Any label may decide then.
+        elif found == NamespaceModes():
             del self._namespaces[name]
         else:
             self._namespaces[name] = found
@@ -144,21 +155,38 @@ class PodModes:
             self._holds = False
             self.changes.mark(HELD)
 
-    def of_pod(self, uid: str, namespace: str, labels: Labels) -> ModeDecision:
+    def of_pod(
+        self, uid: str, namespace: str, labels: Labels, *, host_network: bool = False
+    ) -> ModeDecision:
         """The mode of a pod with these labels."""
         label = self._read("pod", uid, labels, agent_labels.MODE_LABEL)
-        return modes.decide(self._node_of(namespace), self._of_namespace(namespace), label)
+        return self._decide(namespace, label, labels, host_network=host_network)
 
-    def of_sandbox(self, uid: str, namespace: str) -> ModeDecision:
+    def of_sandbox(self, uid: str, namespace: str, *, host_network: bool = False) -> ModeDecision:
         """The mode of a pod whose labels are unknown: by the last value of its own, if any."""
         key = _key("pod", uid, agent_labels.MODE_LABEL)
         last = ModeLabel(self._last_of(key))
-        return modes.decide(self._node_of(namespace), self._of_namespace(namespace), last)
+        return self._decide(namespace, last, None, host_network=host_network)
+
+    def _decide(
+        self,
+        namespace: str,
+        label: ModeLabel,
+        labels: Labels | None,
+        *,
+        host_network: bool = False,
+    ) -> ModeDecision:
+        closed_by = ""
+        if self.closures is not None and not host_network:
+            closed_by = self.closures.closed_by(namespace, labels)
+        node = self._node_of(namespace)
+        return modes.decide(node, self._of_namespace(namespace), label, closed_by)
 
     def kept_up_to(self, namespace: str) -> Mode:
         """As `Pod.kept_up_to`."""
         is_held = self._holds and namespace == HELD
-        return self.node.ceiling if is_held or not self.is_complete else Mode.OFF
+        is_read = self.is_complete and (self.closures is None or self.closures.is_settled)
+        return self.node.ceiling if is_held or not is_read else Mode.OFF
 
     def forget(self, uid: str) -> None:
         """A pod is gone."""
@@ -168,10 +196,10 @@ class PodModes:
     def of_new_pods(self) -> NewPodModes:
         """The modes for podgate-cni."""
         default = self.default
-        own = {
-            name: modes.decide(self._node_of(name), self._of_namespace(name), ModeLabel()).mode
-            for name in (*self._namespaces, HELD)
-        }
+        names = {*self._namespaces, HELD}
+        if self.closures is not None:
+            names.update(self.closures.namespaces())
+        own = {name: self._decide(name, ModeLabel(), None).mode for name in sorted(names)}
         return NewPodModes(default, {name: mode for name, mode in own.items() if mode != default})
 
     @property
@@ -183,7 +211,8 @@ class PodModes:
     @property
     def default(self) -> Mode:
         """The mode of pods without a label, in a namespace without one."""
-        return modes.decide(self.node, NamespaceModes(), ModeLabel()).mode
+        closed_by = self.closures.closed_by("", None) if self.closures is not None else ""
+        return modes.decide(self.node, NamespaceModes(), ModeLabel(), closed_by).mode
 
     def _node_of(self, namespace: str) -> NodeModes:
         """The node's part for pods of a namespace."""

@@ -4,7 +4,7 @@ Either may be away for any time: what was last read stays in force.
 """
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent import tasks
 from agent.admin.report import PodSourceStatus, SourceProblem
@@ -15,8 +15,11 @@ from agent.pods.pod_modes import PodModes
 from agent.pods.store import PodStore
 from agent.policy.api_source import ApiPolicies, WatchedPolicies
 from agent.policy.egress_types import EgressPolicy
-from agent.settings import Settings
+from agent.settings import ClusterNetworkPolicyMode, Settings
 from agent.sources.node_source import NodeSource
+
+if TYPE_CHECKING:
+    from agent.policy.cluster_network_policies.source import ClusterNetworkPolicies
 
 
 class ClusterSource(NodeSource):
@@ -46,14 +49,32 @@ class ClusterSource(NodeSource):
         super().__init__(pods, settings, store, modes)
         self._policies = policies.watcher
         self._egress = egress.watcher if egress else None
+        self.network_policies: ClusterNetworkPolicies | None = None
+        """None: they are not read."""
+        reading = settings.cluster_network_policies
+        if reading is not ClusterNetworkPolicyMode.OFF:
+            from agent.policy.cluster_network_policies import source
+
+            self.network_policies = source.ClusterNetworkPolicies(
+                api,
+                state=settings.run_directory / "state" / "clusternetworkpolicies.json",
+                labels=self.pods.labels,
+                modes=modes,
+                closes=reading is ClusterNetworkPolicyMode.CLOSE,
+            )
+            if self.network_policies.closes:
+                modes.closures = self.network_policies
         self._watchers: tuple[Watcher[Any], ...] = (
             *(self.pods.pods, self.pods.namespaces, self.pods.nodes),
             policies.watcher,
+            *(self.network_policies.watchers if self.network_policies else ()),
             *([self._egress] if self._egress else ()),
         )
 
     def start(self) -> None:
-        """Add the pods that a previous agent saved. Reads a file."""
+        """Add the pods that a previous agent saved. Reads files."""
+        if self.network_policies:
+            self.network_policies.restore()
         self.pods.restore()
         self._update()
 
@@ -64,6 +85,9 @@ class ClusterSource(NodeSource):
             tasks.start(group, "watch of policies", self._policies.run)
             if self._egress:
                 tasks.start(group, "watch of egress policies", self._egress.run)
+            if self.network_policies:
+                run = self.network_policies.run
+                tasks.start(group, "cluster network policies", run)
             self.start_tasks(group)
 
     def node_uid(self) -> str:
@@ -104,8 +128,8 @@ class ClusterSource(NodeSource):
         kubelet = " and kubelet" if self.kubelet_pods.is_connected else ""
         problems = [
             SourceProblem(part="definition", text=f"API server: it has no {one.query.name}")
-            for one in self._watchers
-            if one.is_absent
+            for one in (self._policies, self._egress)
+            if one and one.is_absent
         ]
         return PodSourceStatus(
             pods_from=f"API server{kubelet}, node {self._settings.node_name}; "

@@ -23,7 +23,7 @@ from agent.metrics import MetricFamily, single
 from agent.nri.client import NriClient
 from agent.pods.changes import Changes
 from agent.pods.container_runs import ContainerRun, PodContainers
-from agent.pods.pod_modes import HELD, NODE, PodModes
+from agent.pods.pod_modes import NODE, PodModes
 from agent.pods.store import PodStore
 from agent.settings import Settings
 from agent.sources.pod_sandboxes import PodSandboxJoin
@@ -170,13 +170,14 @@ class NodeSource:
 
     async def _follow_modes(self) -> None:
         """`ApiPods` follows the labels that it reads; here are sandboxes without a pod of the API,
-        and ceilings from elsewhere."""
+        and what else decides: ceilings, the default rules, ClusterNetworkPolicies."""
         while True:
             namespaces = set(await self._changed_modes.next())
-            if HELD in namespaces:
-                self.pods.refresh_namespace(HELD)
             if NODE in namespaces:
                 self.pods.refresh_all()
+            else:
+                for name in namespaces:
+                    self.pods.refresh_namespace(name)
             for uid, sandbox in self.sandboxes.current.items():
                 if NODE in namespaces or sandbox.pod_namespace in namespaces:
                     self._changed.mark(uid)

@@ -51,15 +51,18 @@ class PodSandboxJoin:
     def _without_api(self, uid: str, sandbox: Sandbox) -> Pod:
         """A pod that the API does not have: the labels of node and namespace still change."""
         if pod := self._last.get(uid):
-            decision = self._modes.of_pod(uid, pod.namespace, pod.labels)
+            is_host = pod.host_network
+            decision = self._modes.of_pod(uid, pod.namespace, pod.labels, host_network=is_host)
             pod = msgspec.structs.replace(pod, is_deleting=True)
         else:
             pod = pod_without_spec(sandbox)
-            decision = self._modes.of_sandbox(uid, pod.namespace)
+            is_host = sandbox.host_network
+            decision = self._modes.of_sandbox(uid, pod.namespace, host_network=is_host)
         return msgspec.structs.replace(
             pod,
             mode=decision.mode,
             mode_problems=decision.problems,
+            mode_origin=decision.origin,
             kept_up_to=self._modes.kept_up_to(pod.namespace),
         )
 

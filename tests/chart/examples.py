@@ -29,6 +29,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "everything": {
         "mode": "enforce",
         "maxMode": "enforce",
+        "clusterNetworkPolicies": {"mode": "close"},
         "apiServer": {"host": "198.18.0.10", "port": 443},
         "agent": {
             "extraArgs": ["--disable-default-rules=storage"],

@@ -90,6 +90,14 @@ POLICY_NOT_APPLIED = define(
     "Correct the policy that the sentence names.",
     "podgate rules",
 )
+CLUSTER_NETWORK_POLICY_NOT_UNDERSTOOD = define(
+    "cluster-network-policy-not-understood",
+    DEGRADED,
+    "A ClusterNetworkPolicy has a field or value that this version does not know: podgate does not "
+    "evaluate it.",
+    "Upgrade podgate if the object is of a later version of the API; else correct it.",
+    "kubectl get clusternetworkpolicies",
+)
 POLICY_WITHOUT_EFFECT = define(
     "policy-without-effect",
     DEGRADED,

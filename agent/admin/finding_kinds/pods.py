@@ -166,6 +166,14 @@ MODE_LIMITED = define(
     "A ceiling of the node or of the cluster is below the mode that labels give.",
     "Raise the ceiling that the sentence names, once that is wanted.",
 )
+CLUSTER_NETWORK_POLICY_NOT_FOLLOWED = define(
+    "cluster-network-policy-not-followed",
+    DEGRADED,
+    "A ClusterNetworkPolicy denies all ingress of a pod, and a ceiling or a label keeps the pod "
+    "open to its node.",
+    "Raise the ceiling, or remove the label, that the sentence names, once that is wanted.",
+    _POD,
+)
 MODE_KEPT = define(
     "mode-kept",
     NOTE,

@@ -37,6 +37,7 @@ _AGENT = (
 _MODE = (
     *(kinds.OFF, kinds.LABEL_IGNORED, kinds.LABEL_INVALID, kinds.MODE_LEFT_BEHIND),
     *(kinds.MODE_NOT_ALLOWED, kinds.MODE_LIMITED, kinds.MODE_KEPT),
+    kinds.CLUSTER_NETWORK_POLICY_NOT_FOLLOWED,
 )
 _GATE = (
     *(kinds.GATE_FAILED, kinds.GATE_NOT_UPDATED, kinds.GATE_DETACHED, kinds.GATE_NOT_FIRST),
@@ -150,6 +151,8 @@ def check(facts: PodFacts) -> PodExplanation:
 def _checks(facts: PodFacts) -> Iterator[Check]:
     yield from _part(facts, "agent", _AGENT, _agent(facts))
     yield from _part(facts, "mode", _MODE, _mode(facts))
+    for text in facts.status.ingress_policies if facts.status else ():
+        yield Check(name="node traffic", state=OK, text=text)
     if facts.pod.host_network:
         text = "hostNetwork: it is part of the node, so it is not gated and not probed inside"
         yield Check(name="network namespace", state=OK, text=text)
@@ -235,6 +238,8 @@ def _decided_by(facts: PodFacts) -> str:
     assert mode is not None
     if report is None:
         return "its gate; which label decides is not known without an agent"
+    if facts.status is not None and facts.status.mode_origin:
+        return facts.status.mode_origin
     if facts.pod.saved is None:
         return f"the pod's manifest, or else the node's default ({report.default_mode})"
     of_pod = modes.read_label(facts.pod.labels, labels.MODE_LABEL, modes.THE_POD)

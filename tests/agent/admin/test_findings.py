@@ -93,6 +93,11 @@ OF_NODE: tuple[tuple[dict[str, Any], Kind, str], ...] = (
     ),
     ({"policy_problems": ["No."]}, kinds.POLICY_NOT_APPLIED, "No."),
     (
+        {"network_policy_problems": ["No."]},
+        kinds.CLUSTER_NETWORK_POLICY_NOT_UNDERSTOOD,
+        "No.",
+    ),
+    (
         {"hooks": [HookStatus(name="connect6", problem="EPERM.")]},
         kinds.HOOK_MISSING,
         "Hook connect6 does not work: EPERM; gates still drop.",
@@ -278,6 +283,7 @@ OF_POD: tuple[tuple[dict[str, Any], Kind, str], ...] = (
     (label(modes.LEFT), kinds.MODE_LEFT_BEHIND, "It is so."),
     (label(modes.LIMITED), kinds.MODE_LIMITED, "It is so."),
     (label(modes.KEPT), kinds.MODE_KEPT, "It is so."),
+    (label(modes.NOT_CLOSED), kinds.CLUSTER_NETWORK_POLICY_NOT_FOLLOWED, "It is so."),
 )
 
 

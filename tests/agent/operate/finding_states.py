@@ -36,6 +36,16 @@ MADE: dict[str, dict[str, dict[str, str]]] = {
     "kernel/test_losses.py": {
         "test_interface_that_cannot_be_gated_is_named": {"interface-not-supported": "NotSupported"}
     },
+    "agent/policy/cluster_network_policies/test_source.py": {
+        "test_object_that_is_not_understood_is_a_problem_and_closes_nothing": {
+            "cluster-network-policy-not-understood": "is not understood, and not evaluated",
+        },
+    },
+    "node/test_cluster_network_policies.py": {
+        "test_policy_closes_a_pod_until_it_is_deleted": {
+            "cluster-network-policy-not-followed": "CLUSTER_NETWORK_POLICY_NOT_FOLLOWED",
+        },
+    },
     "agent/app/test_isolation_conditions.py": {
         "test_relay_that_answers_differently_changes_conditions_of_its_pods_alone": {
             "strict-unavailable": "the relay does not respond",

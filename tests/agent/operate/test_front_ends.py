@@ -162,7 +162,14 @@ def test_state_of_each_kind_is_made_by_a_test() -> None:
 # Facts of reports that only findings judge: front ends print the sentences of these.
 JUDGED = {
     *("problem_text", "open_ports", "kubelet_problem", "kubelet_unfollowed", "mode_problems"),
-    *("label_problems", "policy_problems", "unsynced", "is_bypassed", "pending_seconds"),
+    *(
+        "label_problems",
+        "policy_problems",
+        "network_policy_problems",
+        "unsynced",
+        "is_bypassed",
+        "pending_seconds",
+    ),
     *("openPorts", "kubeletProblem", "kubeletUnfollowed", "modeProblems", "isBypassed"),
     *("podSource", "isSynced", "rawSockets"),
 }

@@ -10,6 +10,7 @@ from agent.pods.modes import (
     INVALID,
     LIMITED,
     NOT_ALLOWED,
+    NOT_CLOSED,
     ModeLabel,
     NamespaceModes,
     NodeModes,
@@ -193,3 +194,52 @@ def test_reason_names_what_sets_the_lowest_ceiling() -> None:
     assert messages(modes.decide(by_node, namespace("enforce"), ModeLabel())) == [
         "Mode enforce is limited to off by 'podgate off --node'."
     ]
+
+
+DENY = "ClusterNetworkPolicy deny-all"
+
+
+@pytest.mark.parametrize(
+    ("default", "ceiling", "of_namespace", "of_pod", "expected", "origin", "reasons"),
+    [
+        ("audit", "strict", None, None, ENFORCE, DENY, []),
+        ("off", "strict", None, None, ENFORCE, DENY, []),
+        ("audit", "strict", "audit", None, ENFORCE, DENY, []),
+        # A label that is stricter stays.
+        ("audit", "strict", "strict", None, STRICT, "", []),
+        ("enforce", "strict", None, "strict", STRICT, "", []),
+        # The ways out.
+        ("audit", "strict", "off", None, OFF, "", [NOT_CLOSED]),
+        ("audit", "audit", None, None, AUDIT, "", [NOT_CLOSED]),
+        ("audit", "off", None, None, OFF, "", [NOT_CLOSED]),
+        ("audit", "audit", "enforce", None, AUDIT, "", [NOT_CLOSED]),
+        ("audit", "enforce", "strict", None, ENFORCE, "", [LIMITED]),
+        # A pod's author cannot open it.
+        ("audit", "strict", None, "off", ENFORCE, DENY, [NOT_ALLOWED]),
+        ("off", "strict", None, "off", ENFORCE, DENY, []),
+    ],
+)
+def test_denied_ingress_closes_below_the_ceiling_and_not_over_an_off_label(
+    default: str,
+    ceiling: str,
+    of_namespace: str | None,
+    of_pod: str | None,
+    expected: Mode,
+    origin: str,
+    reasons: list[str],
+) -> None:
+    of_node, label = node(default, ceiling), ModeLabel(mode(of_pod))
+    found = modes.decide(of_node, namespace(of_namespace), label, DENY)
+    assert (found.mode, found.origin) == (expected, origin)
+    assert [problem.reason for problem in found.problems] == reasons
+    without = modes.decide(of_node, namespace(of_namespace), label)
+    assert without.origin == ""
+    assert found.mode >= without.mode
+
+
+def test_labels_of_an_owner_keep_a_denied_pod_off() -> None:
+    labelled = NodeModes(default=OFF, is_labelled=True)
+    assert modes.decide(labelled, namespace(None), modes.NO_LABEL, DENY).mode is OFF
+    allowed = namespace(None, may_override=True)
+    assert modes.decide(node("audit"), allowed, ModeLabel(OFF), DENY).mode is OFF
+    assert modes.decide(node("audit"), allowed, ModeLabel(AUDIT), DENY).mode is ENFORCE

@@ -14,6 +14,7 @@ from agent.operate.cli.commands import cni, options, service_options
 from agent.settings import (
     DEFAULT_RULE_GROUPS,
     NRI_SOCKET,
+    ClusterNetworkPolicyMode,
     FeatureGates,
     HostProbeMode,
     KubeletSetting,
@@ -114,6 +115,14 @@ def _parse_names(text: str) -> tuple[str, ...]:
     default="",
     help=f"Groups of default rules to switch off: {', '.join(DEFAULT_RULE_GROUPS)}. Default: none; "
     "`podgate rules` lists the rules.",
+)
+@click.option(
+    "--cluster-network-policies",
+    type=click.Choice([choice.value for choice in ClusterNetworkPolicyMode]),
+    default=ClusterNetworkPolicyMode.OFF.value,
+    show_default=True,
+    help="Report what ClusterNetworkPolicies mean for node traffic, or also close pods to their "
+    "node, but for the kubelet and HostAccessPolicies, where one denies all ingress.",
 )
 @click.option(
     "--mode",
@@ -307,6 +316,7 @@ def run(
     condition_owners: pathlib.Path | Literal["api"] | None,
     rules: pathlib.Path | None,
     disable_default_rules: frozenset[str],
+    cluster_network_policies: str,
     mode: str,
     max_mode: str,
     http_address: tuple[str, int],
@@ -360,6 +370,10 @@ def run(
         raise click.UsageError(
             "--metrics-address needs --node-name: its API server authorizes clients"
         )
+    if cluster_network_policies != ClusterNetworkPolicyMode.OFF and node_name is None:
+        raise click.UsageError(
+            "--cluster-network-policies needs --node-name: they are objects of a cluster"
+        )
     if (metrics_tls_cert is None) != (metrics_tls_key is None):
         raise click.UsageError("use --metrics-tls-cert and --metrics-tls-key together")
     if metrics_tls_cert and not metrics_address:
@@ -376,6 +390,7 @@ def run(
         condition_owners=condition_owners,
         rules=rules,
         disabled_default_rules=disable_default_rules,
+        cluster_network_policies=ClusterNetworkPolicyMode(cluster_network_policies),
         mode=Mode.from_label(mode),
         max_mode=Mode.from_label(max_mode),
         http_host=http_address[0],

@@ -7,6 +7,7 @@ import msgspec
 
 from agent.admin.report import (
     AUDIT,
+    ClusterNetworkPolicyStatus,
     EgressPolicyStatus,
     EgressSourceStatus,
     PolicyStatus,
@@ -43,6 +44,16 @@ RULES: tuple[Column[PolicyRow], ...] = (
     Column("HITS", _hits_text),
     Column("PODS", lambda row: listed(row.policy.pods) or "none here", is_below=True),
     Column("POLICY FROM", lambda row: row.policy.source, is_wide=True, is_below=True),
+)
+
+
+NETWORK_POLICIES: tuple[Column[ClusterNetworkPolicyStatus], ...] = (
+    Column("CLUSTERNETWORKPOLICY", lambda one: one.name),
+    Column("TIER", lambda one: one.tier),
+    Column("PRIORITY", lambda one: one.priority),
+    Column("PODS", lambda one: listed(one.pods) or "none here", is_below=True),
+    Column("DENIED", lambda one: listed(one.denied), is_below=True),
+    Column("NODE TRAFFIC", lambda one: one.meaning, is_below=True),
 )
 
 
@@ -90,7 +101,16 @@ def chosen(report: RulesReport, pods: PodFilter) -> RulesReport:
         for policy in report.policies
         if (names := [name for name in policy.pods if pods.matches(*_parts(name))])
     ]
-    return msgspec.structs.replace(report, policies=found)
+    of_cluster = [
+        msgspec.structs.replace(
+            policy,
+            pods=names,
+            denied=[name for name in policy.denied if name in names],
+        )
+        for policy in report.cluster_network_policies
+        if (names := [name for name in policy.pods if pods.matches(*_parts(name))])
+    ]
+    return msgspec.structs.replace(report, policies=found, cluster_network_policies=of_cluster)
 
 
 def show(screen: Screen, report: RulesReport, found: Sequence[PolicyRow]) -> None:
@@ -112,6 +132,9 @@ def show(screen: Screen, report: RulesReport, found: Sequence[PolicyRow]) -> Non
         elif policy.expires:
             screen.line(f"Policy {policy.name} admits its sources until {policy.expires}.")
     _show_egress(screen, report.egress)
+    if report.cluster_network_policies:
+        screen.line()
+        screen.table(NETWORK_POLICIES, report.cluster_network_policies)
     absent = [rule.problem for policy in report.policies for rule in policy.rules if rule.problem]
     for problem in (*report.problems, *dict.fromkeys(absent)):
         screen.line(problem, Signal.CAUTION)

@@ -1,0 +1,1 @@
+"""ClusterNetworkPolicies, and what they mean for node traffic."""

@@ -1,0 +1,199 @@
+"""ClusterNetworkPolicies of an API server, and what follows for modes."""
+
+import asyncio
+import pathlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import structlog.testing
+from aiohttp import web
+
+from agent.kube.client import ApiClient
+from agent.pods.object_labels import ObjectLabels
+from agent.pods.pod_modes import NODE, PodModes
+from agent.policy.cluster_network_policies.source import (
+    NETWORK_POLICIES,
+    POLICIES,
+    ClusterNetworkPolicies,
+)
+from bpf.verdicts import Mode
+from tests.agent.kube.apiserver import ApiServer
+from tests.agent.kube.conftest import api, kubeconfig, listening, server
+from tests.blocking import may_block
+
+__all__ = ["api", "kubeconfig", "listening", "server"]
+
+pytestmark = pytest.mark.looptime
+
+DENY_ALL = [{"action": "Deny", "from": [{"namespaces": {}}]}]
+OF_SHOP = {"namespaces": {"matchLabels": {"kubernetes.io/metadata.name": "shop"}}}
+
+
+class Followed:
+    """The policies of a node with mode audit, as the agent follows them."""
+
+    @may_block("the agent restores at its start")
+    def __init__(self, api: ApiClient, state: pathlib.Path) -> None:
+        self.modes = PodModes(Mode.AUDIT)
+        self.labels = ObjectLabels()
+        self.changed = self.modes.changes.subscribe()
+        self.source = ClusterNetworkPolicies(
+            api,
+            state=state,
+            labels=self.labels,
+            modes=self.modes,
+            closes=True,
+            jitter=lambda: 0.5,
+        )
+        self.modes.closures = self.source
+        self.source.restore()
+
+    def mode(self, namespace: str = "shop", **labels: str) -> tuple[str, str]:
+        found = self.modes.of_pod("u1", namespace, labels)
+        return found.mode.label, found.origin
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Followed"]:
+        task = asyncio.create_task(self.source.run())
+        try:
+            await asyncio.sleep(1)
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+def state(tmp_path: pathlib.Path) -> pathlib.Path:
+    return tmp_path / "clusternetworkpolicies.json"
+
+
+def put(server: ApiServer, name: str = "deny-all", **changes: Any) -> None:
+    spec = {"tier": "Admin", "priority": 1, "subject": OF_SHOP, "ingress": DENY_ALL, **changes}
+    server.put({"metadata": {"name": name, "uid": name}, "spec": spec}, path=POLICIES.path)
+
+
+async def test_pods_are_closed_while_the_policy_exists(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    async with Followed(api, state).running() as seen:
+        assert seen.mode() == ("audit", "")
+        seen.changed.take()
+        put(server)
+        await asyncio.sleep(1)
+        assert seen.changed.take() == [NODE]
+        assert seen.mode() == ("enforce", "ClusterNetworkPolicy deny-all")
+        assert seen.mode("other") == ("audit", "")
+        hosted = seen.modes.of_pod("u2", "shop", {}, host_network=True)
+        assert (hosted.mode, hosted.problems) == (Mode.AUDIT, ())
+        server.delete("deny-all", namespace="", path=POLICIES.path)
+        await asyncio.sleep(1)
+        assert seen.changed.take() == [NODE]
+        assert seen.mode() == ("audit", "")
+
+
+async def test_new_pods_of_its_namespaces_are_closed_from_the_start(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    put(server)
+    async with Followed(api, state).running() as seen:
+        seen.labels.set_namespace("shop", {"kubernetes.io/metadata.name": "shop"})
+        assert seen.modes.of_new_pods.namespaces == {"shop": Mode.ENFORCE}
+        assert seen.modes.default.label == "audit"
+        put(server, subject={"namespaces": {}})
+        await asyncio.sleep(1)
+        assert seen.modes.default.label == "enforce"
+
+
+async def test_network_policy_precedes_the_baseline_tier(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    put(server, tier="Baseline")
+    async with Followed(api, state).running() as seen:
+        assert seen.mode(app="web")[0] == "enforce"
+        seen.changed.take()
+        spec = {"podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress"]}
+        metadata = {"name": "web", "namespace": "shop", "uid": "np"}
+        server.put({"metadata": metadata, "spec": spec}, path=NETWORK_POLICIES.path)
+        await asyncio.sleep(1)
+        assert seen.changed.take() == ["shop"]
+        assert seen.mode(app="web")[0] == "audit"
+        assert seen.mode(app="db")[0] == "enforce"
+        server.delete("web", namespace="shop", path=NETWORK_POLICIES.path)
+        await asyncio.sleep(1)
+        assert seen.mode(app="web")[0] == "enforce"
+
+
+async def test_label_of_a_namespace_selects_its_pods(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    put(server, subject={"namespaces": {"matchLabels": {"closed": "yes"}}})
+    async with Followed(api, state).running() as seen:
+        assert seen.mode()[0] == "audit"
+        seen.labels.set_namespace("shop", {"closed": "yes"})
+        assert seen.modes.set_namespace("shop", {"closed": "yes"})
+        assert seen.mode()[0] == "enforce"
+
+
+async def test_object_that_is_not_understood_is_a_problem_and_closes_nothing(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    put(server, ingress=[{"action": "Deny", "from": [{"nodes": {}}]}])
+    async with Followed(api, state).running() as seen:
+        assert seen.mode()[0] == "audit"
+        [problem] = seen.source.problems
+        start = "ClusterNetworkPolicy deny-all is not understood, and not evaluated: "
+        assert problem.startswith(start)
+        assert "`nodes`" in problem
+        put(server)
+        await asyncio.sleep(1)
+        assert (seen.source.problems, seen.mode()[0]) == ([], "enforce")
+
+
+async def test_saved_policies_hold_while_the_api_server_is_away(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    put(server, tier="Baseline")
+    async with Followed(api, state).running() as seen:
+        await asyncio.sleep(5)
+        assert seen.mode()[0] == "enforce"
+    server.delete("deny-all", namespace="", path=POLICIES.path)
+
+    async def away(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=503)
+
+    server.faults.append(away)
+    async with Followed(api, state).running() as seen:
+        assert seen.source.is_settled
+        assert seen.modes.kept_up_to("shop") is Mode.OFF
+        assert seen.mode()[0] == "enforce"
+        server.faults.clear()
+        await asyncio.sleep(60)
+        assert seen.mode()[0] == "audit"
+
+
+async def test_gates_keep_their_mode_until_the_first_list(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    seen = Followed(api, state)
+    assert seen.modes.kept_up_to("shop") is Mode.STRICT
+    async with seen.running():
+        assert seen.modes.kept_up_to("shop") is Mode.OFF
+
+
+async def test_cluster_without_the_resource_has_none_and_logs_one_line(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    async def absent(request: web.Request) -> web.StreamResponse | None:
+        return web.Response(status=404) if request.path == POLICIES.path else None
+
+    server.faults.append(absent)
+    with structlog.testing.capture_logs() as lines:
+        async with Followed(api, state).running() as seen:
+            await asyncio.sleep(300)
+            assert (seen.source.problems, seen.source.watcher.problem) == ([], "")
+            assert seen.mode()[0] == "audit"
+            assert seen.source.is_settled
+    assert [line["log_level"] for line in lines] == ["info"]

@@ -1,0 +1,1 @@
+"""Conformance of node traffic with ClusterNetworkPolicies: cases as data, a lab and a cluster."""
