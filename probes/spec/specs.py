@@ -267,7 +267,10 @@ class _PodReader:
         for name in HOOKS:
             hook = lifecycle.child(name)
             if hook.has("httpGet"):
-                handler = read_http_get(hook.child("httpGet"), named, has_default_port=True)
+                action = hook.child("httpGet")
+                if action.text("host"):
+                    continue  # The kubelet's alone, which goes elsewhere: it is one of `hosts`.
+                handler = read_http_get(action, named, has_default_port=True)
                 if handler is not None:
                     self.hooks.append(PodHook(container.text("name"), name, handler))
                     self._declare(handler, container.text("name"), name)

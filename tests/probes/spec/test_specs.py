@@ -289,6 +289,16 @@ def test_users_of_ports_are_named_by_container_and_handler() -> None:
     assert name
 
 
+def test_hook_with_a_host_is_the_kubelets_alone() -> None:
+    hook = {"preStop": {"httpGet": {"host": "127.0.0.1", "port": 9879}}}
+    container = {"name": "app", "lifecycle": hook, "readinessProbe": {"tcpSocket": {"port": 80}}}
+    spec = specs.parse_pod({"spec": {"containers": [container]}})
+    assert spec.errors == ()
+    assert spec.hooks == ()
+    assert spec.declared.ports == {80}
+    assert [(one.host, one.handler) for one in spec.hosts] == [("127.0.0.1", "preStop")]
+
+
 def test_hooks_of_other_kinds_are_not_podgates() -> None:
     """The kubelet supports no tcpSocket hook, though the API takes one; exec and sleep are its."""
     hooks = {
