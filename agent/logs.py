@@ -205,6 +205,10 @@ class Event(enum.Enum):
     HOST_SOCKETS_UNREADABLE = "Host sockets cannot be listed; existing flows are not counted."
     HTTP_NOT_SERVED = "Metrics and health are not served to this machine; retrying."
     HUB_STARTED = "Hub started."
+    FLOWS_NOT_WRITTEN = (
+        "Records of flows cannot be written; they are queued, and counted if they are lost."
+    )
+    FLOWS_WRITTEN = "Records of flows are written again."
     HUB_STOPPED = "Hub stopped."
     INJECTABLE_INTERFACES_CHANGED = "Injectable interfaces changed."
     HISTORY_NOT_SAVED = "History of source processes cannot be saved."

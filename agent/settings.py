@@ -159,6 +159,18 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """File of the saved state. None: in the run directory, which a reboot empties."""
 
 
+class FlowSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of records of flows."""
+
+    path: pathlib.Path
+    max_bytes: int = 100 << 20
+    """Of one file: some 250,000 records."""
+    files: int = 5
+    """With the current one: at most half a gigabyte."""
+    interval_seconds: float = 10.0
+    """Between records of one flow; a full aggregate takes a tenth of a second to read."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one agent, set by the command line and never changed afterwards."""
 
@@ -300,6 +312,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     service_endpoints: ServiceSettings | None = None
     """Whether to publish this node's endpoints of each service. None: each node that watches all
     services of the cluster is one more client of the API server."""
+
+    flows: FlowSettings | None = None
+    """None: flows have no records; reports and metrics have them."""
 
     feature_gates: FeatureGates = FeatureGates()
     """PodInfo is on: its clients would otherwise query the API server about pods of this node."""

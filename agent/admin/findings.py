@@ -183,6 +183,8 @@ def _of_agent(report: AgentReport) -> Iterator[Finding]:
         yield found(kinds.COMPONENT_FAILING, text)
     for text in report.server_problems:
         yield found(kinds.PORT_NOT_OPEN, text)
+    for text in report.flow_problems:
+        yield found(kinds.FLOWS_NOT_WRITTEN, text)
     for text in report.egress_problems:
         yield found(kinds.HOST_EGRESS_NOT_IN_FORCE, text)
     for text in report.policies_without_effect:

@@ -275,6 +275,8 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     host_probes: HostProbeStatus = HostProbeStatus()
     egress_problems: list[str] = []
     """Of HostEgressPolicies, one sentence each."""
+    flow_problems: list[str] = []
+    """Why records of flows are not written, one sentence each."""
     pods_cgroup_problem: str = ""
     """Why processes of pods cannot be distinguished from the host's, one sentence."""
     condition_owners: list[ConditionOwnerStatus] = []

@@ -5,6 +5,7 @@ It is imported once the first gates are attached, since importing it takes 0.15 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING
 
 from agent import VERSION, tasks
 from agent.api.conditions.service import ConditionsService
@@ -45,13 +46,16 @@ from agent.probing.answered_probes import AnsweredProbes
 from agent.probing.certificates import ProbeCertificates
 from agent.probing.manager import ProbeManager
 from agent.services.api.metrics import ServiceCollector
-from agent.settings import Settings
+from agent.settings import FlowSettings, Settings
 from agent.strict.inner_ways import InnerWayWatch
 from agent.strict.launcher import ProcessLauncher
 from agent.strict.metrics import RelayCollector
 from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import RelaySupervisor
 from bpf import pins
+
+if TYPE_CHECKING:
+    from agent.app.flow_reporting import FlowReporting
 
 
 class PodServices:
@@ -140,6 +144,9 @@ class PodServices:
             self._drop_notices = DropNotices(
                 *(self._drops.source_processes, gating.events), store=store, labels=gating.labels
             )
+        self._flows: FlowReporting | None = None
+        if settings.flows:
+            self._flows = _flow_reporting(settings, settings.flows, gating, self._drops)
         self._loop_lag = LoopLag()
         checks = component_metrics.checks(
             gate_worker=gate_worker,
@@ -181,6 +188,8 @@ class PodServices:
         )
         if self._conditions:
             exporter.add(self._conditions)
+        if self._flows:
+            exporter.add(self._flows.outlet)
         if cluster and self._outputs:
             exporter.add(ClusterCollector(cluster, self._outputs))
         if gating.network_policies:
@@ -247,6 +256,7 @@ class PodServices:
             checks=checks,
             component_problems=rings.problems,
             conditions=self._conditions,
+            flow_problem=self._flows.outlet.problem if self._flows else lambda: "",
         )
         self._reports = reports
         self._findings = NodeFindings(
@@ -283,6 +293,8 @@ class PodServices:
         yield from self._drops.tasks()
         if self._drop_notices:
             yield "drop-notices", self._drop_notices.run
+        if self._flows:
+            yield "flows", self._flows.run
         yield "loop-lag", self._loop_lag.run
         yield "findings", self._findings.run
         yield "inner-ways", self._inner_ways.run
@@ -330,6 +342,22 @@ class PodServices:
         policies = self._gating.policy.node_policies()
         egress = self._gating.egress.node_policies()
         return NodeStatus(VERSION, policies, self._reports.summary, egress) if policies else None
+
+
+def _flow_reporting(
+    settings: Settings, flows: FlowSettings, gating: Gating, drops: DropReporting
+) -> "FlowReporting":
+    """Imported only where it is on."""
+    from agent.app.flow_reporting import FlowReporting
+
+    return FlowReporting(
+        flows,
+        node=settings.node_name or "",
+        counts=gating.gate_worker.gates.counts,
+        history=drops.history,
+        processes=drops.source_processes,
+        admissions=gating.policy.samples,
+    )
 
 
 def _orphan_seconds(settings: Settings) -> float:

@@ -80,10 +80,11 @@ class Reports:
         checks: Mapping[str, Check],
         component_problems: Callable[[], Iterable[str]],
         conditions: ConditionsService | None = None,
+        flow_problem: Callable[[], str] = lambda: "",
     ) -> None:
         """services: of a node without a cluster; node: its name, empty without a cluster; checks:
         of components, as for `podgate_component_up`; component_problems: of those that fail;
-        conditions: of other owners."""
+        conditions: of other owners; flow_problem: why records of flows are not written."""
         self._ports = ports
         self._started = datetime.datetime.now(datetime.UTC)
         self._gating = gating
@@ -106,6 +107,7 @@ class Reports:
         self._checks = checks
         self._component_problems = component_problems
         self._conditions = conditions
+        self._flow_problem = flow_problem
         self.summary: NodeSummary | None = None
         """Of the last report; findings are read every few seconds."""
         self._first_found: dict[tuple[str, str], datetime.datetime] = {}
@@ -176,6 +178,7 @@ class Reports:
             raw_sockets=raw_sockets,
             host_probes=kubelet.host_probes.status(),
             egress_problems=self._gating.egress.problems,
+            flow_problems=[text] if (text := self._flow_problem()) else [],
             pods_cgroup_problem=self._gating.pods_cgroup_problem,
             condition_owners=self._conditions.statuses() if self._conditions else [],
             condition_owner_problems=self._conditions.problems if self._conditions else [],

@@ -9,7 +9,7 @@ import functools
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -49,6 +49,10 @@ _UNSYNCED_SECONDS = 2.0
 _SETTLE_SECONDS = 5.0
 
 _RawKey = tuple[int, int, int, int, Mode]
+
+
+Observer = Callable[[Collection[DropSource], Mapping[int, ObservedPod]], None]
+"""Of all sources, and of the pods by ifindex. Called in threads, in one at a time."""
 
 
 class _SavedHistory(msgspec.Struct, kw_only=True, rename="camel"):
@@ -123,6 +127,9 @@ class SourceHistory:
         self._unknown: set[int] = set()
         """Interfaces of the aggregate without a pod, when it was last read."""
         self._lock = threading.Lock()
+        self.observer: Observer | None = None
+        """Gets each reading of the aggregate: the last one of an interface before its entries are
+        deleted, too."""
 
     def _restore(self) -> None:
         """Read what the previous run saved."""
@@ -170,6 +177,11 @@ class SourceHistory:
                 async with asyncio.timeout_at(wait_until):
                     await self._changes.wait()
             changed = self._changes.take() or None
+
+    def refresh(self) -> None:
+        """Read the aggregate. Blocks for some milliseconds."""
+        with self._lock:
+            self._refresh()
 
     def observations(self) -> Observations:
         """All flows, merged; without what others know. Blocks for some milliseconds."""
@@ -242,6 +254,8 @@ class SourceHistory:
         ]
         self._add(self._flows(forgotten))
         self._live = live
+        if self.observer:
+            self.observer(live.values(), self._pods)
 
     def _forget(self, interfaces: Collection[int]) -> None:
         if interfaces:

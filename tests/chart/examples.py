@@ -45,6 +45,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "kubelet": {"directory": "/var/lib/k0s/kubelet"},
         "nri": {"enabled": False},
         "cni": {"enabled": True, "strictStart": True},
+        "flows": {"file": "/var/log/podgate/flows.json"},
         "probeCertificates": {
             "directory": "/var/lib/spiffe",
             "secrets": {"shop": ["queue-client"], "bank": ["a.client", "b"]},

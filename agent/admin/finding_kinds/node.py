@@ -200,6 +200,13 @@ STATE_NOT_WRITTEN = define(
     "State files of the agent cannot be written, so the next agent starts with older ones.",
     "Make room in the run directory, or make it writable; the agent retries.",
 )
+FLOWS_NOT_WRITTEN = define(
+    "flows-not-written",
+    DEGRADED,
+    "Records of flows have not been written for a minute; those that the queue has no room for are "
+    "lost, and counted.",
+    "Make room for the file of --flows-file, or make it writable; the agent retries.",
+)
 RELAY_MISSING = define(
     "relay-missing",
     DEGRADED,

@@ -78,6 +78,7 @@ def _metrics() -> str:
     # All collectors, which declare their families.
     for name in (
         "agent.app.pod_services",
+        "agent.app.flow_reporting",
         "agent.controller.controller",
         "agent.services.proxy.metrics",
     ):

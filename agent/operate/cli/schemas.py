@@ -15,6 +15,7 @@ from agent.admin.report import (
     SuppressedEvents,
 )
 from agent.client.v1alpha1 import podinfo_pb2
+from agent.flows.records import Record
 from agent.operate.cli.commands.probe import ProbeReport
 from agent.operate.cli.views.probes import PodProbes
 from agent.operate.cli.views.suggestions import SuggestOutput
@@ -34,6 +35,7 @@ DOCUMENTS: dict[str, tuple[Any, str]] = {
     ),
     "explain": (Explanation, "podgate explain"),
     "explain-pod": (PodExplanation, "podgate explain pod"),
+    "flows": (Record, "the file of podgate run --flows-file: one document each line"),
     "map": (MapContent, "podgate maps NAME"),
     "maps": (list[MapStatus], "podgate maps"),
     "pods": (podinfo_pb2.ListPodConditionsResponse, "podgate pods: one document per state"),

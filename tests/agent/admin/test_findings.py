@@ -127,6 +127,7 @@ OF_NODE: tuple[tuple[dict[str, Any], Kind, str], ...] = (
         kinds.HOST_PROBES_NOT_DENIED,
         "No hooks.",
     ),
+    ({"flow_problems": ["No room."]}, kinds.FLOWS_NOT_WRITTEN, "No room."),
     ({"pods_cgroup_problem": "Not found."}, kinds.PODS_CGROUP_MISSING, "Not found."),
     ({"condition_owners": [GONE]}, kinds.CONDITION_OWNER_GONE, GONE_SENTENCE),
     (

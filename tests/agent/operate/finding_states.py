@@ -23,6 +23,11 @@ MADE: dict[str, dict[str, dict[str, str]]] = {
             "condition-owner-invalid": "CONDITION_OWNER_INVALID",
         },
     },
+    "agent/flows/test_outlet.py": {
+        "test_output_that_rejects_for_a_minute_is_a_finding": {
+            "flows-not-written": "FLOWS_NOT_WRITTEN",
+        },
+    },
     "agent/kube/test_pod_reading.py": {
         "test_probe_that_sends_the_kubelet_elsewhere_is_a_warning_and_a_problem_of_the_pod": {
             "probe-host-not-allowed": "ProbeHostNotAllowed"

@@ -10,12 +10,13 @@ from typing import Literal
 import click
 
 from agent.logs import LogFormat, LogLevel
-from agent.operate.cli.commands import cni, options, service_options
+from agent.operate.cli.commands import cni, flow_options, options, service_options
 from agent.settings import (
     DEFAULT_RULE_GROUPS,
     NRI_SOCKET,
     ClusterNetworkPolicyMode,
     FeatureGates,
+    FlowSettings,
     HostProbeMode,
     KubeletSetting,
     MetricsLevel,
@@ -270,6 +271,7 @@ def _parse_names(text: str) -> tuple[str, ...]:
 @cni.bin_directory
 @cni.strict_start
 @service_options.run_options
+@flow_options.run_options
 @click.option(
     "--standby-seconds",
     type=click.FloatRange(min=0),
@@ -343,6 +345,7 @@ def run(
     cni_bin_dir: pathlib.Path,
     cni_strict_start: bool,
     service_endpoints: ServiceSettings | None,
+    flows: FlowSettings | None,
     standby_seconds: float,
     pod_directory: pathlib.Path | None,
     watchdog_seconds: float,
@@ -419,6 +422,7 @@ def run(
         cni_bin_directory=cni_bin_dir,
         cni_strict_start=cni_strict_start,
         service_endpoints=service_endpoints,
+        flows=flows,
         standby_seconds=standby_seconds,
         pod_directory=pod_directory,
         watchdog_seconds=watchdog_seconds,

@@ -1,0 +1,183 @@
+"""Records of flows: what the kernel counts, compared with what it counted before, to an output."""
+
+import asyncio
+import collections
+import datetime
+import threading
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+
+from agent import VERSION, tasks
+from agent.admin.observations import ObservedPod
+from agent.drops.history import SourceHistory
+from agent.drops.source_processes import SourceProcesses
+from agent.flows.file import FlowFile
+from agent.flows.outlet import Outlet
+from agent.flows.records import (
+    AdmissionRecord,
+    DestinationRecord,
+    FlowRecord,
+    Record,
+    SourceRecord,
+    StartRecord,
+)
+from agent.flows.tally import Fresh, Tally
+from agent.policy.rules_report import RuleSample
+from agent.settings import FlowSettings
+from bpf.counters import Counts
+from bpf.drop_sources import DropSource
+from bpf.verdicts import Mode
+
+# At the end, for what is queued. Another agent may wait for the node.
+_CLOSE_SECONDS = 1.0
+# A full table may cost one hundredth of a CPU, however short the interval is.
+_REST_PER_READ = 100
+_UNKNOWN = DestinationRecord(namespace="", pod="")
+
+_Rule = tuple[str, str, str, str]
+"""Policy, source, protocol and ports."""
+
+
+class FlowReporting:
+    """All of it. From the first reading on: what was counted before has no record."""
+
+    def __init__(
+        self,
+        settings: FlowSettings,
+        *,
+        node: str,
+        counts: Callable[[], Mapping[int, Counts]],
+        history: SourceHistory,
+        processes: SourceProcesses,
+        admissions: Callable[[], Awaitable[Sequence[RuleSample]]],
+    ) -> None:
+        """node: its name, empty without a cluster; counts: of all gates, blocks; history:
+        which gets an observer; processes: has the names of cgroups; admissions: hits of all
+        rules."""
+        self._interval_seconds = settings.interval_seconds
+        self._read_seconds = 0.0
+        self._node = node
+        self._counts = counts
+        self._processes = processes
+        self._history = history
+        self._history.observer = self._observe
+        self._admissions = admissions
+        file = FlowFile(settings.path, max_bytes=settings.max_bytes, files=settings.files)
+        self.outlet = Outlet(file, name=str(settings.path), node=node)
+        self._tally = Tally()
+        self._pods: dict[int, ObservedPod] = {}
+        """By ifindex, also of pods that ended since the last records."""
+        self._lock = threading.Lock()
+        """Of the two above: others read the history, too."""
+        self._hits: collections.Counter[_Rule] | None = None
+
+    async def run(self) -> None:
+        """Send records every few seconds until cancelled, and then once more."""
+        self.outlet.start()
+        try:
+            if not self._tally.has_begun:
+                await asyncio.to_thread(self._begin)
+                await self._admitted()
+            while True:
+                await tasks.tick(max(self._interval_seconds, self._read_seconds * _REST_PER_READ))
+                # Raises if its thread has ended.
+                self.outlet.start()
+                await self._report()
+        except asyncio.CancelledError:
+            if self._tally.has_begun:
+                await self._report()
+            await asyncio.to_thread(self.outlet.close, _CLOSE_SECONDS)
+            raise
+
+    def _begin(self) -> None:
+        self._history.refresh()
+        counts = self._counts()
+        with self._lock:
+            self._tally.begin(counts)
+        self.outlet.put([StartRecord(time=_now(), node=self._node, version=VERSION)])
+
+    async def _report(self) -> None:
+        admissions = await self._admitted()
+        await asyncio.to_thread(self._send, admissions)
+
+    def _send(self, admissions: Sequence[Record]) -> None:
+        started = time.monotonic()
+        counts = self._counts()
+        self._history.refresh()
+        self._read_seconds = time.monotonic() - started
+        with self._lock:
+            self._tally.account(counts)
+            fresh, lost = self._tally.take()
+            pods, self._pods = self._pods, {}
+        if lost:
+            self.outlet.lose_packets(lost)
+        # Together: times of one record are in order.
+        now, now_ns = _now(), time.monotonic_ns()
+        flows = [self._flow(one, pods, now=now, now_ns=now_ns) for one in fresh]
+        self.outlet.put([*flows, *admissions])
+
+    def _observe(self, sources: Collection[DropSource], pods: Mapping[int, ObservedPod]) -> None:
+        with self._lock:
+            self._tally.observe(sources)
+            self._pods |= pods
+
+    def _flow(
+        self,
+        fresh: Fresh,
+        pods: Mapping[int, ObservedPod],
+        *,
+        now: datetime.datetime,
+        now_ns: int,
+    ) -> FlowRecord:
+        """now_ns: the same instant of CLOCK_MONOTONIC."""
+        seen = fresh.source
+        source = self._processes.source(seen.cgroup)
+        pod = pods.get(seen.ifindex)
+        return FlowRecord(
+            time=now,
+            node=self._node,
+            verdict="AUDIT" if seen.mode is Mode.AUDIT else "DROPPED",
+            source=SourceRecord(cgroup=source.path, process=seen.process_name, pod=source.pod_name),
+            destination=DestinationRecord(namespace=pod.namespace, pod=pod.name)
+            if pod
+            else _UNKNOWN,
+            protocol=seen.protocol,
+            port=seen.port,
+            has_many_ports=seen.has_many_ports,
+            mode=seen.mode.label,
+            packets=fresh.packets,
+            first=now - _age(fresh.first_ns, now_ns),
+            last=now - _age(seen.last_ns, now_ns),
+        )
+
+    async def _admitted(self) -> list[Record]:
+        """What rules admitted since the last call; nothing at the first one."""
+        hits = collections.Counter[_Rule]()
+        for one in await self._admissions():
+            hits[one.policy, one.source, one.protocol, one.ports] += one.hits
+        before, self._hits = self._hits, hits
+        if before is None:
+            return []
+        return [
+            AdmissionRecord(
+                time=_now(),
+                node=self._node,
+                policy=policy,
+                source=source,
+                protocol=protocol,
+                ports=ports,
+                # The counter of a rule that was removed in between starts again.
+                flows=flows - before[rule] if flows >= before[rule] else flows,
+            )
+            for rule, flows in hits.items()
+            if flows and flows != before[rule]
+            for policy, source, protocol, ports in [rule]
+        ]
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _age(at_ns: int, now_ns: int) -> datetime.timedelta:
+    return datetime.timedelta(seconds=(now_ns - at_ns) / 1e9)

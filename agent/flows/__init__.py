@@ -1,0 +1,1 @@
+"""Flows out: records of dropped and admitted flows for other programs, with loss counted."""

@@ -1,0 +1,148 @@
+"""Which records of flows an agent sends: of which pods and rules, and from when on."""
+
+import asyncio
+import contextlib
+import pathlib
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from agent.app import flow_reporting
+from agent.app.flow_reporting import FlowReporting
+from agent.flows.records import AdmissionRecord, FlowRecord, LostRecord, Record, StartRecord
+from agent.policy.rules_report import RuleSample
+from agent.settings import FlowSettings
+from bpf.counters import Counts
+from bpf.verdicts import Mode, Reason, Verdict
+from tests.agent.drops.test_history import SERVICE, WEB, Node
+from tests.polling import PATIENCE_SECONDS, until
+
+pytestmark = pytest.mark.looptime
+
+
+class Flows:
+    """A node whose kernel and rules the test writes, and the records of its agent."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path) -> None:
+        # As long as the thread needs.
+        monkeypatch.setattr(flow_reporting, "_CLOSE_SECONDS", PATIENCE_SECONDS)
+        self.node = Node(monkeypatch, folder)
+        self.node.store.synced.set()
+        self.counts: dict[int, Counts] = {}
+        self.hits: dict[str, int] = {}
+        self._path = folder / "flows.json"
+        self._is_saved = folder / "history.json"
+        self._reports = 0
+        self.reporting = FlowReporting(
+            FlowSettings(path=self._path),
+            node="n1",
+            counts=lambda: self.counts,
+            history=self.node.history,
+            processes=self.node.processes,
+            admissions=self._samples,
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Until all has been read once."""
+        await self.node.run(0)
+        self._task = asyncio.create_task(self.reporting.run())
+        await until("a reading", lambda: self._is_saved.exists() and self._reports > 0)
+
+    async def pass_reports(self, count: int) -> None:
+        """Until this number of reports has ended. Fake time may pass while a thread reads."""
+        last = self._reports + count
+        await until("reports", lambda: self._reports > last)
+
+    async def records(self) -> list[Record]:
+        """All of them, after the agent's end."""
+        await self.node.stop()
+        if self._task:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        decoder = msgspec.json.Decoder(Record)
+        return [decoder.decode(line) for line in self._path.read_bytes().splitlines()]
+
+    async def _samples(self) -> list[RuleSample]:
+        # A report begins with it.
+        self._reports += 1
+        return [RuleSample(name, "any", "tcp", "80", hits) for name, hits in self.hits.items()]
+
+
+@pytest.fixture
+async def flows(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> AsyncIterator[Flows]:
+    made = Flows(monkeypatch, tmp_path)
+    yield made
+    with contextlib.suppress(FileNotFoundError):
+        await made.records()
+
+
+async def test_records_name_source_pod_and_verdict(flows: Flows) -> None:
+    flows.node.gate()
+    await flows.start()
+    flows.node.aggregate.add(5)
+    flows.node.aggregate.add(0, port=81, mode=Mode.ENFORCE)
+    await flows.pass_reports(1)
+    start, *found = await flows.records()
+    assert isinstance(start, StartRecord)
+    assert start.node == "n1"
+    seen = {
+        (one.verdict, one.mode, one.source.cgroup, one.destination.pod, one.port, one.packets)
+        for one in found
+        if isinstance(one, FlowRecord)
+    }
+    assert len(found) == 2
+    assert seen == {
+        ("AUDIT", "audit", SERVICE, WEB.name, 80, 1),
+        ("DROPPED", "enforce", "(no socket: the kernel)", WEB.name, 81, 1),
+    }
+
+
+async def test_packets_to_a_pod_that_ends_at_once_have_a_record(flows: Flows) -> None:
+    """The kernel's entries are deleted with it, before the next records."""
+    flows.node.gate()
+    await flows.start()
+    flows.node.aggregate.add(5)
+    flows.node.end()
+    await until("the end of the pod", lambda: not flows.node.aggregate.sources)
+    found = [one for one in await flows.records() if isinstance(one, FlowRecord)]
+    assert [(one.destination.pod, one.packets) for one in found] == [(WEB.name, 1)]
+
+
+async def test_what_was_counted_before_the_start_has_no_record(flows: Flows) -> None:
+    flows.node.gate()
+    flows.node.aggregate.add(5)
+    flows.hits = {"dns": 4}
+    flows.counts = {7: {(Verdict.WOULD_DROP, Reason.NODE): 100}}
+    await flows.start()
+    await flows.pass_reports(4)
+    assert [type(one) for one in await flows.records()] == [StartRecord]
+
+
+async def test_admissions_are_counted_by_rule_since_the_last_record(flows: Flows) -> None:
+    flows.hits = {"dns": 4, "quiet": 7}
+    await flows.start()
+    flows.hits |= {"dns": 9, "new": 2}
+    await flows.pass_reports(1)
+    # The counters of a policy that was applied again.
+    flows.hits |= {"dns": 1}
+    await flows.pass_reports(1)
+    found = [one for one in await flows.records() if isinstance(one, AdmissionRecord)]
+    assert [(one.policy, one.flows) for one in found] == [("dns", 5), ("new", 2), ("dns", 1)]
+    assert {one.verdict for one in found} == {"FORWARDED"}
+
+
+async def test_what_gates_counted_and_the_table_does_not_have_is_lost(flows: Flows) -> None:
+    flows.node.gate()
+    await flows.start()
+    flows.node.aggregate.add(5)
+    flows.counts = {
+        7: {(Verdict.WOULD_DROP, Reason.NODE): 6, (Verdict.DROP, Reason.STRAY): 3},
+    }
+    await flows.pass_reports(4)
+    found = await flows.records()
+    assert sum(one.packets for one in found if isinstance(one, FlowRecord)) == 1
+    (lost,) = (one for one in found if isinstance(one, LostRecord))
+    assert (lost.place, lost.records, lost.packets) == ("kernel", 0, 5)
+    assert lost.node == "n1"
