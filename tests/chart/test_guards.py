@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from probes.spec import probespec
-from tests.chart import admission
+from tests.chart import admission, rendering
 
 Json = dict[str, Any]
 
@@ -373,3 +373,17 @@ def test_form_of_a_probe_spec_is_checked_when_it_changes() -> None:
     assert admission.rejects(name, invalid, _with_probe_spec(None))
     assert admission.rejects(name, invalid, invalid) == []
     assert admission.rejects(name, _with_probe_spec(None), invalid) == []
+
+
+def test_policies_with_parameters_match_only_podgates_own_pods() -> None:
+    """Without its parameters, such as a DaemonSet that was deleted, a policy denies all that it
+    matches, before its conditions (CollectParams in apiserver's validating dispatcher)."""
+    found = [
+        one["spec"]["matchConstraints"]
+        for one in rendering.objects({"verify": {"enabled": True}})
+        if one["kind"] == "ValidatingAdmissionPolicy" and "paramKind" in one["spec"]
+    ]
+    assert [one["objectSelector"]["matchLabels"] for one in found] == [
+        {"app.kubernetes.io/name": "podgate-verify"}
+    ]
+    assert [rule["operations"] for one in found for rule in one["resourceRules"]] == [["CREATE"]]
