@@ -89,12 +89,13 @@ def problems(journey: Journey, steps: Iterable[Step], entries: Sequence[Entry]) 
     """What the trace shows against these steps: one sentence for each.
 
     A step is passed when its file, or each function that it names, handles the thing after the step
-    before was passed. What called it is on the page, too.
+    before was passed. What called it is on the page, too; others, such as what makes findings, may
+    call it besides.
     """
     found = []
     passed_at = 0
     for step in steps:
-        first = [_first(step, name, entries, passed_at) for name in step.names or [""]]
+        first = [_first(journey, step, name, entries, passed_at) for name in step.names or [""]]
         for name, entry in zip(step.names or [""], first, strict=True):
             if entry is None:
                 what = f"`{name}` of {step.path}" if name else step.path
@@ -105,28 +106,34 @@ def problems(journey: Journey, steps: Iterable[Step], entries: Sequence[Entry]) 
             continue
         entry = min(passed, key=lambda one: one.at)
         passed_at = entry.at
-        callers = [path for path, _ in entry.stack[_index(step, entry) :]]
         found += [
             f"{step.path} is called through {path}, which the journey does not name."
-            for path in dict.fromkeys(callers)
-            if path not in journey.named and path not in _ENTRANCES
+            for path in _unnamed(journey, step, entry)
         ]
     return found
 
 
-def _first(step: Step, name: str, entries: Iterable[Entry], since: int) -> Entry | None:
-    return next(
-        (
-            entry
-            for entry in entries
-            if entry.at >= since
-            and any(
-                path == step.path and (not name or name in function.split("."))
-                for path, function in entry.stack
-            )
-        ),
-        None,
-    )
+def _first(
+    journey: Journey, step: Step, name: str, entries: Iterable[Entry], since: int
+) -> Entry | None:
+    """Of the entries by callers that the journey names; of all, if there is none."""
+    passed = [
+        entry
+        for entry in entries
+        if entry.at >= since
+        and any(
+            path == step.path and (not name or name in function.split("."))
+            for path, function in entry.stack
+        )
+    ]
+    own = (entry for entry in passed if not _unnamed(journey, step, entry))
+    return next(own, passed[0] if passed else None)
+
+
+def _unnamed(journey: Journey, step: Step, entry: Entry) -> list[str]:
+    """Files that have called the step, and are not on the page."""
+    callers = dict.fromkeys(path for path, _ in entry.stack[_index(step, entry) :])
+    return [path for path in callers if path not in journey.named and path not in _ENTRANCES]
 
 
 def _index(step: Step, entry: Entry) -> int:
