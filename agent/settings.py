@@ -159,16 +159,35 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """File of the saved state. None: in the run directory, which a reboot empties."""
 
 
-class FlowSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of records of flows."""
+class FlowFileSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a file of records of flows."""
 
     path: pathlib.Path
     max_bytes: int = 100 << 20
     """Of one file: some 250,000 records."""
     files: int = 5
     """With the current one: at most half a gigabyte."""
+
+
+class FlowOtlpSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of an OTLP receiver of records of flows."""
+
+    url: str
+    headers: pathlib.Path | None = None
+    """File of lines `Name: value`."""
+    authority: pathlib.Path | None = None
+    """File of PEM certificates. None: the system's."""
+
+
+class FlowSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of records of flows."""
+
+    output: FlowFileSettings | FlowOtlpSettings | None
+    """None: standard output."""
     interval_seconds: float = 10.0
     """Between records of one flow; a full aggregate takes a tenth of a second to read."""
+    drops_per_second: int = 0
+    """Records of single drops, at most."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,10 +27,11 @@ _HEAD = """\
 
 def main() -> None:
     project = tomllib.loads((SOURCE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    requirements = [*project["dependencies"], *project["optional-dependencies"]["otlp"]]
     found: dict[str, set[str]] = {}
     for python in PYTHONS:
         for machine in MACHINES:
-            for requirement, digest in _resolve(project["dependencies"], python, machine):
+            for requirement, digest in _resolve(requirements, python, machine):
                 found.setdefault(requirement, set()).add(digest)
     lines = [_HEAD.format(pythons=" and ".join(PYTHONS), machines=" and ".join(MACHINES))]
     for requirement, digests in sorted(found.items()):

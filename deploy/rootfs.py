@@ -223,7 +223,8 @@ def build(
         made.copy_debian(LIBRARIES / name)
     for name in (*PROGRAMS, *more_programs):
         made.copy_debian(pathlib.Path(_program(name)))
-    for distribution in _dependencies(project["project"]["dependencies"]):
+    extra = project["project"]["optional-dependencies"]["otlp"]
+    for distribution in _dependencies([*project["project"]["dependencies"], *extra]):
         made.copy_distribution(distribution)
     for package in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
         made.copy_tree(SOURCE / package, PACKAGES / package)

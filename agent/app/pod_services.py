@@ -355,6 +355,7 @@ def _flow_reporting(
         node=settings.node_name or "",
         counts=gating.gate_worker.gates.counts,
         history=drops.history,
+        events=drops.events,
         processes=drops.source_processes,
         admissions=gating.policy.samples,
     )

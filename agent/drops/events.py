@@ -2,7 +2,7 @@
 
 import asyncio
 import collections
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 from prometheus_client import core
@@ -24,6 +24,9 @@ _MAX_RECENT = 2000
 _PERIOD_SECONDS = 0.5
 _LOG_AGAIN_SECONDS = 60.0
 
+
+Observer = Callable[[Sequence[tuple[DropEvent, Pod | None]], int], None]
+"""Of new events, and of the number that the kernel suppressed meanwhile."""
 
 SUPPRESSED = MetricFamily(
     "podgate_drop_events_suppressed_total",
@@ -52,6 +55,8 @@ class DropEventLog:
         self._count = 0
         self._lost = events.lost()
         self._lost_logged_at = float("-inf")
+        self.observer: Observer | None = None
+        """Gets each event, once its cgroup has a name."""
 
     async def run(self) -> None:
         """Empty the ring before it is full, until cancelled. Without events nothing is read: the
@@ -79,14 +84,15 @@ class DropEventLog:
         yield single(SUPPRESSED, self._lost)
 
     async def _read(self) -> None:
-        fresh = self._events.read()
-        for event in fresh:
-            self._recent.append((event, self._store.pod_of_interface(event.ifindex)))
-            self._count += 1
+        fresh = [
+            (event, self._store.pod_of_interface(event.ifindex)) for event in self._events.read()
+        ]
+        self._recent += fresh
+        self._count += len(fresh)
         if fresh:
             self._sources.hint()
             # Now, since a cgroup may be gone in a moment.
-            await asyncio.to_thread(self._sources.learn, {event.cgroup for event in fresh})
+            await asyncio.to_thread(self._sources.learn, {event.cgroup for event, _ in fresh})
         lost = self._events.lost()
         now = asyncio.get_running_loop().time()
         if lost > self._lost and now - self._lost_logged_at >= _LOG_AGAIN_SECONDS:
@@ -95,7 +101,9 @@ class DropEventLog:
                 Event.DROP_EVENTS_SUPPRESSED,
                 count=lost - self._lost,
             )
-        self._lost = lost
+        suppressed, self._lost = lost - self._lost, lost
+        if self.observer and (fresh or suppressed):
+            self.observer(fresh, suppressed)
 
     def _status(self, event: DropEvent, pod: Pod | None) -> DropEventStatus:
         return DropEventStatus(

@@ -4,6 +4,7 @@ import collections
 import datetime
 import threading
 import time
+import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -32,7 +33,8 @@ RECORDS = MetricFamily(
 LOST_RECORDS = MetricFamily(
     "podgate_flow_records_lost_total",
     "counter",
-    "Records of flows that are lost, by place: queue (it was full) or rejected (by the output).",
+    "Records of flows that are lost, by place: samples (single drops beyond the limits), queue (it "
+    "was full) or rejected (by the output).",
     ("place",),
 )
 LOST_PACKETS = MetricFamily(
@@ -44,11 +46,20 @@ LOST_PACKETS = MetricFamily(
 )
 
 
+class RecordsRejectedError(OSError):
+    """The output has rejected this number of the records, and must not get them again."""
+
+    def __init__(self, records: int, reason: str) -> None:
+        super().__init__(reason)
+        self.records = records
+
+
 class Output(Protocol):
     """Where records go."""
 
     def send(self, records: Sequence[Record]) -> None:
-        """All of them or none. Raises `OSError`. Blocks."""
+        """All of them or none, but for those of `RecordsRejectedError`. Raises `OSError` and
+        `ValueError`. Blocks."""
 
     def close(self) -> None: ...
 
@@ -89,9 +100,7 @@ class Outlet:
         self._clock = clock
         self._backoff = backoff or Backoff(base_seconds=_BASE_SECONDS, cap_seconds=_CAP_SECONDS)
         self._queue: collections.deque[Record] = collections.deque()
-        self._lost: dict[Place, _Lost] = {
-            place: _Lost() for place in ("kernel", "queue", "rejected")
-        }
+        self._lost: dict[Place, _Lost] = {place: _Lost() for place in typing.get_args(Place)}
         self._sent = 0
         self._error = ""
         self._trying_since: float | None = None
@@ -119,6 +128,12 @@ class Outlet:
             self._lose("kernel", 0, packets)
             self._changed.notify()
 
+    def lose_samples(self, drops: int) -> None:
+        """Single drops beyond the limits, which other records count."""
+        with self._changed:
+            self._lose("samples", drops, 0)
+            self._changed.notify()
+
     def close(self, seconds: float) -> None:
         """Send what is queued for up to this time, and end. Blocks."""
         with self._changed:
@@ -141,7 +156,9 @@ class Outlet:
         yield labelled(
             LOST_RECORDS, (((place,), of.records) for place, of in lost if place != "kernel")
         )
-        yield labelled(LOST_PACKETS, (((place,), of.packets) for place, of in lost))
+        yield labelled(
+            LOST_PACKETS, (((place,), of.packets) for place, of in lost if place != "samples")
+        )
 
     def _lose(self, place: Place, records: int, packets: int) -> None:
         lost = self._lost[place]
@@ -186,18 +203,28 @@ class Outlet:
     def _try(self, batch: list[Record]) -> bool:
         with self._changed:
             lost = list(self._lost_records())
+        rejected = 0
         try:
             self._output.send([*lost, *batch])
+        except RecordsRejectedError as error:
+            self._fail(error)
+            # It does not name them: all packets may be lost.
+            rejected = min(error.records, len(batch))
+            if rejected:
+                with self._changed:
+                    self._lose("rejected", rejected, packets_of(batch))
+            if error.records >= len(lost) + len(batch):
+                batch.clear()
+                return False
         except (OSError, ValueError) as error:  # a name may not be UTF-8
-            is_new = not self._error
-            self._error = str(error)
-            if is_new:
-                log.warning(Event.FLOWS_NOT_WRITTEN, output=self._name, error=self._error)
+            self._fail(error)
             return False
-        if self._error:
-            log.info(Event.FLOWS_WRITTEN, output=self._name)
+        else:
+            if self._error:
+                log.info(Event.FLOWS_WRITTEN, output=self._name)
+            self._error = ""
         with self._changed:
-            self._sent += len(batch)
+            self._sent += len(batch) - rejected
             for one in lost:
                 of_place = self._lost[one.place]
                 of_place.reported_records += one.records
@@ -207,10 +234,15 @@ class Outlet:
                     of_place.reported_packets,
                 )
                 of_place.since = _now() if is_more else None
-        self._error = ""
         self._trying_since = None
         self._backoff.reset()
         return True
+
+    def _fail(self, error: Exception) -> None:
+        is_new = not self._error
+        self._error = str(error)
+        if is_new:
+            log.warning(Event.FLOWS_NOT_WRITTEN, output=self._name, error=self._error)
 
     def _lost_records(self) -> Iterator[LostRecord]:
         """Of what is not reported."""

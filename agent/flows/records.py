@@ -46,6 +46,31 @@ class FlowRecord(msgspec.Struct, frozen=True, kw_only=True, tag="flow", rename="
     last: datetime.datetime
 
 
+class DropRecord(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="drop", rename="camel"
+):
+    """One packet that was dropped (AUDIT: that enforce would drop), or one system call that was
+    rejected. A sample: flow records count it as well.
+
+    reason: docs/reference/reasons.md has them; sourceAddress: absent if none was chosen yet; ports:
+    absent for protocols without; pid: of the process, in the node's namespace, if the kernel
+    reports it.
+    """
+
+    time: datetime.datetime
+    node: str
+    verdict: Literal["DROPPED", "AUDIT"]
+    reason: str
+    source: SourceRecord
+    destination: DestinationRecord
+    protocol: int
+    source_address: str = ""
+    source_port: int = 0
+    destination_address: str = ""
+    destination_port: int = 0
+    pid: int = 0
+
+
 class AdmissionRecord(msgspec.Struct, frozen=True, kw_only=True, tag="admission", rename="camel"):
     """New flows that one rule of a policy admitted since its last record, over all pods of the
     node. source, protocol, ports: of the rule, as `podgate rules` shows them."""
@@ -62,12 +87,13 @@ class AdmissionRecord(msgspec.Struct, frozen=True, kw_only=True, tag="admission"
 
 class LostRecord(msgspec.Struct, frozen=True, kw_only=True, tag="lost", rename="camel"):
     """What has no record. place: `kernel`, packets whose source the kernel's table had no room for;
-    `queue`, records that came while the queue was full; `rejected`, records that the output did not
-    accept. packets: those that these records counted; since: the first of them."""
+    `samples`, single drops beyond the limits; `queue`, records that came while the queue was full;
+    `rejected`, records that the output did not accept. packets: those that flow records of these
+    counted; since: the first of them."""
 
     time: datetime.datetime
     node: str
-    place: Literal["kernel", "queue", "rejected"]
+    place: Literal["kernel", "samples", "queue", "rejected"]
     records: int
     packets: int
     since: datetime.datetime
@@ -81,10 +107,10 @@ class StartRecord(msgspec.Struct, frozen=True, kw_only=True, tag="start", rename
     version: str
 
 
-Record = FlowRecord | AdmissionRecord | LostRecord | StartRecord
+Record = FlowRecord | DropRecord | AdmissionRecord | LostRecord | StartRecord
 """The field `type` names the kind."""
 
-Place = Literal["kernel", "queue", "rejected"]
+Place = Literal["kernel", "samples", "queue", "rejected"]
 
 
 def packets_of(records: Iterable[Record]) -> int:

@@ -124,6 +124,16 @@ VALUES: dict[str, dict[str, Any]] = {
         },
     },
     "policies": {"injection": {"mechanism": "policies"}},
+    "flows": {
+        "flows": {
+            "otlp": {
+                "endpoint": "https://$(HOST_IP):4318",
+                "headersSecret": "flows-headers",
+                "caSecret": "flows-ca",
+            },
+            "drops": 20,
+        }
+    },
     "conditions": {"conditions": {"domains": ["gpu.example.com", "disk.example.com"]}},
     "own certificate": {
         "injection": {"mechanism": "webhook"},

@@ -7,7 +7,7 @@ import socket
 import msgspec
 import pytest
 
-from agent.flows.records import FlowRecord, LostRecord, Record, StartRecord
+from agent.flows.records import DropRecord, FlowRecord, LostRecord, Record, StartRecord
 from agent.flows.tally import Tally, recorded
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
@@ -15,6 +15,7 @@ from bpf import abi, loader
 from bpf.drop_sources import DropSources
 from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode
+from tests.agent.flows.otlp_receiver import attributes, receiver
 from tests.kernel.test_agent import isolated_as
 from tests.polling import wait_until
 
@@ -76,13 +77,27 @@ def records(path: pathlib.Path) -> list[Record]:
     return [decoder.decode(line) for line in path.read_bytes().splitlines()]
 
 
+def test_agent_sends_records_to_a_receiver(operator: AgentProcess, lab: labs.Lab) -> None:
+    pod = lab.add_pod("web", 1)
+    operator.write_manifest(pod, mode="audit", container={})
+    with receiver() as served:
+        operator.start(f"--flows-otlp={served.url}", "--flows-interval=1")
+        operator.wait_for("the gate", isolated_as("web", "Audit"))
+        wait_until("the start", lambda: bool(served.logs))
+        send(pod, 7, BURST)
+        wait_until("the records", lambda: served.sum("podgate.packets") == BURST)
+        operator.stop(signal.SIGTERM)
+    found = attributes(served.logs[-1].attributes)
+    assert (found["k8s.pod.name"], found["destination.port"]) == ("web", 7)
+
+
 def test_agent_records_each_packet_of_a_flood_once(
     operator: AgentProcess, lab: labs.Lab, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "flows" / "flows.json"
     pod = lab.add_pod("web", 1)
     operator.write_manifest(pod, mode="audit", container={})
-    operator.start(f"--flows-file={path}", "--flows-interval=1")
+    operator.start(f"--flows-file={path}", "--flows-interval=1", "--flows-drops=100")
     operator.wait_for("the gate", isolated_as("web", "Audit"))
     wait_until("the start", lambda: path.exists() and bool(records(path)))
 
@@ -97,10 +112,27 @@ def test_agent_records_each_packet_of_a_flood_once(
     send(pod, 7, FLOOD)
     send(pod, 8, 1)
     wait_until("all records", lambda: packets(8) and packets(7) >= BURST + FLOOD)
+
+    def samples() -> tuple[list[DropRecord], int]:
+        """Those that were sent, and the number of the others."""
+        found = records(path)
+        lost = (one.records for one in found if isinstance(one, LostRecord))
+        return [one for one in found if isinstance(one, DropRecord)], sum(lost)
+
+    def has_all_samples() -> bool:
+        sent, lost = samples()
+        return len(sent) + lost == BURST + FLOOD + 1
+
+    wait_until("all samples", has_all_samples)
     operator.stop(signal.SIGTERM)
     assert (packets(7), packets(8)) == (BURST + FLOOD, 1)
     assert isinstance(records(path)[0], StartRecord)
-    assert not [one for one in records(path) if isinstance(one, LostRecord)]
+    lost = [one for one in records(path) if isinstance(one, LostRecord)]
+    assert {(one.place, one.packets) for one in lost} == {("samples", 0)}
+    drops, _ = samples()
+    assert {(one.verdict, one.reason) for one in drops} == {("AUDIT", "node")}
+    assert {one.destination_address for one in drops} == {pod.ipv4}
+    assert {one.destination.pod for one in drops} == {"web"}
     (one,) = found(8)
     assert (one.verdict, one.mode, one.protocol) == ("AUDIT", "audit", socket.IPPROTO_UDP)
     assert one.destination.pod == "web"

@@ -205,7 +205,8 @@ FLOWS_NOT_WRITTEN = define(
     DEGRADED,
     "Records of flows have not been written for a minute; those that the queue has no room for are "
     "lost, and counted.",
-    "Make room for the file of --flows-file, or make it writable; the agent retries.",
+    "Make room for the file of --flows-file, or make it writable; start the receiver of "
+    "--flows-otlp, or correct its URL, headers or certificates. The agent retries.",
 )
 RELAY_MISSING = define(
     "relay-missing",

@@ -35,7 +35,7 @@ DOCUMENTS: dict[str, tuple[Any, str]] = {
     ),
     "explain": (Explanation, "podgate explain"),
     "explain-pod": (PodExplanation, "podgate explain pod"),
-    "flows": (Record, "the file of podgate run --flows-file: one document each line"),
+    "flows": (Record, "what podgate run --flows-file writes: one document each line"),
     "map": (MapContent, "podgate maps NAME"),
     "maps": (list[MapStatus], "podgate maps"),
     "pods": (podinfo_pb2.ListPodConditionsResponse, "podgate pods: one document per state"),

@@ -2,23 +2,49 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import pathlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
 
 from agent.app import flow_reporting
 from agent.app.flow_reporting import FlowReporting
-from agent.flows.records import AdmissionRecord, FlowRecord, LostRecord, Record, StartRecord
+from agent.drops.events import DropEventLog
+from agent.flows.records import (
+    AdmissionRecord,
+    DropRecord,
+    FlowRecord,
+    LostRecord,
+    Record,
+    StartRecord,
+)
 from agent.policy.rules_report import RuleSample
-from agent.settings import FlowSettings
+from agent.settings import FlowFileSettings, FlowSettings
 from bpf.counters import Counts
+from bpf.drop_events import DropEvent
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.agent.drops.test_history import SERVICE, WEB, Node
 from tests.polling import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.looptime
+
+
+class Ring:
+    """The kernel's drop events: those of the test, and how many it suppressed."""
+
+    def __init__(self) -> None:
+        self.events: list[DropEvent] = []
+        self.suppressed = 0
+
+    def read(self) -> list[DropEvent]:
+        events, self.events = self.events, []
+        return events
+
+    def lost(self) -> int:
+        return self.suppressed
 
 
 class Flows:
@@ -31,14 +57,18 @@ class Flows:
         self.node.store.synced.set()
         self.counts: dict[int, Counts] = {}
         self.hits: dict[str, int] = {}
+        self.ring = Ring()
+        ring: Any = self.ring
+        self.events = DropEventLog(ring, sources=self.node.processes, store=self.node.store)
         self._path = folder / "flows.json"
         self._is_saved = folder / "history.json"
         self._reports = 0
         self.reporting = FlowReporting(
-            FlowSettings(path=self._path),
+            FlowSettings(output=FlowFileSettings(path=self._path), drops_per_second=2),
             node="n1",
             counts=lambda: self.counts,
             history=self.node.history,
+            events=self.events,
             processes=self.node.processes,
             admissions=self._samples,
         )
@@ -146,3 +176,30 @@ async def test_what_gates_counted_and_the_table_does_not_have_is_lost(flows: Flo
     (lost,) = (one for one in found if isinstance(one, LostRecord))
     assert (lost.place, lost.records, lost.packets) == ("kernel", 0, 5)
     assert lost.node == "n1"
+
+
+async def test_single_drops_have_a_record_up_to_the_limit(flows: Flows) -> None:
+    """Two a second; the rest, and what the kernel suppressed, is counted."""
+    flows.node.gate()
+    await flows.start()
+    source, destination = ipaddress.ip_address("198.18.0.1"), ipaddress.ip_address("198.18.0.2")
+    flows.ring.events = [
+        DropEvent(
+            *(at, Verdict.DROP, Reason.NODE, 7, 6, source, 4000),
+            *(destination, 80, 5, 17, "curl"),
+        )
+        for at in range(5)
+    ]
+    flows.ring.suppressed = 10
+    await flows.events.after(0)
+    found = await flows.records()
+    drops = [one for one in found if isinstance(one, DropRecord)]
+    (lost,) = (one for one in found if isinstance(one, LostRecord))
+    assert len(drops) == 2
+    assert (lost.place, lost.records, lost.packets) == ("samples", 13, 0)
+    one = drops[0]
+    assert (one.verdict, one.reason, one.pid) == ("DROPPED", "node", 17)
+    assert (one.source.cgroup, one.source.process) == (SERVICE, "curl")
+    assert one.destination.pod == WEB.name
+    assert (one.source_address, one.source_port) == ("198.18.0.1", 4000)
+    assert (one.destination_address, one.destination_port) == ("198.18.0.2", 80)

@@ -14,7 +14,10 @@ RUN = (
 )
 BEFORE_GATES = (*RUN, "agent.sources.cluster")
 # Everything that it imports once the first gates are attached.
-AFTER_GATES = ("agent.app.pod_services", "agent.app.http_server", "agent.app.remote_metrics")
+AFTER_GATES = (
+    *("agent.app.pod_services", "agent.app.http_server", "agent.app.remote_metrics"),
+    "agent.app.flow_reporting",
+)
 
 LATER = (
     *("aiohttp", "h2", "hpack"),
@@ -30,6 +33,8 @@ NEVER = (
     "pygments",
     "kubernetes",
     "bcc",
+    # Where --flows-otlp is set, in the thread that sends.
+    *("opentelemetry", "urllib3", "agent.flows.otlp"),
     "agent.operate.demo",
     "agent.operate.doctor",
     "agent.operate.kubectl",

@@ -1,14 +1,34 @@
 """Options for records of flows of `podgate run`."""
 
 import functools
+import importlib.util
 import pathlib
+import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
 import click
 
 from agent.operate.cli.commands import options
-from agent.settings import FlowSettings
+from agent.settings import FlowFileSettings, FlowOtlpSettings, FlowSettings
+
+_STANDARD_OUTPUT = pathlib.Path("-")
+# Where receivers of the specification have logs.
+_PATH = "/v1/logs"
+
+
+def _receiver(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """With the path of logs, unless it has one."""
+    if value is None:
+        return None
+    url = urllib.parse.urlsplit(value)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise click.BadParameter("it must be a URL with http or https")
+    # Imported when the first records are sent, after the first gates.
+    if importlib.util.find_spec("opentelemetry") is None:
+        raise click.BadParameter("it needs the package opentelemetry-proto (podgate[otlp])")
+    return value if url.path.strip("/") else urllib.parse.urlunsplit(url._replace(path=_PATH))
+
 
 _OPTIONS = (
     click.option(
@@ -16,7 +36,7 @@ _OPTIONS = (
         metavar="FILE",
         type=options.PATH,
         help="Append records of dropped and admitted flows to this file, a JSON document each "
-        "line. Default: none.",
+        "line; - is standard output. Default: none.",
     ),
     click.option(
         "--flows-file-mib",
@@ -35,12 +55,41 @@ _OPTIONS = (
         help="Files that are kept, with the current one.",
     ),
     click.option(
+        "--flows-otlp",
+        metavar="URL",
+        callback=_receiver,
+        help="Send records of dropped and admitted flows to this OTLP receiver, over HTTP, such as "
+        f"http://127.0.0.1:4318; without a path, to {_PATH}. Not with --flows-file. Default: none.",
+    ),
+    click.option(
+        "--flows-otlp-headers",
+        metavar="FILE",
+        type=options.PATH,
+        help="Headers for the receiver, a line 'Name: value' each, read for each request. "
+        "Default: none.",
+    ),
+    click.option(
+        "--flows-otlp-ca",
+        metavar="FILE",
+        type=options.PATH,
+        help="Certificates (PEM) that verify the receiver's. Default: the system's.",
+    ),
+    click.option(
         "--flows-interval",
         metavar="SECONDS",
         type=click.FloatRange(1, 3600),
         default=10.0,
         show_default=True,
         help="Time between records of one flow.",
+    ),
+    click.option(
+        "--flows-drops",
+        metavar="NUMBER",
+        type=click.IntRange(0, 10_000),
+        default=0,
+        show_default=True,
+        help="Records of single drops each second, at most, with addresses and reason; the rest "
+        "is counted.",
     ),
 )
 
@@ -54,16 +103,28 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
         flows_file: pathlib.Path | None,
         flows_file_mib: int,
         flows_file_count: int,
+        flows_otlp: str | None,
+        flows_otlp_headers: pathlib.Path | None,
+        flows_otlp_ca: pathlib.Path | None,
         flows_interval: float,
+        flows_drops: int,
         **others: Any,
     ) -> None:
+        if flows_file and flows_otlp:
+            raise click.UsageError("--flows-file and --flows-otlp exclude each other")
+        output: FlowFileSettings | FlowOtlpSettings | None = None
+        if flows_otlp:
+            output = FlowOtlpSettings(
+                url=flows_otlp, headers=flows_otlp_headers, authority=flows_otlp_ca
+            )
+        elif flows_file and flows_file != _STANDARD_OUTPUT:
+            output = FlowFileSettings(
+                path=flows_file, max_bytes=flows_file_mib << 20, files=flows_file_count
+            )
         flows = None
-        if flows_file:
+        if flows_file or flows_otlp:
             flows = FlowSettings(
-                path=flows_file,
-                max_bytes=flows_file_mib << 20,
-                files=flows_file_count,
-                interval_seconds=flows_interval,
+                output=output, interval_seconds=flows_interval, drops_per_second=flows_drops
             )
         command(flows=flows, **others)
 
