@@ -62,14 +62,15 @@ class LocalReadiness:
         """Pods whose probes had their last result with the previous agent."""
         self._pods: dict[str, PodReports] = {}
         self._by_key: dict[str, str] = {}
-        """The runtime's uid of a pod by the API's uid and by address."""
+        """The runtime's uid of a pod by the API's uid, by namespace and name, and by address."""
         self._effective: dict[str, bool] = {}
         self._ended: dict[str, frozenset[str]] = {}
         """The uids by which slices name each ended pod; the oldest first."""
 
-    def is_ready(self, api_uid: str, address: str) -> bool | None:
-        """None if the slices count. api_uid: empty where a slice names no pod."""
-        return self._effective.get(self._by_key.get(api_uid or address, ""))
+    def is_ready(self, pod_key: str, address: str) -> bool | None:
+        """None if the slices count. pod_key: the API's uid, or namespace and name; empty where a
+        slice names no pod."""
+        return self._effective.get(self._by_key.get(pod_key or address, ""))
 
     @property
     def probed(self) -> dict[str, ProbeReadiness]:
@@ -203,8 +204,11 @@ def _uses_host_network(pod: PodReports) -> bool:
 
 def _keys(pod: PodReports) -> frozenset[str]:
     """What slices name the pod by."""
-    found = (pod.of_api, pod.of_kubelet) if not _uses_host_network(pod) else ()
-    return _uids(pod) | {address.ip for one in found if one for address in one.status.pod_ips}
+    found = [one for one in (pod.of_api, pod.of_kubelet) if one is not None]
+    names = {f"{one.metadata.namespace}/{one.metadata.name}" for one in found}
+    if not _uses_host_network(pod):
+        names |= {address.ip for one in found for address in one.status.pod_ips}
+    return _uids(pod) | names
 
 
 def _uids(pod: PodReports) -> frozenset[str]:

@@ -13,8 +13,8 @@ _FAMILIES = {"IPv4": False, "IPv6": True}
 _POD = "Pod"
 
 ReadinessSource = Callable[[str, str], bool | None]
-"""Whether the pod of a uid (empty if unknown) and an address is ready, if this node has a newer
-report than the API; else None."""
+"""Whether the pod of a `pod_key` (empty if unknown) and an address is ready, if this node has a
+newer report than the API; else None."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,6 +40,11 @@ class EndpointCandidate:
     @property
     def is_last_resort(self) -> bool:
         return self.is_serving and self.is_terminating
+
+    @property
+    def pod_key(self) -> str:
+        """The pod's uid. Files written by hand have none: its namespace and name, or nothing."""
+        return self.pod_uid or (f"{self.pod_namespace}/{self.pod_name}" if self.pod_name else "")
 
     def with_readiness(self, is_ready: bool) -> "EndpointCandidate":
         """The same with newer readiness. A terminating endpoint does not become ready by it."""
@@ -68,9 +73,9 @@ class ParsedSlice:
     cmd/kube-proxy/app/server.go)."""
 
     def local_keys(self, node: str) -> frozenset[str]:
-        """Uids and addresses of pods on this node, whose readiness it depends on."""
+        """Keys and addresses of pods on this node, whose readiness it depends on."""
         own = [candidate for candidate in self.candidates if candidate.node == node]
-        return frozenset(candidate.pod_uid or candidate.address.text for candidate in own)
+        return frozenset(candidate.pod_key or candidate.address.text for candidate in own)
 
     def with_readiness(self, node: str, readiness: ReadinessSource) -> "ParsedSlice":
         """The same with the newer readiness of this node's pods."""
@@ -84,7 +89,7 @@ class ParsedSlice:
 
 
 def _newest(candidate: EndpointCandidate, readiness: ReadinessSource) -> EndpointCandidate:
-    is_ready = readiness(candidate.pod_uid, candidate.address.text)
+    is_ready = readiness(candidate.pod_key, candidate.address.text)
     return candidate if is_ready is None else candidate.with_readiness(is_ready)
 
 
@@ -106,14 +111,17 @@ def parse(found: objects.EndpointSlice) -> ParsedSlice:
         candidates=tuple(
             candidate
             for endpoint in found.endpoints or ()
-            if (candidate := _candidate(endpoint, follows_pods))
+            if (candidate := _candidate(endpoint, found.metadata.namespace, follows_pods))
             and candidate.address.is_ipv6 is is_ipv6
         ),
         is_for_dns=objects.HEADLESS_LABEL in labels,
     )
 
 
-def _candidate(endpoint: objects.SliceEndpoint, follows_pod: bool) -> EndpointCandidate | None:
+def _candidate(
+    endpoint: objects.SliceEndpoint, namespace: str, follows_pod: bool
+) -> EndpointCandidate | None:
+    """namespace: of the slice, in which its pods are."""
     # All addresses of an endpoint are the same pod's, and no controller writes a second one.
     address = addresses.parse(endpoint.addresses[0]) if endpoint.addresses else None
     if address is None:
@@ -132,7 +140,7 @@ def _candidate(endpoint: objects.SliceEndpoint, follows_pod: bool) -> EndpointCa
         hostname=endpoint.hostname or "",
         node=endpoint.node_name or "",
         zone=endpoint.zone or "",
-        pod_namespace=pod.namespace,
+        pod_namespace=pod.namespace or (namespace if pod.name else ""),
         pod_name=pod.name,
         pod_uid=pod.uid,
         follows_pod=follows_pod,

@@ -180,10 +180,10 @@ class Watched:
         return self.readiness.is_ready("api-1", "198.19.0.1")
 
 
-BOTH = frozenset(("api-1", "198.19.0.1"))
+ALL = frozenset(("api-1", "default/web", "198.19.0.1"))
 
 
-def test_failing_pod_is_published_once_by_uid_and_address() -> None:
+def test_failing_pod_is_published_once_by_uid_name_and_address() -> None:
     watched = Watched()
     watched.set_pod(pod())
     assert watched.is_ready() is None
@@ -191,8 +191,9 @@ def test_failing_pod_is_published_once_by_uid_and_address() -> None:
     watched.note("ProbeFailing")
     assert watched.is_ready() is False
     assert watched.readiness.is_ready("", "198.19.0.1") is False
+    assert watched.readiness.is_ready("default/web", "198.19.0.1") is False
     assert watched.readiness.is_ready("another", "198.19.0.1") is None
-    assert watched.changes == [BOTH]
+    assert watched.changes == [ALL]
 
 
 def test_time_is_of_the_readiness_and_not_of_the_condition() -> None:
@@ -236,7 +237,7 @@ def test_later_report_of_the_kubelet_counts() -> None:
     watched.note("ProbeFailing")
     watched.set_pod(pod("True", "2026-01-01T12:00:20Z"))
     assert watched.is_ready() is None
-    assert watched.changes == [BOTH, BOTH]
+    assert watched.changes == [ALL, ALL]
 
 
 def test_deleted_pod_does_not_affect_the_next_one_at_its_address() -> None:
@@ -257,10 +258,22 @@ def test_pod_that_has_ended_is_not_ready() -> None:
     watched.readiness.end("api-1")
     assert watched.is_ready() is False
     assert watched.changes == [frozenset(["api-1"])]
-    # Slices may name only the address, and another pod may have it.
+    # Slices may have only the address or the name, and another pod may have either.
     assert watched.readiness.is_ready("", "198.19.0.1") is None
+    assert watched.readiness.is_ready("default/web", "198.19.0.1") is None
     watched.note("ProbesPassing")
     assert watched.is_ready() is False
+
+
+def test_name_is_of_the_pod_that_has_it_now() -> None:
+    """Its predecessor ends after it has started."""
+    watched = Watched()
+    watched.set_pod(pod())
+    watched.set_pod(pod("False", uid="api-2", ip="198.19.0.2"))
+    watched.readiness.set_probes("api-2", Condition(GATE, FALSE, "ProbeFailing", "", watched.now))
+    watched.readiness.end("api-1")
+    assert watched.readiness.is_ready("default/web", "") is False
+    assert watched.readiness.is_ready("api-2", "") is False
 
 
 def test_pod_that_comes_back_with_its_uid_is_evaluated_again() -> None:

@@ -397,6 +397,21 @@ async def test_local_readiness_is_published_without_an_api_server(node: Node) ->
     assert targets((await node.newest())["web"].ports[0]) == ["198.19.0.2:8080"]
 
 
+@pytest.mark.parametrize("namespace", [{}, {"namespace": "default"}])
+async def test_endpoint_without_uid_follows_the_pod_that_it_names(
+    node: Node, server: ApiServer, namespace: Json
+) -> None:
+    """As people write it in files."""
+    await node.newest()
+    named = msgspec.structs.replace(pod().metadata, uid="of-the-manifest")
+    found = msgspec.structs.replace(pod(), metadata=named)
+    now = datetime.datetime.now(datetime.UTC)
+    node.endpoints.set_pod("of-the-manifest", PodReports(of_api=found))
+    node.endpoints.condition_changed("of-the-manifest", condition(now, "ProbeFailing"))
+    put_web(server, {**HERE, "targetRef": {"kind": "Pod", "name": "web", **namespace}}, AWAY)
+    assert targets((await node.newest())["web"].ports[0]) == ["198.19.0.2:8080"]
+
+
 async def test_results_of_probes_survive_the_agent(
     listening: pathlib.Path, kubeconfig: str, tmp_path: pathlib.Path
 ) -> None:
