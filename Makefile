@@ -19,7 +19,7 @@ C_FILES := $(shell find bpf deploy -name '*.[ch]')
 CNI := .venv/bin/podgate-cni
 PROTO_FILES := $(shell find agent tests -name '*.proto')
 
-.PHONY: client go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench bench-recorded fuzz format docs pictures proto image push plugin setup clean test-meshes test-crowd test-networks test-fleet test-nri
+.PHONY: client cnp go-stubs demo durations test lint types test-unit test-kernel mutants test-image test-page test-chart test-cluster test-proxy test-container test-continuity test-strict test-faults test-bypass-strict test-attacks test-kernels test-bare flakes bench bench-recorded fuzz format docs pictures proto image push plugin setup clean test-meshes test-crowd test-networks test-fleet test-nri
 
 demo: .venv/.run
 	@$(COMPILED) $(PYTHON) -m agent demo $(ARGS)
@@ -96,6 +96,11 @@ test-chart: setup
 # Without BIN: what needs only an API server, in the cluster of KUBECONFIG.
 test-cluster: setup
 	PODGATE_TEST_BIN=$(BIN) PODGATE_TEST_HELM=$(HELM) $(PYTEST) $(LONG) $(or $(FILES),tests/cluster) $(if $(BIN),,-m 'not kernel')
+
+# The cases of ClusterNetworkPolicy and the node (tests/cnp) in the cluster of KUBECONFIG, whatever implements the policies there: a minute. CRD=FILE
+# is the resource's definition, where the cluster has none; `make cnp ARGS=--help` lists the rest.
+cnp: setup
+	@$(PYTHON) -m tests.cnp $(if $(CRD),--crd $(CRD)) $(ARGS)
 
 # podgate beside Istio (sidecar and ambient), Linkerd and Consul's rules, by their own programs in
 # MESHES, which tests/meshes/programs.py names; some by `ARGS="-k consul"`. A minute for each mesh, into

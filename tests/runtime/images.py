@@ -11,7 +11,7 @@ PAUSE = "localhost/pause:1"
 POD = "localhost/pod:1"
 """Busybox, whose httpd, sh and others are in /bin; /www/healthz answers "ok"."""
 
-_APPLETS = ("cat", "httpd", "nc", "sh", "sleep", "wget")
+_APPLETS = ("cat", "httpd", "mkdir", "nc", "rmdir", "sh", "sleep", "wget")
 _LAYER = "application/vnd.oci.image.layer.v1.tar"
 _CONFIG = "application/vnd.oci.image.config.v1+json"
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
