@@ -209,6 +209,7 @@ class PodServices:
                 uids=lambda: store.pods,
                 pod_of=store.pod,
                 conditions_of=store.conditions.of,
+                addresses_of=store.own_addresses,
                 changes=(store.desired, store.in_force, store.conditions.changes),
                 source=node.pods if node else None,
                 synced=store.synced,

@@ -2,7 +2,7 @@
 
 import ipaddress
 import uuid
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -54,6 +54,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     spec: PodSpec = PodSpec()
     source: str = ""
     """The manifest's file name."""
+    manifest: dict[str, Any] = {}
+    """All of it, for clients of the pods API; empty for pods of other sources."""
     manifest_problem: Problem | None = None
     reported_addresses: tuple[IPAddress, ...] = ()
     """What the container runtime, or the manifest's status.podIPs, reports as the pod's own."""
@@ -134,6 +136,7 @@ def read_pod(document: object, *, source: str) -> Pod:
             "InvalidManifest",
             f"{source} is not a pod manifest: {_unquoted(document) or _sentence(error)}.",
         ) from error
+    assert isinstance(document, dict)  # it was converted
     metadata = manifest.metadata
     spec = parse_pod(document)
     netns_path = metadata.annotations.get(agent_labels.NETNS_ANNOTATION)
@@ -161,6 +164,7 @@ def read_pod(document: object, *, source: str) -> Pod:
         labels=metadata.labels,
         spec=spec,
         source=source,
+        manifest=document,
         reported_addresses=_pod_ips(manifest.status, source),
     )
 

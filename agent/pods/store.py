@@ -76,6 +76,11 @@ class PodStore:
         state = self.pods.get(uid)
         return state.pod if state else None
 
+    def own_addresses(self, uid: str) -> tuple[str, ...]:
+        """A pod's confirmed addresses."""
+        state = self.pods.get(uid)
+        return state.own_addresses if state else ()
+
     def set_pod(self, pod: Pod) -> None:
         """Add or change a pod. One that was removed and still has its gates continues with them."""
         state = self.pods.get(pod.uid) or self.removed.pop(pod.uid, None) or PodState(pod)

@@ -25,6 +25,8 @@ class PodRecord:
     pod: Pod | None = None
     reports: PodReports = dataclasses.field(default_factory=PodReports)
     own: tuple[conditions.Condition, ...] = ()
+    addresses: tuple[str, ...] = ()
+    """Confirmed ones, for a pod that only the agent knows."""
 
     @property
     def newer(self) -> ApiPod | None:

@@ -2,8 +2,9 @@
 
 A pod is the kubelet's own object while its pods API reports it, else the API server's, with all
 fields but managed ones; with two changes: its conditions are those of PodInfo, and a static pod has
-the runtime's uid, as with the kubelet. Without either object (manifests) and after a restart
-without both servers it has the fields that podgate stores.
+the runtime's uid, as with the kubelet. Without a cluster it is the manifest, with the addresses
+that podgate has confirmed; after a restart without both servers it has the fields that podgate
+stores.
 """
 
 import contextlib
@@ -99,10 +100,15 @@ def _json(found: ApiPod | None, record: PodRecord) -> _Json:
         stored: _Json = msgspec.to_builtins(found)
         return stored
     assert record.pod is not None  # a record has at least one source
-    return {
+    pod = {
         "metadata": {"labels": dict(record.pod.labels)},
         "spec": {"hostNetwork": record.pod.host_network},
+        **record.pod.manifest,
     }
+    # Nothing else of a manifest's status is a fact.
+    ips = [{"ip": one} for one in record.addresses]
+    pod["status"] = {"podIP": ips[0]["ip"], "podIPs": ips} if ips else {}
+    return pod
 
 
 def _changed(content: bytes, record: PodRecord) -> bytes:

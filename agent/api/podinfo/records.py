@@ -18,12 +18,15 @@ class PodRecords:
         uids: Callable[[], Iterable[str]],
         pod_of: Callable[[str], Pod | None],
         conditions_of: Callable[[str], list[Condition]],
+        addresses_of: Callable[[str], tuple[str, ...]],
         source: NodePods | None,
     ) -> None:
-        """uids, pod_of: the agent's pods; source: in a cluster, where it has all of them."""
+        """uids, pod_of: the agent's pods; addresses_of: their confirmed addresses; source: in a
+        cluster, where it has all of them."""
         self._uids = uids
         self._pod_of = pod_of
         self._conditions_of = conditions_of
+        self._addresses_of = addresses_of
         self._source = source
 
     def uids(self) -> list[str]:
@@ -43,4 +46,5 @@ class PodRecords:
         reports = self._source.reports(uid) if self._source else PodReports()
         if reports.newest is None and (self._source or pod is None):
             return None
-        return PodRecord(pod, reports, tuple(self._conditions_of(uid)))
+        addresses = () if self._source else self._addresses_of(uid)
+        return PodRecord(pod, reports, tuple(self._conditions_of(uid)), addresses)

@@ -31,15 +31,22 @@ class PodInfoService:
         uids: Callable[[], Iterable[str]],
         pod_of: Callable[[str], Pod | None],
         conditions_of: Callable[[str], list[Condition]],
+        addresses_of: Callable[[str], tuple[str, ...]],
         changes: Iterable[Changes],
         source: NodePods | None,
         synced: asyncio.Event,
         unready_because: Callable[[], str | None],
     ) -> None:
-        """uids, pod_of: the agent's pods; changes: of them and their conditions; source: in a
-        cluster, the pods of API server and kubelet; synced: set once these are all pods of the
-        node; unready_because: why they are not yet."""
-        records = PodRecords(uids=uids, pod_of=pod_of, conditions_of=conditions_of, source=source)
+        """uids, pod_of, addresses_of: the agent's pods, with confirmed addresses; changes: of them
+        and their conditions; source: in a cluster, the pods of API server and kubelet; synced: set
+        once these are all pods of the node; unready_because: why they are not yet."""
+        records = PodRecords(
+            uids=uids,
+            pod_of=pod_of,
+            conditions_of=conditions_of,
+            addresses_of=addresses_of,
+            source=source,
+        )
         self._publisher = PodsPublisher(records, synced=synced, unready_because=unready_because)
         self._changed_objects = Changes()
         self._server = PodInfoServer(

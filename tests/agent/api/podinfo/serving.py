@@ -92,6 +92,7 @@ class _Records(PodRecords):
             uids=lambda: node.pods,
             pod_of=node.pods.get,
             conditions_of=lambda uid: node.conditions.of(uid),
+            addresses_of=lambda uid: node.addresses.get(uid, ()),
             source=None,
         )
 
@@ -110,6 +111,8 @@ class Node:
         self.directory = directory
         self.path = directory / "podinfo" / "podinfo.sock"
         self.pods: dict[str, Pod] = {}
+        self.addresses: dict[str, tuple[str, ...]] = {}
+        """Confirmed ones, by uid."""
         self.more: dict[str, PodRecord] = {}
         """What API server and kubelet know, by the runtime's uid."""
         self.synced = asyncio.Event()

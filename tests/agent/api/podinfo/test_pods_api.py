@@ -19,7 +19,8 @@ from agent.api.podinfo.pods_api import PodsApiServer
 from agent.kube.objects import ApiPod, ObjectMetadata, WholePod
 from agent.kube.pod_reports import PodReports
 from agent.kubelet import kubelet_pb2, pods_api_reading
-from agent.pods.conditions import FALSE, Condition
+from agent.pods.conditions import FALSE, TYPES, Condition
+from agent.pods.pod import read_pod
 from tests import polling
 from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, code_of
 from tests.agent.api.podinfo.test_merge import pod as api_pod
@@ -139,6 +140,36 @@ async def test_watch_sends_all_pods_then_sync_complete_then_changes(node: Node) 
         node.remove(web)
         assert seen(await watch.read()) == (kubelet_pb2.DELETED, "web")
         watch.cancel()
+
+
+async def test_pod_of_a_manifest_has_its_containers_and_confirmed_addresses(node: Node) -> None:
+    """Fields of another type are left out, and a status that someone wrote into it."""
+    annotations = {labels.NETNS_ANNOTATION: "/run/netns/web"}
+    document = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "web", "namespace": "tests", "annotations": annotations},
+        "spec": {
+            "containers": [{"name": "app", "image": "example.org/app:1", "tty": "yes"}],
+            "dnsPolicy": 5,
+        },
+        "status": {"podIPs": [{"ip": "198.18.0.9"}], "conditions": [5], "phase": "Failed"},
+    }
+    found = read_pod(document, source="web.yaml")
+    web = node.add("web", manifest=found.manifest)
+    node.addresses[web.uid] = ("198.18.0.2", "fd00:18::2")
+    async with serving(node) as kubelet:
+        await kubelet.get(web.uid)
+        pod = kubelet_pb2.Pod.FromString(kubelet.content)
+        assert (pod.metadata.uid, pod.metadata.name) == (web.uid, "web")
+        assert dict(pod.metadata.annotations) == annotations
+        (container,) = pod.spec.containers
+        assert container.name == "app"
+        assert b"example.org/app:1" in kubelet.content
+        assert [one.ip for one in pod.status.podIPs] == ["198.18.0.2", "fd00:18::2"]
+        assert {one.type for one in pod.status.conditions} == set(TYPES)
+        assert b"Failed" not in kubelet.content
+        assert b"198.18.0.9" not in kubelet.content
 
 
 async def test_pod_of_the_api_server_is_served_whole(node: Node) -> None:

@@ -55,6 +55,7 @@ class Agent:
             uids=lambda: (*self.source.current, *self.ending),
             pod_of=lambda uid: self.source.current.get(uid) or self.ending.get(uid),
             conditions_of=self.conditions.of,
+            addresses_of=lambda uid: (),
             changes=(self.conditions.changes,),
             source=self.source,
             synced=self.synced,
