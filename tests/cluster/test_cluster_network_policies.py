@@ -36,7 +36,7 @@ _SECONDS = 400
 def definition(tmp_path: pathlib.Path) -> pathlib.Path:
     if given := os.environ.get(_CRD):
         return pathlib.Path(given)
-    group, _, names = "policy.networking.k8s.io", "", "clusternetworkpolicies"
+    names, _, group = POLICIES.partition(".")
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     made: Json = {
         "apiVersion": "apiextensions.k8s.io/v1",
