@@ -51,6 +51,10 @@ GOALS = (
         for kind, limit in (("http", 0.45), ("tcp", 0.05), ("https", 0.6), ("grpc", 0.6))
         for in_flight in (1, 16, 50)
     ),
+    *(
+        Goal("localapi", f"podinfo_{kind}_p99_ms", 5, f"PodInfo's {kind} by KEP-4188's objective")
+        for kind in ("get", "list")
+    ),
 )
 
 
