@@ -21,8 +21,12 @@ def _receiver(_context: click.Context, _option: click.Parameter, value: str | No
     """With the path of logs, unless it has one."""
     if value is None:
         return None
-    url = urllib.parse.urlsplit(value)
-    if url.scheme not in ("http", "https") or not url.hostname:
+    try:
+        url = urllib.parse.urlsplit(value)
+        is_url = url.scheme in ("http", "https") and url.hostname and url.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
         raise click.BadParameter("it must be a URL with http or https")
     # Imported when the first records are sent, after the first gates.
     if importlib.util.find_spec("opentelemetry") is None:
@@ -112,6 +116,10 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         if flows_file and flows_otlp:
             raise click.UsageError("--flows-file and --flows-otlp exclude each other")
+        if (flows_otlp_headers or flows_otlp_ca) and not flows_otlp:
+            raise click.UsageError("--flows-otlp-headers and --flows-otlp-ca need --flows-otlp")
+        if flows_drops and not (flows_file or flows_otlp):
+            raise click.UsageError("--flows-drops needs --flows-file or --flows-otlp")
         output: FlowFileSettings | FlowOtlpSettings | None = None
         if flows_otlp:
             output = FlowOtlpSettings(

@@ -12,7 +12,7 @@ from agent.app import preflight, program_loading, startup
 from agent.linux import malloc, scheduling
 from agent.operate.cli import main
 from agent.operate.cli.commands import options
-from agent.settings import Settings
+from agent.settings import FlowFileSettings, FlowOtlpSettings, Settings
 from bpf.attachment import Attachment
 from bpf.verdicts import Mode
 
@@ -38,6 +38,16 @@ CLUSTER = ["--node-name", "node1"]
         (
             [*CLUSTER, "--metrics-tls-cert", "/tls.crt", "--metrics-tls-key", "/tls.key"],
             "--metrics-tls-cert needs --metrics-address",
+        ),
+        (
+            [*CLUSTER, "--flows-file=-", "--flows-otlp=http://a"],
+            "--flows-file and --flows-otlp exclude each other",
+        ),
+        ([*CLUSTER, "--flows-otlp-ca=/ca.crt"], "need --flows-otlp"),
+        ([*CLUSTER, "--flows-drops=1"], "--flows-drops needs --flows-file or --flows-otlp"),
+        *(
+            ([*CLUSTER, f"--flows-otlp={url}"], "it must be a URL with http or https")
+            for url in ("a:4318", "grpc://a", "http://", "http://a:b", "http://a:0")
         ),
     ],
 )
@@ -152,3 +162,34 @@ def test_services_are_not_served_unless_that_is_chosen(monkeypatch: pytest.Monke
     result = click.testing.CliRunner().invoke(main.main, ["run", *CLUSTER])
     assert result.exit_code == 0, result.output
     assert started.settings[0].service_endpoints is None
+
+
+FILE = FlowFileSettings(path=pathlib.Path("/var/log/flows.json"), max_bytes=100 << 20, files=5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output"),
+    [
+        (["--flows-file=/var/log/flows.json"], FILE),
+        (["--flows-file=-"], None),
+        (["--flows-otlp=http://[::1]:4318"], FlowOtlpSettings(url="http://[::1]:4318/v1/logs")),
+        (["--flows-otlp=https://a/"], FlowOtlpSettings(url="https://a/v1/logs")),
+        (
+            ["--flows-otlp=https://a/otlp", "--flows-otlp-headers=/h", "--flows-otlp-ca=/ca"],
+            FlowOtlpSettings(
+                url="https://a/otlp", headers=pathlib.Path("/h"), authority=pathlib.Path("/ca")
+            ),
+        ),
+    ],
+)
+def test_records_of_flows_go_to_their_output(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], output: object
+) -> None:
+    started = Started(monkeypatch)
+    command = ["run", *CLUSTER, *arguments, "--flows-drops=7"]
+    result = click.testing.CliRunner().invoke(main.main, command)
+    assert result.exit_code == 0, result.output
+    flows = started.settings[0].flows
+    assert flows is not None
+    assert flows.output == output
+    assert flows.drops_per_second == 7
