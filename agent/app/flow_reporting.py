@@ -76,8 +76,10 @@ class FlowReporting:
         self._tally = Tally()
         self._pods: dict[int, ObservedPod] = {}
         """By ifindex, also of pods that ended since the last records."""
+        self._lost_drops = 0
+        """Single drops beyond the limits, since the last records."""
         self._lock = threading.Lock()
-        """Of the two above: others read the history, too."""
+        """Of the three above: others read the history, too."""
         self._hits: collections.Counter[_Rule] | None = None
 
     async def run(self) -> None:
@@ -118,8 +120,11 @@ class FlowReporting:
             self._tally.account(counts)
             fresh, lost = self._tally.take()
             pods, self._pods = self._pods, {}
+            lost_drops, self._lost_drops = self._lost_drops, 0
         if lost:
             self.outlet.lose_packets(lost)
+        if lost_drops:
+            self.outlet.lose_samples(lost_drops)
         # Together: times of one record are in order.
         now, now_ns = _now(), time.monotonic_ns()
         flows = [self._flow(one, pods, now=now, now_ns=now_ns) for one in fresh]
@@ -140,8 +145,8 @@ class FlowReporting:
             else:
                 self._drop_budget.take()
                 records.append(self._drop(event, pod))
-        if suppressed:
-            self.outlet.lose_samples(suppressed)
+        with self._lock:
+            self._lost_drops += suppressed
         self.outlet.put(records)
 
     def _drop(self, event: DropEvent, pod: Pod | None) -> DropRecord:
