@@ -236,7 +236,7 @@ def _output(settings: FlowSettings, node: str) -> tuple[Output, str]:
 
 
 class LazyOtlpOutput:
-    """Imports 3 MB in the thread that sends first: that takes 25 ms of CPU."""
+    """Imports what it needs in the thread that sends first: that takes 25 ms of CPU."""
 
     def __init__(self, settings: FlowOtlpSettings, node: str) -> None:
         self._settings = settings
