@@ -14,6 +14,7 @@ itself reads, or of how an agent starts: `agent_process.execute` is.
 """
 
 import atexit
+import contextlib
 import ctypes
 import gc
 import json
@@ -206,8 +207,12 @@ if __name__ == "__main__":
     from agent.operate.cli.views import status as status_view  # noqa: F401
     from agent.operate.pinned import report  # noqa: F401
     from agent.sources import manifest_source  # noqa: F401
+    from bpf import btf, errors
     from probes.protocols import tcp  # noqa: F401
 
+    # Where the kernel's types are is found once.
+    with contextlib.suppress(errors.BpfError):
+        btf.function_id("bpf_rdonly_cast")
     gc.collect()
     gc.freeze()
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -181,3 +181,26 @@ def test_this_kernel_has_what_the_kubelet_program_reads() -> None:
     found = kubelet_unit.member_offsets()
     assert len(found) == 4
     assert all(0 <= offset < 1 << 16 for offset in found.values())
+
+
+def test_each_of_a_thousand_types_has_its_id(tmp_path: pathlib.Path) -> None:
+    """Also where a member's words look like those of a type before it."""
+    made = Types()
+    made.add(INT, "int", bytes(4))
+    for number in range(500):
+        made.add_members(STRUCT, f"s{number}", [(f"f{number + 1}", FUNC << 24, 8 * number)])
+        made.add(FUNC, f"f{number}")
+    path = made.write(tmp_path / "btf")
+    for number in range(500):
+        assert btf._type_id(STRUCT, f"s{number}", "struct", path) == 2 + 2 * number
+        assert btf.function_id(f"f{number}", path) == 3 + 2 * number
+
+
+def test_members_of_a_struct_far_behind_are_found(tmp_path: pathlib.Path) -> None:
+    made = Types()
+    made.add_members(STRUCT, "outer", [("", 1002, 64)])
+    for number in range(1000):
+        made.add(FUNC, f"f{number}")
+    made.add_members(UNION, "", [("inner", 1, 32)])
+    path = made.write(tmp_path / "btf")
+    assert btf.member_offsets({"outer": ["inner"]}, path) == {("outer", "inner"): 12}
