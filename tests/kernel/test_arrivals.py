@@ -12,7 +12,12 @@ from agent.lab import polling
 from agent.lab.lab import Lab, LabPod
 from agent.network_policy.arrivals import Attempt
 from agent.network_policy.checks import Flow
+from bpf.counters import Counters
+from bpf.gates import Gates
+from bpf.loader import Loaded
+from bpf.verdicts import Verdict
 from tests.kernel import traffic
+from tests.kernel.test_attach import enforcing
 
 pytestmark = pytest.mark.kernel
 
@@ -96,3 +101,30 @@ def test_attempts_to_one_port_are_distinguished(pods: tuple[LabPod, LabPod], ver
         with attempt(pods, version, flow) as second:
             await_arrival(second)
         assert not first.has_arrived()
+
+
+@VERSIONS
+@FLOWS
+def test_gates_of_both_pods_pass_it(
+    attached_hooks: None,
+    gates: Gates,
+    loaded: Loaded,
+    pods: tuple[LabPod, LabPod],
+    version: int,
+    flow: Flow,
+) -> None:
+    """For hooks and gates a socket inside a pod's namespace is the pod's, whichever process
+    created it; the same process is rejected outside."""
+    for pod in pods:
+        gates.install(pod.ifindex, enforcing(pod))
+    with attempt(pods, version, flow) as made:
+        await_arrival(made)
+    counters = Counters(loaded)
+    for pod in pods:
+        assert not any(
+            count
+            for (verdict, _), count in counters.of_gate(pod.ifindex).items()
+            if verdict is Verdict.DROP
+        )
+    with pytest.raises(PermissionError):
+        traffic.node_reaches(pods[1], version)
