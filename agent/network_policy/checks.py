@@ -5,13 +5,14 @@ drop everything, and that the path works. Each is chosen so that only the pod's 
 drop it: where policies of the witness would, or may, a drop shows nothing about the pod.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
-from agent.network_policy.objects import Direction, NetworkPolicy, Port, Protocol
-from agent.network_policy.verdicts import End, Verdict, decide, isolating
+from agent.network_policy.objects import Direction, Protocol
+from agent.network_policy.policy_set import PolicySet, Selected
+from agent.network_policy.verdicts import End, Verdict
 from bpf.rules import MAX_PORT
 
 # SYNs disturb servers less than datagrams, which they would read. No SCTP: many engines and kernels
@@ -26,80 +27,62 @@ class Flow(msgspec.Struct, frozen=True, gc=False):
     protocol: Protocol
     port: int
 
+    def __str__(self) -> str:
+        return f"{self.protocol} {self.port}"
+
 
 class Checks(msgspec.Struct, frozen=True):
-    """Of one direction in which the pod is isolated."""
+    """Of one direction in which policies decide about the pod."""
 
     direction: Direction
     policies: tuple[str, ...]
-    """ "namespace/name" of those that isolate it, sorted."""
+    """As `Selected.names`."""
     dropped: Flow | None
     """None: no flow is dropped by the pod's policies and certainly not by the witness's."""
     admitted: Flow | None
     """None: no flow is certainly admitted by both."""
 
 
-def plan(policies: Iterable[NetworkPolicy], pod: End, witness: End) -> tuple[Checks, ...]:
-    """The flows to try, for each direction in which the pod is isolated; else empty.
+def plan(policies: PolicySet, pod: End, witness: End) -> tuple[Checks, ...]:
+    """The flows to try, for each direction in which policies decide about the pod; else empty.
 
     `pod` and `witness` have addresses of one family. Ingress flows are from the witness, egress
     flows to it.
     """
-    given = tuple(policies)
     directions: tuple[Direction, ...] = ("Ingress", "Egress")
     return tuple(
-        _checks(direction, own, isolating(given, witness, _OPPOSITE[direction]), pod, witness)
+        _checks(own, policies.select(witness, _OPPOSITE[direction]), pod, witness)
         for direction in directions
-        if (own := isolating(given, pod, direction))
+        if (own := policies.select(pod, direction)).names
     )
 
 
-def _checks(
-    direction: Direction,
-    own: list[NetworkPolicy],
-    witness_policies: list[NetworkPolicy],
-    pod: End,
-    witness: End,
-) -> Checks:
-    destination = pod if direction == "Ingress" else witness
-    opposite = _OPPOSITE[direction]
+def _checks(own: Selected, of_witness: Selected, pod: End, witness: End) -> Checks:
+    destination = pod if own.direction == "Ingress" else witness
     dropped: Flow | None = None
     admitted: Flow | None = None
-    for flow in _candidates(direction, own, opposite, witness_policies, destination):
+    for flow in _candidates(own, of_witness, destination):
         if dropped and admitted:
             break
-        by_witness = decide(witness_policies, opposite, pod, destination, flow.protocol, flow.port)
+        by_witness = of_witness.decide(pod, destination, flow.protocol, flow.port)
         if by_witness is not Verdict.ADMITTED:
             continue
-        match decide(own, direction, witness, destination, flow.protocol, flow.port):
+        match own.decide(witness, destination, flow.protocol, flow.port):
             case Verdict.DROPPED:
                 dropped = dropped or flow
             case Verdict.ADMITTED:
                 admitted = admitted or flow
             case Verdict.UNDEFINED:
                 pass
-    names = tuple(sorted(policy.full_name for policy in own))
-    return Checks(direction, names, dropped, admitted)
+    return Checks(own.direction, own.names, dropped, admitted)
 
 
-def _candidates(
-    direction: Direction,
-    own: list[NetworkPolicy],
-    opposite: Direction,
-    witness_policies: list[NetworkPolicy],
-    destination: End,
-) -> Iterator[Flow]:
+def _candidates(own: Selected, of_witness: Selected, destination: End) -> Iterator[Flow]:
     """One port at least of each range in which all verdicts are the same, those first that
     the destination does not declare. Datagrams go to no declared port."""
-    entries = [
-        *_entries(own, direction),
-        *_entries(witness_policies, opposite),
-    ]
     ports = {1, MAX_PORT}
-    for entry in entries:
-        if isinstance(entry.port, int):
-            last = entry.end_port or entry.port
-            ports |= {entry.port - 1, entry.port, last, last + 1}
+    for first, last in (*own.port_ranges(), *of_witness.port_ranges()):
+        ports |= {first - 1, first, last, last + 1}
     for declared in destination.ports:
         ports |= {declared.port - 1, declared.port, declared.port + 1}
     valid = sorted((port for port in ports if 1 <= port <= MAX_PORT), reverse=True)
@@ -108,9 +91,3 @@ def _candidates(
         yield from (Flow(protocol, port) for port in valid if port not in taken)
         if protocol == "TCP":
             yield from (Flow(protocol, port) for port in valid if port in taken)
-
-
-def _entries(policies: list[NetworkPolicy], direction: Direction) -> Iterator[Port]:
-    for policy in policies:
-        for rule in policy.rules(direction):
-            yield from rule.ports or ()

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from agent.kube.objects import ObjectMetadata
 from agent.policy.selectors import LabelSelector
 
 Direction = Literal["Ingress", "Egress"]
@@ -60,23 +61,11 @@ class Spec(msgspec.Struct, frozen=True, rename="camel"):
     egress: tuple[EgressRule, ...] | None = None
 
 
-class Metadata(msgspec.Struct, frozen=True, gc=False):
-    """Which policy it is."""
-
-    name: str
-    namespace: str
-
-
 class NetworkPolicy(msgspec.Struct, frozen=True):
     """One policy, as the API server has it."""
 
-    metadata: Metadata
+    metadata: ObjectMetadata
     spec: Spec = Spec()
-
-    @property
-    def full_name(self) -> str:
-        """ "namespace/name"."""
-        return f"{self.metadata.namespace}/{self.metadata.name}"
 
     def isolates(self, direction: Direction) -> bool:
         """Whether it denies, in this direction, what no rule admits.

@@ -10,6 +10,7 @@ import pytest
 
 from agent.network_policy.checks import Checks, Flow, plan
 from agent.network_policy.objects import NetworkPolicy, Protocol
+from agent.network_policy.policy_set import PolicySet
 from agent.network_policy.verdicts import ContainerPort, End, Verdict, decide, isolating
 
 POD: Final = End(
@@ -37,6 +38,10 @@ def policy(namespace: str = "shop", name: str = "p", **spec: Any) -> NetworkPoli
     spec.setdefault("podSelector", {})
     text = msgspec.json.encode({"metadata": {"namespace": namespace, "name": name}, "spec": spec})
     return msgspec.json.decode(text, type=NetworkPolicy)
+
+
+def planned(policies: list[NetworkPolicy]) -> tuple[Checks, ...]:
+    return plan(PolicySet(tuple(policies)), POD, WITNESS)
 
 
 def ingress(*rules: dict[str, Any]) -> NetworkPolicy:
@@ -138,51 +143,51 @@ def test_ports_by_rule(ports: list[dict[str, Any]], admitted: set[tuple[Protocol
     ],
 )
 def test_isolated_directions(spec: dict[str, Any], directions: list[str]) -> None:
-    assert [one.direction for one in plan([policy(**spec)], POD, WITNESS)] == directions
+    assert [one.direction for one in planned([policy(**spec)])] == directions
 
 
 def test_policy_of_another_namespace_selects_no_pod() -> None:
-    assert plan([policy(namespace="bank")], POD, WITNESS) == ()
+    assert planned([policy(namespace="bank")]) == ()
 
 
 def test_default_deny_has_no_admission_to_try() -> None:
-    assert plan([ingress()], POD, WITNESS) == (
+    assert planned([ingress()]) == (
         Checks("Ingress", ("shop/p",), dropped=Flow("TCP", 65535), admitted=None),
     )
 
 
 def test_policies_add_up() -> None:
     both = [ingress(), policy(name="q", ingress=[{"ports": [{"port": "http"}]}])]
-    assert plan(both, POD, WITNESS) == (
+    assert planned(both) == (
         Checks("Ingress", ("shop/p", "shop/q"), Flow("TCP", 65535), Flow("TCP", 8080)),
     )
 
 
 def test_policy_that_admits_everything_leaves_no_drop_to_try() -> None:
-    (checks,) = plan([ingress({})], POD, WITNESS)
+    (checks,) = planned([ingress({})])
     assert (checks.dropped, checks.admitted) == (None, Flow("TCP", 65535))
 
 
 def test_all_tcp_admitted_is_shown_by_udp_to_an_undeclared_port() -> None:
-    (checks,) = plan([ingress({"ports": [{"protocol": "TCP"}]})], POD, WITNESS)
+    (checks,) = planned([ingress({"ports": [{"protocol": "TCP"}]})])
     assert (checks.dropped, checks.admitted) == (Flow("UDP", 65535), Flow("TCP", 65535))
 
 
 def test_no_datagram_is_sent_to_a_declared_port() -> None:
     only_dns = ingress({"ports": [{"port": "dns", "protocol": "UDP"}]})
-    (checks,) = plan([only_dns], POD, WITNESS)
+    (checks,) = planned([only_dns])
     assert checks.admitted is None
 
 
 def test_what_only_an_ip_block_admits_is_not_tried() -> None:
-    (checks,) = plan([ingress({"from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]})], POD, WITNESS)
+    (checks,) = planned([ingress({"from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]})])
     assert (checks.dropped, checks.admitted) == (None, None)
 
 
 def test_egress_is_decided_by_the_witness_and_its_ports() -> None:
     rule = {"to": [INFRA], "ports": [{"port": "http"}, {"port": 7000}]}
     known = policy(policyTypes=["Egress"], egress=[rule])
-    assert plan([known], POD, WITNESS) == (
+    assert planned([known]) == (
         Checks("Egress", ("shop/p",), Flow("TCP", 65535), Flow("TCP", 7000)),
     )
 
@@ -194,9 +199,7 @@ def test_what_the_witness_own_policies_drop_shows_nothing() -> None:
         egress=[{"ports": [{"port": 7000}, {"port": 8080}]}],
     )
     known = [ingress({"ports": [{"port": "http"}]}), of_witness]
-    assert plan(known, POD, WITNESS) == (
-        Checks("Ingress", ("shop/p",), Flow("TCP", 7000), Flow("TCP", 8080)),
-    )
+    assert planned(known) == (Checks("Ingress", ("shop/p",), Flow("TCP", 7000), Flow("TCP", 8080)),)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -226,7 +229,7 @@ def test_a_flow_is_found_wherever_one_exists(seed: int) -> None:
             policyTypes=["Egress"],
             egress=[{"ports": [entry() for _ in range(3)]}],
         )
-        (checks,) = plan([own, of_witness], POD, WITNESS)
+        (checks,) = planned([own, of_witness])
         protocols: tuple[Protocol, ...] = ("TCP", "UDP")
         found: dict[Verdict, set[Flow]] = {verdict: set() for verdict in Verdict}
         for protocol, port in itertools.product(protocols, range(90, 140)):
