@@ -20,7 +20,7 @@ LEFT_LABEL = f"{DOMAIN}/left-behind"
 While both are equal, mode labels do not close pods: the next installation has no policies yet."""
 
 INJECT_LABEL = f"{DOMAIN}/inject"
-"""Of namespaces: which readiness gates their new pods get; `isolation`, `probes` or `all`."""
+"""Of namespaces: which readiness gates their new pods get (agent/controller/injection.py)."""
 
 VERIFY_LABEL = f"{DOMAIN}/verify"
 """Of pods that `kubectl podgate verify` may try to reach: "true"."""

@@ -13,6 +13,7 @@ from agent.policy.selectors import LabelSelector
 
 Direction = Literal["Ingress", "Egress"]
 Protocol = Literal["TCP", "UDP", "SCTP"]
+PROTOCOLS: Final[tuple[Protocol, ...]] = ("TCP", "UDP", "SCTP")
 
 
 class IPBlock(msgspec.Struct, frozen=True, gc=False):

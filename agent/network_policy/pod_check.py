@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from agent.network_policy import outcomes, trials
 from agent.network_policy.checks import plan
+from agent.network_policy.objects import PROTOCOLS
 from agent.network_policy.outcomes import Outcome
 from agent.network_policy.source import NetworkPolicies
 from agent.network_policy.trials import Place, Trial
@@ -21,10 +22,10 @@ async def check(
     where the agent has no descriptor left."""
     if problem := policies.problem:
         return Outcome(outcomes.UNKNOWN, problem)
-    known = policies.policies
+    cluster = policies.policies
     # Policies do not distinguish addresses but by ipBlocks, so one of them is enough here.
     own = _end(state, state.claims.confirmed[0], labels)
-    names = [name for way in ("Ingress", "Egress") for name in known.select(own, way).names]
+    names = [name for way in ("Ingress", "Egress") for name in cluster.select(own, way).names]
     if not names:
         return Outcome(outcomes.NO_POLICIES, "No NetworkPolicy selects the pod.")
     if witness is None:
@@ -37,7 +38,7 @@ async def check(
     passed = []
     for address, other in pairs:
         ends = _end(state, address, labels), _end(witness, other, labels)
-        for checks in plan(known, *ends):
+        for checks in plan(cluster, *ends):
             try:
                 trial = await trials.run(checks, _place(state, address), _place(witness, other))
             except NetnsGoneError as error:
@@ -72,9 +73,10 @@ def _end(state: PodState, address: IPAddress, labels: ObjectLabels) -> End:
         labels=pod.labels,
         namespace_labels=dict(labels.of_namespace(pod.namespace)),
         ports=tuple(
-            ContainerPort(port.number, port.protocol, port.name)
+            ContainerPort(port.number, protocol, port.name)
             for port in pod.spec.container_ports
-            if port.protocol in ("TCP", "UDP", "SCTP")
+            for protocol in PROTOCOLS
+            if port.protocol == protocol
         ),
     )
 

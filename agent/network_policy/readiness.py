@@ -99,7 +99,7 @@ class PolicyReadiness:
         store.in_force.subscribe(self._changes)
         self._running: dict[str, tuple[Netns, asyncio.Task[None]]] = {}
         self._ready: dict[str, _Ready] = {}
-        self._known: dict[str, tuple[Netns, Outcome | None]] = {}
+        self._settled: dict[str, tuple[Netns, Outcome | None]] = {}
         """What had been found for a sandbox before this agent checked it, or this agent has."""
         self._witness: tuple[object, ...] = ()
         """What was last seen of it: a change is worth another try."""
@@ -188,10 +188,10 @@ class PolicyReadiness:
 
     def _found(self, uid: str, netns: Netns) -> Outcome | None:
         """With what the sandbox became ready, for this agent or a previous one."""
-        known = self._known.get(uid)
-        if known is None or known[0] != netns:
-            known = self._known[uid] = netns, self._found_before(uid, netns)
-        return known[1]
+        found = self._settled.get(uid)
+        if found is None or found[0] != netns:
+            found = self._settled[uid] = netns, self._found_before(uid, netns)
+        return found[1]
 
     def _found_before(self, uid: str, netns: Netns) -> Outcome | None:
         ready = self._ready.get(uid)
@@ -206,7 +206,7 @@ class PolicyReadiness:
             running[1].cancel()
 
     def _forget(self, uid: str) -> None:
-        self._known.pop(uid, None)
+        self._settled.pop(uid, None)
         if self._ready.pop(uid, None):
             self._saver.mark()
 
@@ -244,7 +244,7 @@ class PolicyReadiness:
                 pass
         self._seconds.observe(loop.time() - started)
         uid = state.pod.uid
-        self._known[uid] = netns, outcome
+        self._settled[uid] = netns, outcome
         self._ready[uid] = _Ready(sandbox_of(netns), outcome)
         self._saver.mark()
         self._publish(state, outcome)

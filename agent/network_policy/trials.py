@@ -1,4 +1,4 @@
-"""Tries the flows of one direction, and says in words what they showed.
+"""Tries the flows of one direction, and puts into words what they showed.
 
 What must not arrive is sent first. Once a packet that must arrive has, the path works, and what was
 sent before it is late only if the engine let it pass another way; so a moment more decides. Where
@@ -48,9 +48,9 @@ async def run(checks: Checks, pod: Place, witness: Place) -> Trial:
         has_passed = dropped is not None and await _passes(dropped, source, destination)
     else:
         async with contextlib.AsyncExitStack() as stack:
-            late = dropped and await stack.enter_async_context(
-                _attempt(dropped, source, destination)
-            )
+            late = None
+            if dropped is not None:
+                late = await stack.enter_async_context(_attempt(dropped, source, destination))
             shown = await stack.enter_async_context(_attempt(admitted, source, destination))
             is_reached = await _has_arrived(shown, _ARRIVAL_SECONDS)
             has_passed = late is not None and await _has_arrived(late, _LATE_SECONDS)

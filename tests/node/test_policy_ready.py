@@ -10,6 +10,7 @@ import pytest
 
 from agent import labels
 from agent.admin import finding_kinds as kinds
+from agent.admin.finding_kinds import Kind
 from agent.admin.report import AgentReport
 from agent.network_policy.source import POLICIES
 from tests.node.node import NAMESPACE, Node, reason_of, status_of
@@ -67,8 +68,8 @@ def drop_from(address: str) -> None:
 async def start(node: Node, *options: str, witness: bool = True) -> None:
     await node.start_agent(*WAIT, *options)
     if witness:
-        known = {labels.NAME: labels.WITNESS_NAME}
-        node.create("witness", container={}, is_gated=False, labels=known)
+        of_witness = {labels.NAME: labels.WITNESS_NAME}
+        node.create("witness", container={}, is_gated=False, labels=of_witness)
         await node.run_pod("witness")
 
 
@@ -97,6 +98,11 @@ def statuses(node: Node, name: str, after: int) -> list[dict[str, str]]:
 def is_programmed(report: AgentReport) -> bool:
     """Whether the agent has the condition of web as True."""
     return reason_of(report, "web", KIND) == "PoliciesProgrammed"
+
+
+def has_finding(report: AgentReport, kind: Kind) -> bool:
+    found = [(one.kind, one.subject) for one in report.findings]
+    return (kind.name, f"pod {NAMESPACE}/web") in found
 
 
 async def address_of(node: Node, name: str) -> str:
@@ -163,46 +169,22 @@ async def test_pod_without_policies_does_not_wait_and_a_later_policy_changes_not
     assert node.condition("web", KIND)["status"] == "True"
 
 
-@pytest.mark.parametrize(
-    ("choice", "status", "reason"),
-    [("wait", "False", "PoliciesNotProgrammed"), ("ready", "True", "PoliciesUnconfirmed")],
-)
-async def test_without_an_engine_the_owner_chooses_and_a_finding_tells(
-    node: Node, choice: str, status: str, reason: str
-) -> None:
+async def test_without_an_engine_the_owner_chooses_and_a_finding_is_reported(node: Node) -> None:
     put_policy(node)
-    await start(node, "--policy-ready", choice, "--policy-ready-timeout", "1")
+    await start(node, "--policy-ready", "ready", "--policy-ready-timeout", "1")
     await run_gated(node)
-    assert "arrives, though tests/web-ports drops it" in await condition(
-        node, "web", status, reason
-    )
-    await node.report(
-        "a finding",
-        lambda report: (
-            [one.subject for one in report.findings if one.kind == kinds.POLICY_NOT_PROGRAMMED.name]
-            == [f"pod {NAMESPACE}/web"]
-        ),
-    )
+    text = await condition(node, "web", "True", "PoliciesUnconfirmed")
+    assert "arrives, though tests/web-ports drops it" in text
+    await node.report("a finding", lambda report: has_finding(report, kinds.POLICY_NOT_PROGRAMMED))
 
 
-@pytest.mark.parametrize(
-    ("options", "reason", "text"),
-    [
-        ((), "WitnessMissing", "No witness runs on this node"),
-        (("--policy-ready", "off"), "PolicyChecksOff", "This agent does not check"),
-    ],
-)
-async def test_pod_that_cannot_be_checked_waits_and_a_finding_tells(
-    node: Node, options: tuple[str, ...], reason: str, text: str
-) -> None:
+async def test_pod_without_a_witness_waits_and_a_finding_is_reported(node: Node) -> None:
     put_policy(node)
-    await start(node, "--policy-ready-timeout", "1", *options, witness=False)
+    await start(node, "--policy-ready-timeout", "1", witness=False)
     await run_gated(node)
-    assert text in await condition(node, "web", "False", reason)
-    await node.report(
-        "a finding",
-        lambda report: kinds.POLICY_NOT_CHECKED.name in {one.kind for one in report.findings},
-    )
+    text = await condition(node, "web", "False", "WitnessMissing")
+    assert "No witness runs on this node" in text
+    await node.report("a finding", lambda report: has_finding(report, kinds.POLICY_NOT_CHECKED))
 
 
 async def test_egress_and_a_default_deny_are_seen_at_the_witness_in_strict(node: Node) -> None:
