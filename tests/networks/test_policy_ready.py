@@ -1,4 +1,4 @@
-"""Pods with the gate policy-ready beside a policy engine that is late, or gone."""
+"""Pods with the gate policy-ready beside a network whose policies are late, or do not come."""
 
 import contextlib
 import threading
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.kernel
 
 POLICY_READY = "podgate.io/policy-ready"
 LATE_SECONDS = 10.0
-"""For which the engine is stopped."""
+"""For which policies of new pods are held up."""
 TIMEOUT_SECONDS = 5
 MANY = 60
 ROUNDS = 3
@@ -87,22 +87,24 @@ def run_guarded(users: Workloads, name: str, *, is_gated: bool = True) -> None:
 class Intruder:
     """Connects from a pod that no policy admits, until its end."""
 
-    def __init__(self, pod: Json, target: Callable[[], Json]) -> None:
+    def __init__(self, pod: Json, users: Workloads, target: str) -> None:
+        """target: the name of a pod."""
         self.refused = 0
         self.reached: list[float] = []
         """When, by `time.monotonic`, a connection was established."""
         self._netns = traffic.netns_of(pod)
-        self._target = target
+        self._users, self._target = users, target
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
         while not self._is_over.wait(0.05):
-            for one in self._target()["status"].get("podIPs", []):
+            for one in self._users.pod(self._target)["status"].get("podIPs", []):
                 if traffic.dial(one["ip"], PORT, self._netns):
                     self.refused += 1
                 else:
                     self.reached.append(time.monotonic())
+        self._users.api.close()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -122,25 +124,25 @@ def test_no_pod_is_ready_before_its_policies_are_in_force(
     rules: list[Json],
     record_property: Callable[[str, object], None],
 ) -> None:
-    """The engine is stopped while the pod starts. `some`, `none`: of what the policies admit, the
+    """They are held up while the pod starts. `some`, `none`: of what the policies admit, the
     witness may do something."""
     admit(users, *rules)
     users.run("intruder")
     (intruding,) = users.until_ready("intruder")
     began = time.monotonic()
-    network.engine.pause()
+    network.programmer.pause()
     try:
         run_guarded(users, "web")
-        intruder = Intruder(intruding, lambda: users.pod("web"))
+        intruder = Intruder(intruding, users, "web")
         with intruder.running():
             time.sleep(LATE_SECONDS)
             was_ready = condition(users.pod("web"), "Ready").get("status") == "True"
-            network.engine.resume()
+            network.programmer.resume()
             users.until_ready("web")
             ready_at = time.monotonic()
             time.sleep(_AFTER_SECONDS)
     finally:
-        network.engine.resume()
+        network.programmer.resume()
     reached = [at - began for at in intruder.reached]
     record_property(
         "figures",
@@ -157,12 +159,12 @@ def test_no_pod_is_ready_before_its_policies_are_in_force(
     assert "TCP 65535 is dropped" in found["message"]
 
 
-def test_without_its_engine_a_pod_waits_and_the_owner_may_choose_otherwise(
+def test_pod_whose_policies_do_not_come_waits_and_the_owner_may_choose_otherwise(
     network: Network, podgate_that_checks: Deployment, namespaces: Namespaces
 ) -> None:
     users = namespaces("enforce")
     admit(users, _FROM_CLIENT, _ADMITTED)
-    network.engine.stop()
+    network.programmer.stop()
     try:
         run_guarded(users, "waits")
         users.until("waits", POLICY_READY, "False", "PoliciesNotProgrammed")
@@ -178,7 +180,7 @@ def test_without_its_engine_a_pod_waits_and_the_owner_may_choose_otherwise(
         users.until("waits", POLICY_READY, "True", "PoliciesUnconfirmed")
         users.until_ready("waits")
     finally:
-        network.engine.start()
+        network.programmer.start()
         network.wait_until_ready()
         podgate_that_checks.set_arguments(arguments())
     run_guarded(users, "again")
