@@ -6,6 +6,7 @@ DOMAIN = "podgate.io"
 
 ISOLATION_READY = f"{DOMAIN}/isolation-ready"
 PROBES_PASSING = f"{DOMAIN}/probes-passing"
+POLICY_READY = f"{DOMAIN}/policy-ready"
 
 MODE_LABEL = f"{DOMAIN}/mode"
 MAX_MODE_LABEL = f"{DOMAIN}/max-mode"
@@ -19,7 +20,7 @@ LEFT_LABEL = f"{DOMAIN}/left-behind"
 While both are equal, mode labels do not close pods: the next installation has no policies yet."""
 
 INJECT_LABEL = f"{DOMAIN}/inject"
-"""Of namespaces: which readiness gates their new pods get; `isolation`, `probes` or `all`."""
+"""Of namespaces: which readiness gates their new pods get (agent/controller/injection.py)."""
 
 VERIFY_LABEL = f"{DOMAIN}/verify"
 """Of pods that `kubectl podgate verify` may try to reach: "true"."""
@@ -39,6 +40,8 @@ OWNER_PLURAL = "conditionowners"
 OWNER_API_VERSION: Final = "podgate.io/v1alpha1"
 
 NAME: Final = "app.kubernetes.io/name"
+WITNESS_NAME: Final = "podgate-witness"
+"""Its value on pods of podgate's namespace from which, and to which, policies are tried."""
 OWN_NAME: Final = "podgate"
 """Its value on podgate's own objects."""
 

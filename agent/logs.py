@@ -293,6 +293,7 @@ class Event(enum.Enum):
     POLICIES_APPLIED = "Policies applied."
     POLICIES_NOT_SAVED = "Policies cannot be saved."
     POLICY_EXPIRED = "Policy expired; it admits nothing."
+    POLICY_READINESS_NOT_SAVED = "Results of policy checks cannot be saved."
     POLICY_PROBLEM = "Policy not applied as written."
     POLICY_STATUS_NOT_WRITTEN = "Status of a policy cannot be written; retrying."
     PREVIOUS_RELAY_FOUND = "The relay of a previous agent still runs."
@@ -343,6 +344,9 @@ class Event(enum.Enum):
     SAVED_PODS_RESTORED = "Saved pods restored."
     SAVED_PODS_UNREADABLE = "Saved pods cannot be read; waiting for the API server."
     SAVED_POLICIES_UNREADABLE = "Saved policies cannot be read."
+    SAVED_POLICY_READINESS_UNREADABLE = (
+        "Saved results of policy checks cannot be read; checking every pod again."
+    )
     SAVED_RESULTS_UNREADABLE = "Saved probe results cannot be read; probing every container again."
     SAVED_SERVICES_RESTORED = "Saved services restored."
     SAVED_SERVICES_UNREADABLE = "Saved services cannot be read; waiting for the API server."

@@ -114,6 +114,25 @@ class ClusterNetworkPolicyMode(enum.StrEnum):
     """It also closes the host side of pods of which they deny all ingress."""
 
 
+class PolicyReadyMode(enum.StrEnum):
+    """What the agent does about the readiness gate `podgate.io/policy-ready` of pods."""
+
+    OFF = "off"
+    """It checks no policies, and the condition is False."""
+    WAIT = "wait"
+    """The condition is True once the pod's network policies are seen to be in force."""
+    READY = "ready"
+    """It also becomes True after the time-out."""
+
+
+class PolicyReadySettings(msgspec.Struct, frozen=True):
+    """How policies are checked. timeout_seconds: from a pod's network on; then its condition is a
+    finding."""
+
+    mode: PolicyReadyMode = PolicyReadyMode.OFF
+    timeout_seconds: float = 60.0
+
+
 class MetricsLevel(enum.StrEnum):
     """What metrics of pods are added up to."""
 
@@ -226,6 +245,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cluster_network_policies: ClusterNetworkPolicyMode = ClusterNetworkPolicyMode.OFF
     """Off: each node would watch all of them and all NetworkPolicies, which is load of the API
     server for clusters that have none, and needs rights that only the chart's value adds."""
+
+    policy_ready: PolicyReadySettings = PolicyReadySettings()
+    """Off: it needs a witness on each node, the watch of all NetworkPolicies, and rights that only
+    the chart's value adds."""
 
     rules: pathlib.Path | None = None
     """File or directory of HostAccessPolicies, in addition to those of the cluster. None: those of

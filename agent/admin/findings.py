@@ -87,6 +87,14 @@ _BY_REASON: Mapping[str, Mapping[str, Kind]] = {
         "PodSpecUnknown": kinds.POD_STARTING,
         "NoNetns": kinds.POD_STARTING,
     },
+    labels.POLICY_READY: {
+        "PoliciesPending": kinds.POD_STARTING,
+        "PoliciesNotProgrammed": kinds.POLICY_NOT_PROGRAMMED,
+        "WitnessMissing": kinds.POLICY_NOT_CHECKED,
+        "PoliciesUnknown": kinds.POLICY_NOT_CHECKED,
+        "PolicyCheckFailed": kinds.POLICY_NOT_CHECKED,
+        "PolicyChecksOff": kinds.POLICY_NOT_CHECKED,
+    },
 }
 """By type and reason of a condition that is not as desired. Other reasons are of manifests, and of
 probes that cannot be read."""
@@ -342,5 +350,7 @@ def kind_of(condition: Condition, mode: str) -> Kind | None:
         return by_reason.get(condition.reason, kinds.MANIFEST_INVALID)
     if is_isolation and condition.reason == isolation.GATE_LOST:
         return kinds.GATE_FAILED
+    if condition.reason == "PoliciesUnconfirmed":
+        return kinds.POLICY_NOT_PROGRAMMED
     is_ungated = is_isolation and condition.reason == "NotSupported"
     return kinds.NOT_SUPPORTED if is_ungated and mode in _CLOSED else None

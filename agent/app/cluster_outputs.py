@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 
+import msgspec
 import structlog
 
 from agent import labels, tasks
@@ -15,7 +16,7 @@ from agent.kube import patches
 from agent.kube.client import ApiClient
 from agent.kube.condition_writer import ConditionWriter
 from agent.kube.events import EventRecorder
-from agent.kube.objects import MetadataOnly
+from agent.kube.objects import MetadataOnly, PodCondition
 from agent.kube.patches import SandboxStamp
 from agent.kube.watcher import Watcher
 from agent.linux.procfs import boot_id
@@ -128,6 +129,18 @@ class ClusterOutputs:
             pending_conditions=self.writer.pending,
             pending_seconds=self.writer.oldest_pending_seconds,
         )
+
+    def policy_ready(self, uid: str) -> PodCondition | None:
+        """The API server's condition of a pod, without its stamp, if it is True of its current
+        sandbox."""
+        pod = self._source.pods.reports(uid).of_api
+        kind = labels.POLICY_READY
+        stamp = SandboxStamp(self._sandbox_name(uid), self._boot)
+        if pod is None or patches.true_since(pod, kind, stamp) is None:
+            return None
+        condition = pod.condition(kind)
+        assert condition is not None  # `true_since`
+        return msgspec.structs.replace(condition, message=patches.without_stamp(condition))
 
     def passing_since(self, uid: str) -> float | None:
         """Since when, as Unix time, the API server has the probes of a pod's current sandbox as

@@ -37,6 +37,8 @@ from agent.kube.client import ApiClient
 from agent.kube.kubelet_version import KubeletVersion
 from agent.kube.node_report import NodeStatus
 from agent.linux.cgroups import cgroup2_mount
+from agent.network_policy.readiness import PolicyReadiness
+from agent.network_policy.source import NetworkPolicies
 from agent.pods.metrics import PodCollector
 from agent.policy.cluster_network_policies.metrics import ClusterNetworkPolicyCollector
 from agent.policy.egress_report import HostEgressReport
@@ -46,7 +48,8 @@ from agent.probing.answered_probes import AnsweredProbes
 from agent.probing.certificates import ProbeCertificates
 from agent.probing.manager import ProbeManager
 from agent.services.api.metrics import ServiceCollector
-from agent.settings import FlowSettings, Settings
+from agent.settings import FlowSettings, PolicyReadyMode, Settings
+from agent.sources.cluster import ClusterSource
 from agent.strict.inner_ways import InnerWayWatch
 from agent.strict.launcher import ProcessLauncher
 from agent.strict.metrics import RelayCollector
@@ -147,6 +150,11 @@ class PodServices:
         self._flows: FlowReporting | None = None
         if settings.flows:
             self._flows = _flow_reporting(settings, settings.flows, gating, self._drops)
+        self._policy_readiness: PolicyReadiness | None = None
+        if api and cluster and self._outputs:
+            self._policy_readiness = _policy_readiness(
+                settings, gating, api, cluster, self._outputs
+            )
         self._loop_lag = LoopLag()
         checks = component_metrics.checks(
             gate_worker=gate_worker,
@@ -190,6 +198,8 @@ class PodServices:
             exporter.add(self._conditions)
         if self._flows:
             exporter.add(self._flows.outlet)
+        if self._policy_readiness:
+            exporter.add(self._policy_readiness)
         if cluster and self._outputs:
             exporter.add(ClusterCollector(cluster, self._outputs))
         if gating.network_policies:
@@ -305,6 +315,8 @@ class PodServices:
         yield from self._servers.tasks()
         if self._conditions:
             yield "conditions", self._conditions.run
+        if self._policy_readiness:
+            yield "policy-ready", self._policy_readiness.run
         if self._outputs:
             yield "outputs", self._outputs.run
         if self._manifest_services:
@@ -359,6 +371,29 @@ def _flow_reporting(
         events=drops.events,
         processes=drops.source_processes,
         admissions=gating.policy.samples,
+    )
+
+
+def _policy_readiness(
+    settings: Settings,
+    gating: Gating,
+    api: ApiClient,
+    cluster: ClusterSource,
+    outputs: ClusterOutputs,
+) -> PolicyReadiness:
+    state = settings.run_directory / "state"
+    policies: NetworkPolicies | None = None
+    if settings.policy_ready.mode is not PolicyReadyMode.OFF:
+        policies = NetworkPolicies(api, state=state / "networkpolicies.json")
+        cluster.report_watchers(policies.watchers)
+    return PolicyReadiness(
+        settings.policy_ready,
+        policies,
+        store=gating.store,
+        object_labels=gating.labels,
+        namespace=settings.namespace,
+        state=state / "policyready.json",
+        reported=outputs.policy_ready,
     )
 
 

@@ -13,10 +13,12 @@ from agent import labels
 Json = dict[str, Any]
 
 VALUES = {
-    labels.ISOLATION_READY: ("isolation", "all"),
-    labels.PROBES_PASSING: ("probes", "all"),
+    labels.ISOLATION_READY: ("isolation", "all", "everything"),
+    labels.POLICY_READY: ("policies", "everything"),
+    labels.PROBES_PASSING: ("probes", "all", "everything"),
 }
-"""Of the label `podgate.io/inject`, by the gate that they add."""
+"""Of the label `podgate.io/inject`, by the gate that they add. `all` has those that need nothing
+but the agent."""
 
 
 def patch(gates: Collection[str], gate: str) -> list[Json]:

@@ -33,7 +33,9 @@ def observed_pod(pod: Pod, labels: LabelSnapshot) -> ObservedPod:
         namespace_labels=dict(labels.of_namespace(pod.namespace)),
         host_network=pod.host_network,
         named_ports=tuple(
-            (port.name, port.protocol, port.number) for port in pod.spec.container_ports
+            (port.name, port.protocol, port.number)
+            for port in pod.spec.container_ports
+            if port.name
         ),
     )
 

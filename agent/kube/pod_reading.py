@@ -94,6 +94,7 @@ def read(
             is_relayed=pod.metadata.annotations.get(labels.RELAY_ANNOTATION) != RELAY_OFF,
             labels=pod.metadata.labels,
             spec=spec,
+            awaits_policies=labels.POLICY_READY in pod.gates,
             source=SOURCE,
             is_deleting=pod.metadata.deletion_timestamp is not None,
         ),

@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 
 TRUE, FALSE, UNKNOWN = "True", "False", "Unknown"
 
-TYPES = (labels.ISOLATION_READY, labels.PROBES_PASSING)
+TYPES = (labels.ISOLATION_READY, labels.PROBES_PASSING, labels.POLICY_READY)
 """podgate's own. Conditions of other types are those that owners report (agent/api/conditions)."""
 
 

@@ -52,6 +52,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the relay may proxy the kubelet's connections, in strict."""
     labels: dict[str, str] = {}
     spec: PodSpec = PodSpec()
+    awaits_policies: bool = False
+    """Whether it has the readiness gate `podgate.io/policy-ready`."""
     source: str = ""
     """The manifest's file name."""
     manifest: dict[str, Any] = {}

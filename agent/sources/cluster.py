@@ -4,6 +4,7 @@ Either may be away for any time: what was last read stays in force.
 """
 
 import asyncio
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from agent import tasks
@@ -104,6 +105,10 @@ class ClusterSource(NodeSource):
             return "kubelet has not listed its pods yet"
         return self.runtime_unready_reason
 
+    def report_watchers(self, watchers: Iterable[Watcher[Any]]) -> None:
+        """Have the source's reports include these, which run elsewhere."""
+        self._watchers = (*self._watchers, *watchers)
+
     @property
     def watch_problems(self) -> dict[str, str]:
         """Why a resource of the API server cannot be watched now, by its name."""
@@ -122,7 +127,7 @@ class ClusterSource(NodeSource):
     @property
     def watched(self) -> list[str]:
         """Names of the resources of the API server that are watched."""
-        return [one.query.name for one in self._watchers]
+        return list(dict.fromkeys(one.query.name for one in self._watchers))
 
     def status(self) -> PodSourceStatus:
         kubelet = " and kubelet" if self.kubelet_pods.is_connected else ""

@@ -54,14 +54,14 @@ def _read_handler(fields: Fields, named_ports: dict[str, int]) -> Handler | None
     return KINDS[given[0]].read(fields.child(given[0]), named_ports)
 
 
-def named_ports_of(container: Fields) -> list[ContainerPort]:
-    """The container's ports that have a name."""
-    named = []
+def ports_of(container: Fields) -> list[ContainerPort]:
+    """The ports that the container declares."""
+    found = []
     for port in container.children("ports"):
         name = port.text("name")
         number = port.raw("containerPort")
         if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= PORT_MAX:
             port.add_problem("containerPort", f"must be a number from 1 to {PORT_MAX}")
-        elif name:
-            named.append(ContainerPort(name, port.text("protocol", "TCP"), number))
-    return named
+        else:
+            found.append(ContainerPort(name, port.text("protocol", "TCP"), number))
+    return found

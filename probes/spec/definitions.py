@@ -143,7 +143,7 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 class ContainerPort(msgspec.Struct, frozen=True):
-    """A port of a container that has a name. protocol: TCP, UDP or SCTP."""
+    """A port that a container declares. name: may be empty; protocol: TCP, UDP or SCTP."""
 
     name: str
     protocol: str

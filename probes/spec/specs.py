@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from probes.spec import networks, probespec
-from probes.spec.apiprobes import named_ports_of, read_probe
+from probes.spec.apiprobes import ports_of, read_probe
 from probes.spec.definitions import (
     PORT_MAX,
     ContainerPort,
@@ -103,7 +103,7 @@ class PodSpec(msgspec.Struct, frozen=True):
     named_ports: Mapping[str, Mapping[str, int]] = {}
     """By container that can be probed, by name."""
     container_ports: tuple[ContainerPort, ...] = ()
-    """Ports with a name, of all containers that keep running."""
+    """Of all containers that keep running."""
     annotation: str | None = None
     """The text of podgate.io/probe-spec."""
     networks: Mapping[str, str] = {}
@@ -228,9 +228,9 @@ class _PodReader:
             container.add_problem("name", "is used twice" if name else "is missing")
             return
         self._names.add(name)
-        ports = named_ports_of(container)
+        ports = ports_of(container)
         # The first of a name wins, as for the kubelet.
-        named = {port.name: port.number for port in reversed(ports)}
+        named = {port.name: port.number for port in reversed(ports) if port.name}
         restartable = init and container.raw("restartPolicy") == "Always"
         if init and not restartable:
             for field in ("startupProbe", "readinessProbe", "livenessProbe"):

@@ -30,6 +30,14 @@ VALUES: dict[str, dict[str, Any]] = {
         "mode": "enforce",
         "maxMode": "enforce",
         "clusterNetworkPolicies": {"mode": "close"},
+        "policyReady": {
+            "mode": "ready",
+            "timeoutSeconds": 30,
+            "witness": {
+                "tolerations": [{"key": "sandbox", "operator": "Exists"}],
+                "podLabels": {"example.org/team": "nodes"},
+            },
+        },
         "apiServer": {"host": "198.18.0.10", "port": 443},
         "agent": {
             "extraArgs": ["--disable-default-rules=storage"],

@@ -586,7 +586,7 @@ def test_gates_are_injected_in_one_way(
 def test_policies_inject_without_a_controller_and_webhooks_do_not_exist_then() -> None:
     things = rendering.objects({"controller": {"enabled": False}}, served=(_POLICY,))
     assert [one for one in things if "WebhookConfiguration" in one["kind"]] == []
-    assert len([one for one in things if one["kind"] == "MutatingAdmissionPolicy"]) == 2
+    assert len([one for one in things if one["kind"] == "MutatingAdmissionPolicy"]) == 3
     assert [
         one for one in rendering.objects({"controller": {"enabled": False}}) if "Mut" in one["kind"]
     ] == []

@@ -278,7 +278,7 @@ KINDS = ["Namespace", "Node", "Pod", "Deployment", "CronJob"]
 ACCEPTED = {
     "podgate.io/mode": ["off", "audit", "enforce", "strict"],
     "podgate.io/max-mode": ["off", "audit", "enforce", "strict"],
-    "podgate.io/inject": ["isolation", "probes", "all"],
+    "podgate.io/inject": ["isolation", "probes", "policies", "all", "everything"],
     "podgate.io/mode-override": ["allowed"],
 }
 

@@ -69,7 +69,7 @@ class Aws:
             f"--metrics-bind-addr=127.0.0.1:{_METRICS_PORT}",
             f"--health-probe-bind-addr=127.0.0.1:{_HEALTH_PORT}",
         )
-        self._controller = self._daemon(
+        self.programmer = self._daemon(
             "controller",
             *(str(programs / _CONTROLLER), kubeconfig),
             *("--enable-configmap-check=false", "--enable-leader-election=false"),
@@ -109,7 +109,7 @@ class Aws:
 
     def start(self) -> None:
         self._ec2.start()
-        self._controller.start()
+        self.programmer.start()
         polling.wait_until("AWS' definitions exist", self._is_defined)
         self.engine.start()
         self.wait_until_ready()
@@ -132,7 +132,7 @@ class Aws:
         polling.wait_until("AWS' network policy agent is ready", self._is_ready)
 
     def remove(self) -> None:
-        for daemon in (self.engine, self._controller, self._ec2):
+        for daemon in (self.engine, self.programmer, self._ec2):
             daemon.kill()
         uplink.remove()
 
@@ -141,7 +141,7 @@ class Aws:
         return Daemon(list(command), self.cgroup / f"aws-{name}", log, name=f"aws-{name}")
 
     def _is_defined(self) -> bool:
-        self._controller.check()
+        self.programmer.check()
         return all(self.api.find(f"{_CRDS}/{one}.networking.k8s.aws") for one in _DEFINITIONS)
 
     def _is_ready(self) -> bool:

@@ -89,6 +89,10 @@ class Calico:
         return self._node.api
 
     @property
+    def programmer(self) -> Daemon:
+        return self.engine
+
+    @property
     def has_programs(self) -> bool:
         return self.data_plane is DataPlane.EBPF
 

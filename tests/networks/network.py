@@ -27,6 +27,10 @@ class Network(Protocol):
         """Enforces policies on this node."""
 
     @property
+    def programmer(self) -> Daemon:
+        """Without it no policy gets to new pods, which start all the same."""
+
+    @property
     def has_programs(self) -> bool:
         """Whether it enforces by programs at pods' interfaces, instead of rules."""
 

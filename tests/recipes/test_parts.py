@@ -299,7 +299,7 @@ def test_condition(recipe: Recipe) -> None:
     )
     tree.edit(
         "agent/controller/injection.py",
-        ("VALUES = {\n", '    labels.TESTED: ("tested", "all"),\n'),
+        ("VALUES = {\n", '    labels.TESTED: ("tested", "all", "everything"),\n'),
     )
     for template in ("injection", "webhooks"):
         tree.edit(

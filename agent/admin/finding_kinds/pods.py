@@ -98,6 +98,21 @@ PROBE_LOOKUPS_DIFFER = define(
     "report its failures as always.",
     _POD,
 )
+POLICY_NOT_PROGRAMMED = define(
+    "policy-not-programmed",
+    DEGRADED,
+    "The network policies of a new pod were not seen to be in force within the time-out.",
+    "Find out why the cluster's policy engine does not act on this node; without an engine, use "
+    "--policy-ready=ready, or remove the pod's readiness gate.",
+    _POD,
+)
+POLICY_NOT_CHECKED = define(
+    "policy-not-checked",
+    DEGRADED,
+    "Whether the network policies of a new pod are in force cannot be found out.",
+    "Solve the reason in the sentence.",
+    _POD,
+)
 PROBE_NOT_ANSWERED = define(
     "probe-not-answered",
     DEGRADED,

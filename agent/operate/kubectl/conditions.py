@@ -11,10 +11,10 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from agent.labels import ISOLATION_READY, PROBES_PASSING
+from agent.labels import ISOLATION_READY, POLICY_READY, PROBES_PASSING
 from agent.operate.kubectl.cluster import Cluster, KubectlError, Object
 
-CONDITIONS = (ISOLATION_READY, PROBES_PASSING)
+CONDITIONS = (ISOLATION_READY, PROBES_PASSING, POLICY_READY)
 REMOVED = "Removed"
 _MESSAGE = "podgate is removed from this cluster; nothing maintains this condition any more."
 

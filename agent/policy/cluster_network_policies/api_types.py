@@ -162,14 +162,20 @@ class IngressRule(_Exact, frozen=True):
         return ""
 
 
+class EgressRule(msgspec.Struct, frozen=True, gc=False):
+    """One that is not read."""
+
+
 class Spec(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
-    """ClusterNetworkPolicySpec without egress, which the host side of a pod is no part of."""
+    """ClusterNetworkPolicySpec. Of rules for egress, which the host side of a pod is no part of, it
+    only has how many there are."""
 
     tier: Tier
     priority: Annotated[int, msgspec.Meta(ge=0, le=1000)]
     """Lower ones are evaluated first."""
     subject: PodSet
     ingress: tuple[IngressRule, ...] | None = None
+    egress: tuple[EgressRule, ...] | None = None
 
 
 class ClusterNetworkPolicy(msgspec.Struct, frozen=True, gc=False):

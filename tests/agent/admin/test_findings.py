@@ -21,7 +21,7 @@ from agent.admin.report import (
     RawSocketStatus,
     SourceProblem,
 )
-from agent.labels import ISOLATION_READY, PROBES_PASSING
+from agent.labels import ISOLATION_READY, POLICY_READY, PROBES_PASSING
 from agent.pods import modes
 from agent.pods.pod import Problem
 from tests.agent.operate.page.reports import condition, pod, probe, relay, report
@@ -190,6 +190,7 @@ def unlike(kind: str, reason: str, status: str = "False") -> dict[str, Any]:
     other = {
         ISOLATION_READY: condition(PROBES_PASSING, "True", "ProbesPassing"),
         PROBES_PASSING: condition(ISOLATION_READY, "True", "Enforced"),
+        POLICY_READY: condition(ISOLATION_READY, "True", "Enforced"),
     }
     return {"conditions": [condition(kind, status, reason, "Busy."), other[kind]]}
 
@@ -222,6 +223,13 @@ OF_POD: tuple[tuple[dict[str, Any], Kind, str], ...] = (
     (unlike(ISOLATION_READY, "InvalidManifest"), kinds.MANIFEST_INVALID, "Busy."),
     (unlike(ISOLATION_READY, "NotSupported", "True"), kinds.NOT_SUPPORTED, "Busy."),
     (unlike(PROBES_PASSING, "ProbeFailing"), kinds.PROBE_FAILING, "Busy."),
+    (unlike(POLICY_READY, "PoliciesPending"), kinds.POD_STARTING, "Busy."),
+    (unlike(POLICY_READY, "PoliciesNotProgrammed"), kinds.POLICY_NOT_PROGRAMMED, "Busy."),
+    (unlike(POLICY_READY, "PoliciesUnconfirmed", "True"), kinds.POLICY_NOT_PROGRAMMED, "Busy."),
+    (unlike(POLICY_READY, "WitnessMissing"), kinds.POLICY_NOT_CHECKED, "Busy."),
+    (unlike(POLICY_READY, "PoliciesUnknown"), kinds.POLICY_NOT_CHECKED, "Busy."),
+    (unlike(POLICY_READY, "PolicyCheckFailed"), kinds.POLICY_NOT_CHECKED, "Busy."),
+    (unlike(POLICY_READY, "PolicyChecksOff"), kinds.POLICY_NOT_CHECKED, "Busy."),
     (unlike(PROBES_PASSING, "ProbePending"), kinds.POD_STARTING, "Busy."),
     (unlike(PROBES_PASSING, "InvalidProbeSpec"), kinds.MANIFEST_INVALID, "Busy."),
     (

@@ -77,7 +77,7 @@ def test_agent_imports_only_the_source_that_it_has(before_gates: set[str]) -> No
 def test_only_the_command_that_runs_is_imported(before_gates: set[str]) -> None:
     commands = {name for name in before_gates if name.startswith("agent.operate.cli.commands.")}
     assert {name.rpartition(".")[2] for name in commands} == {
-        *("run", "cni", "flow_options", "options", "service_options")
+        *("run", "cni", "flow_options", "options", "policy_ready_options", "service_options")
     }
 
 

@@ -46,6 +46,14 @@ MADE: dict[str, dict[str, dict[str, str]]] = {
             "cluster-network-policy-not-understood": "is not understood, and not evaluated",
         },
     },
+    "node/test_policy_ready.py": {
+        "test_without_an_engine_the_owner_chooses_and_a_finding_is_reported": {
+            "policy-not-programmed": "POLICY_NOT_PROGRAMMED",
+        },
+        "test_pod_without_a_witness_waits_and_a_finding_is_reported": {
+            "policy-not-checked": "POLICY_NOT_CHECKED",
+        },
+    },
     "node/test_cluster_network_policies.py": {
         "test_policy_closes_a_pod_until_it_is_deleted": {
             "cluster-network-policy-not-followed": "CLUSTER_NETWORK_POLICY_NOT_FOLLOWED",

@@ -10,7 +10,13 @@ from typing import Literal
 import click
 
 from agent.logs import LogFormat, LogLevel
-from agent.operate.cli.commands import cni, flow_options, options, service_options
+from agent.operate.cli.commands import (
+    cni,
+    flow_options,
+    options,
+    policy_ready_options,
+    service_options,
+)
 from agent.settings import (
     DEFAULT_RULE_GROUPS,
     NRI_SOCKET,
@@ -20,6 +26,7 @@ from agent.settings import (
     HostProbeMode,
     KubeletSetting,
     MetricsLevel,
+    PolicyReadySettings,
     RawSocketMode,
     RelayRanges,
     ServiceSettings,
@@ -272,6 +279,7 @@ def _parse_names(text: str) -> tuple[str, ...]:
 @cni.strict_start
 @service_options.run_options
 @flow_options.run_options
+@policy_ready_options.run_options
 @click.option(
     "--standby-seconds",
     type=click.FloatRange(min=0),
@@ -346,6 +354,7 @@ def run(
     cni_strict_start: bool,
     service_endpoints: ServiceSettings | None,
     flows: FlowSettings | None,
+    policy_ready: PolicyReadySettings,
     standby_seconds: float,
     pod_directory: pathlib.Path | None,
     watchdog_seconds: float,
@@ -394,6 +403,7 @@ def run(
         rules=rules,
         disabled_default_rules=disable_default_rules,
         cluster_network_policies=ClusterNetworkPolicyMode(cluster_network_policies),
+        policy_ready=policy_ready,
         mode=Mode.from_label(mode),
         max_mode=Mode.from_label(max_mode),
         http_host=http_address[0],

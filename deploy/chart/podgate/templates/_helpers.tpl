@@ -74,12 +74,13 @@ system:serviceaccount:{{ .Release.Namespace }}:podgate
 {{- if and .Values.controller.enabled (ne .Values.controller.webhook.certificate "none") }}true{{ end }}
 {{- end }}
 
-{{- /* Namespaces whose pods get a gate. word: the label's value, beside `all`. */}}
+{{- /* Namespaces whose pods get a gate. word: the label's value, beside `everything` and, for those that
+need nothing else, `all`. */}}
 {{- define "podgate.injectNamespaces" -}}
 matchExpressions:
   - key: podgate.io/inject
     operator: In
-    values: [{{ .word }}, all]
+    values: [{{ .word }}, {{ if ne .word "policies" }}all, {{ end }}everything]
   - key: kubernetes.io/metadata.name
     operator: NotIn
     values: [{{ .root.Release.Namespace | quote }}]

@@ -6,7 +6,7 @@ from agent.operate.kubectl import conditions
 from agent.operate.kubectl.cluster import Cluster
 from tests.agent.operate.kubectl.standin import KubectlStandin
 
-ISOLATION, PROBES = conditions.CONDITIONS
+ISOLATION, PROBES, POLICIES = conditions.CONDITIONS
 SINCE = "2026-11-22T10:00:00Z"
 
 
@@ -40,9 +40,10 @@ def test_condition_with_a_gate_stays_true_with_reason_removed() -> None:
 
 
 def test_false_and_missing_conditions_become_true() -> None:
-    found = pod(condition(ISOLATION, "False", "NetnsMissing"), gates=(ISOLATION, PROBES))
+    gates = (ISOLATION, PROBES, POLICIES)
+    found = pod(condition(ISOLATION, "False", "NetnsMissing"), gates=gates)
     made = changed(conditions.patch_of(found))
-    assert {one["type"]: one["status"] for one in made} == {ISOLATION: "True", PROBES: "True"}
+    assert {one["type"]: one["status"] for one in made} == dict.fromkeys(gates, "True")
     assert min(one["lastTransitionTime"] for one in made) > SINCE
 
 
