@@ -137,8 +137,9 @@ class PolicyReadiness:
                     self._update(uid, group)
 
     def _restore(self) -> None:
-        failure = Event.SAVED_POLICY_READINESS_UNREADABLE
-        saved = state_files.read(self._state, _Saved, failure=failure)
+        saved = state_files.read(
+            self._state, _Saved, failure=Event.SAVED_POLICY_READINESS_UNREADABLE
+        )
         if saved is not None:
             self._ready = saved.ready | self._ready
         if self._policies:

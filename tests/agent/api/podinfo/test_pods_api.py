@@ -19,7 +19,7 @@ from agent.api.podinfo.pods_api import PodsApiServer
 from agent.kube.objects import ApiPod, ObjectMetadata, WholePod
 from agent.kube.pod_reports import PodReports
 from agent.kubelet import kubelet_pb2, pods_api_reading
-from agent.pods.conditions import FALSE, TYPES, Condition
+from agent.pods.conditions import FALSE, Condition
 from agent.pods.pod import read_pod
 from tests import polling
 from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, code_of
@@ -167,7 +167,7 @@ async def test_pod_of_a_manifest_has_its_containers_and_confirmed_addresses(node
         assert container.name == "app"
         assert b"example.org/app:1" in kubelet.content
         assert [one.ip for one in pod.status.podIPs] == ["198.18.0.2", "fd00:18::2"]
-        assert {one.type for one in pod.status.conditions} == set(TYPES)
+        assert {one.type for one in pod.status.conditions} == {labels.ISOLATION_READY, labels.PROBES_PASSING}
         assert b"Failed" not in kubelet.content
         assert b"198.18.0.9" not in kubelet.content
 
