@@ -1,6 +1,6 @@
 """One check of one pod: which policies decide about it, and whether packets show that they do."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from agent.network_policy import outcomes, trials
 from agent.network_policy.checks import plan
@@ -18,20 +18,26 @@ from probes.netns import NetnsGoneError
 async def check(
     state: PodState, witness: PodState | None, policies: NetworkPolicies, labels: ObjectLabels
 ) -> Outcome:
-    """state, witness: of pods with addresses; labels: of namespaces. Raises OSError
-    where the agent has no descriptor left."""
+    """labels: of namespaces. Raises OSError where the agent has no descriptor left."""
     if problem := policies.problem:
         return Outcome(outcomes.UNKNOWN, problem)
     cluster = policies.policies
+    # They may change while a trial awaits a packet.
+    netns, addresses = state.netns, state.claims.confirmed
+    if netns is None or not addresses:
+        return Outcome(outcomes.FAILED, "The pod has no address.")
+    if _families(state.pod.reported_addresses) - _families(addresses):
+        return Outcome(outcomes.FAILED, "Not all addresses of the pod are confirmed yet.")
     # Policies do not distinguish addresses but by ipBlocks, so one of them is enough here.
-    own = _end(state, state.claims.confirmed[0], labels)
+    own = _end(state, addresses[0], labels)
     names = [name for way in ("Ingress", "Egress") for name in cluster.select(own, way).names]
     if not names:
         return Outcome(outcomes.NO_POLICIES, "No NetworkPolicy selects the pod.")
-    if witness is None:
+    if witness is None or witness.netns is None:
         text = "No witness runs on this node: a pod of the DaemonSet podgate-witness."
         return Outcome(outcomes.NO_WITNESS, text)
-    pairs = list(_pairs(state, witness))
+    other_netns = witness.netns
+    pairs = list(_pairs(addresses, witness.claims.confirmed))
     if not pairs:
         text = f"The witness {witness.pod.full_name} has no address of a family that the pod has."
         return Outcome(outcomes.NO_WITNESS, text)
@@ -40,7 +46,7 @@ async def check(
         ends = _end(state, address, labels), _end(witness, other, labels)
         for checks in plan(cluster, *ends):
             try:
-                trial = await trials.run(checks, _place(state, address), _place(witness, other))
+                trial = await trials.run(checks, Place(netns, address), Place(other_netns, other))
             except NetnsGoneError as error:
                 return Outcome(outcomes.FAILED, f"A pod ended during its check: {error}")
             if not trial.is_passed:
@@ -49,20 +55,21 @@ async def check(
     return Outcome(outcomes.PROGRAMMED, _sentence(passed))
 
 
-def _pairs(state: PodState, witness: PodState) -> Iterator[tuple[IPAddress, IPAddress]]:
-    """The first address of each family that both have: the pod's, the witness's."""
+def _families(addresses: Sequence[IPAddress]) -> set[int]:
+    return {one.version for one in addresses}
+
+
+def _pairs(
+    addresses: Sequence[IPAddress], others: Sequence[IPAddress]
+) -> Iterator[tuple[IPAddress, IPAddress]]:
+    """The first of each family that both have."""
     for version in (4, 6):
-        found = [
-            next((one for one in pod.claims.confirmed if one.version == version), None)
-            for pod in (state, witness)
-        ]
-        if found[0] is not None and found[1] is not None:
-            yield found[0], found[1]
-
-
-def _place(state: PodState, address: IPAddress) -> Place:
-    assert state.netns is not None
-    return Place(state.netns, address)
+        own, other = (
+            next((one for one in found if one.version == version), None)
+            for found in (addresses, others)
+        )
+        if own is not None and other is not None:
+            yield own, other
 
 
 def _end(state: PodState, address: IPAddress, labels: ObjectLabels) -> End:

@@ -1,6 +1,7 @@
 """The condition policy-ready of one pod: what is tried until when, and what stays."""
 
 import asyncio
+import ipaddress
 import pathlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -233,6 +234,19 @@ async def test_pod_without_an_address_waits_for_one(node: Node) -> None:
         web.claims = confirmed
         node.store.in_force.mark(web.pod.uid)
         await asyncio.sleep(1)
+        assert node.found() == PROGRAMMED
+
+
+async def test_both_families_of_a_pod_are_awaited(node: Node) -> None:
+    node.shown = IN_FORCE
+    reported = tuple(map(ipaddress.ip_address, ("198.18.0.3", "fd00:18::3")))
+    async with node.agent():
+        node.put_witness()
+        web = node.put_web(reported_addresses=reported)
+        await asyncio.sleep(1)
+        assert (node.found(), node.trials) == (PENDING, 0)
+        web.claims = AddressClaims(reported)
+        await asyncio.sleep(2)
         assert node.found() == PROGRAMMED
 
 

@@ -167,7 +167,10 @@ async def test_pod_of_a_manifest_has_its_containers_and_confirmed_addresses(node
         assert container.name == "app"
         assert b"example.org/app:1" in kubelet.content
         assert [one.ip for one in pod.status.podIPs] == ["198.18.0.2", "fd00:18::2"]
-        assert {one.type for one in pod.status.conditions} == {labels.ISOLATION_READY, labels.PROBES_PASSING}
+        assert {one.type for one in pod.status.conditions} == {
+            labels.ISOLATION_READY,
+            labels.PROBES_PASSING,
+        }
         assert b"Failed" not in kubelet.content
         assert b"198.18.0.9" not in kubelet.content
 
