@@ -18,7 +18,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from agent.linux import malloc
 from agent.linux.namespaces import unshare_network
@@ -152,6 +152,8 @@ class Relay:
                 self._use_pair(message)
             case messages.SetTargets():
                 self._set_targets(message)
+            case messages.ChangeTargets():
+                self._change_targets(message)
             case messages.SetVerdicts():
                 self._set_verdicts(message)
             case messages.Engage():
@@ -208,25 +210,42 @@ class Relay:
         self._ends_at = self._lingers_until = self._now()
 
     def _set_targets(self, message: messages.SetTargets) -> None:
-        """Apply the desired targets. Removals come first: a new target may have the address of an
-        old one."""
+        """Apply the desired targets, whatever was there before."""
         assert self._targets is not None
         assert self._redirect is not None
-        desired = {spec.key: spec for spec in message.targets}
-        for target in self._targets:
-            spec = desired.get(target.key)
-            if spec is None or not target.has_same_netns(spec):
-                self._remove(target)
-        rejected = {}
-        for spec in message.targets:
-            try:
-                self._add_or_update(spec)
-            except (AddressPoolExhaustedError, ValueError, BpfError) as error:
-                rejected[spec.key] = str(error)
+        desired = {spec.key for spec in message.targets}
+        removed = [target.key for target in self._targets if target.key not in desired]
+        rejected = self._apply(message.targets, removed)
         self._redirect.keep_only(
             {(target.address, port) for target in self._targets for port in target.claims}
         )
         self._control.send(messages.TargetsApplied(message.revision, rejected))
+
+    def _change_targets(self, message: messages.ChangeTargets) -> None:
+        rejected = self._apply(message.changed, message.removed)
+        self._control.send(messages.TargetsApplied(message.revision, rejected))
+
+    def _apply(
+        self, changed: Collection[messages.RelayTargetSpec], removed: Collection[str]
+    ) -> dict[str, str]:
+        """Removals come first: a new target may have the address of an old one. Returns the
+        sentence for each rejected one, by key."""
+        assert self._targets is not None
+        gone = [self._targets.get(key) for key in removed]
+        for spec in changed:
+            target = self._targets.get(spec.key)
+            if target is not None and not target.has_same_netns(spec):
+                gone.append(target)
+        for target in gone:
+            if target is not None:
+                self._remove(target)
+        rejected = {}
+        for spec in changed:
+            try:
+                self._add_or_update(spec)
+            except (AddressPoolExhaustedError, ValueError, BpfError) as error:
+                rejected[spec.key] = str(error)
+        return rejected
 
     def _add_or_update(self, spec: messages.RelayTargetSpec) -> None:
         """Raises `AddressPoolExhaustedError`, `ValueError` or `BpfError`; then no connect is

@@ -150,6 +150,15 @@ class SetTargets(msgspec.Struct, frozen=True, tag=True):
     targets: tuple[RelayTargetSpec, ...]
 
 
+class ChangeTargets(msgspec.Struct, frozen=True, tag=True):
+    """Targets that are new or another than in the message before, and keys of those that are gone;
+    all others stay."""
+
+    revision: int
+    changed: tuple[RelayTargetSpec, ...]
+    removed: tuple[str, ...]
+
+
 class Verdict(msgspec.Struct, frozen=True):
     """The result of podgate's latest check of one probe, without any threshold: the kubelet applies
     its own to the answers."""
@@ -198,7 +207,8 @@ class RelayReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class TargetsApplied(msgspec.Struct, frozen=True, tag=True):
-    """The targets of this revision are active, except the rejected: one sentence by key."""
+    """The targets of this revision's message are active, except the rejected: one sentence by
+    key."""
 
     revision: int
     rejected: dict[str, str] = {}
@@ -259,7 +269,7 @@ class RelayReport(msgspec.Struct, frozen=True, tag=True):
     answers: tuple[AnswerSample, ...] = ()
 
 
-ToRelay = Configure | PairReady | SetTargets | SetVerdicts | Engage | Release
+ToRelay = Configure | PairReady | SetTargets | ChangeTargets | SetVerdicts | Engage | Release
 FromRelay = (
     NetnsReady | RelayReady | TargetsApplied | Engaged | RelayFailed | RelayWarning | RelayReport
 )

@@ -54,12 +54,21 @@ class ActiveRelay:
         return blocked(self.way_problem) if self.way_problem else ""
 
     async def set_targets(self, targets: tuple[messages.RelayTargetSpec, ...]) -> set[str]:
-        """Returns the uids of pods with a target that is another than before. Raises
-        `RelayError`."""
-        before = self.active_targets
+        """Sends what differs from the targets that were applied before, all if that is not certain.
+        Those that were rejected are tried again. Returns the uids of pods with a target that is
+        another than before. Raises `RelayError`."""
+        before, sent = self.active_targets, self.applied_targets
         self.applied_targets = None
         self.revision += 1
-        message = messages.SetTargets(self.revision, targets)
+        message: messages.SetTargets | messages.ChangeTargets
+        if sent is None:
+            message = messages.SetTargets(self.revision, targets)
+        else:
+            # A plan has the same object while a target stays as it is.
+            current = {target.key for target in targets}
+            changed_targets = [each for each in targets if before.get(each.key) is not each]
+            removed = [each.key for each in sent if each.key not in current]
+            message = messages.ChangeTargets(self.revision, tuple(changed_targets), tuple(removed))
         applied = await self.relay.channel.request(message, messages.TargetsApplied)
         if applied.revision != self.revision:
             raise RelayError(f"it has revision {applied.revision}, not {self.revision}")
@@ -76,7 +85,6 @@ class ActiveRelay:
                 self.answered_targets.setdefault(uid, []).append(target)
         keys = {key for key, _ in changed}
         keys |= before.keys() ^ self.active_targets.keys()
-        # A plan has the same object while a target stays as it is.
         keys |= {key for key, one in self.active_targets.items() if before.get(key) is not one}
         return {relay_targets.uid_of(key) for key in keys}
 

@@ -286,8 +286,9 @@ class RelaySupervisor:
                 serving.routes_due_at = self._now() + _ROUTES_SECONDS
                 await self._launcher.ensure_ranges()
             if serving.applied_targets != self.pods.plan.targets:
-                self._changed |= await serving.set_targets(self.pods.plan.targets)
-                self.verdicts.send_all(serving)
+                changed = await serving.set_targets(self.pods.plan.targets)
+                self._changed |= changed
+                self.verdicts.send(serving, changed)
         except RelayError as error:
             await self._abandon(serving, f"the relay failed: {error}")
             return

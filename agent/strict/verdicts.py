@@ -33,13 +33,14 @@ class VerdictUpdates:
             await asyncio.sleep(_COALESCE_SECONDS)
             changed = self._changes.take()
             if relay := self._active_relay():
-                self._send(relay, changed)
+                self.send(relay, changed)
 
     def send_all(self, relay: ActiveRelay) -> None:
-        """For a relay that is new, or has new targets."""
-        self._send(relay, relay.answered_targets)
+        """For a relay that is new."""
+        self.send(relay, relay.answered_targets)
 
-    def _send(self, relay: ActiveRelay, uids: Iterable[str]) -> None:
+    def send(self, relay: ActiveRelay, uids: Iterable[str]) -> None:
+        """For pods with other verdicts, or targets."""
         # Not limited: a relay that reads nothing is replaced within some seconds.
         entries = tuple(
             entry

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from agent.relay import messages
 from agent.strict.predecessors import Predecessors
@@ -26,6 +26,7 @@ class ScriptedRelay:
         self.is_released = False
         self._ours, self._its = socket.socketpair()
         self._tasks: list[asyncio.Task[None]] = []
+        self._targets: dict[str, messages.RelayTargetSpec] = {}
 
     async def start(self, stats: ConnectionStats, wake: asyncio.Event) -> None:
         self.channel = await RelayChannel.open(self._ours, stats=stats, wake=wake)
@@ -33,11 +34,13 @@ class ScriptedRelay:
         self._tasks = [asyncio.create_task(self._respond()), asyncio.create_task(self._report())]
 
     def targets(self) -> set[str]:
-        """Addresses of the newest `SetTargets`."""
-        messages_received = [
-            each for each in self.received if isinstance(each, messages.SetTargets)
-        ]
-        return {target.address for target in messages_received[-1].targets}
+        """Addresses of all that it has."""
+        return {target.address for target in self._targets.values()}
+
+    def updates(self) -> list[messages.SetTargets | messages.ChangeTargets]:
+        """Messages about targets, in their order."""
+        kinds = (messages.SetTargets, messages.ChangeTargets)
+        return [each for each in self.received if isinstance(each, kinds)]
 
     def has_received(self, kind: type[messages.ToRelay]) -> bool:
         return any(isinstance(each, kind) for each in self.received)
@@ -77,11 +80,27 @@ class ScriptedRelay:
                 if self.is_hung:
                     continue
                 if isinstance(message, messages.SetTargets):
-                    keys = {target.key for target in message.targets}
-                    rejected = {key: why for key, why in self.rejects.items() if key in keys}
-                    self.send(messages.TargetsApplied(message.revision, rejected))
+                    self._targets.clear()
+                    self._apply(message.revision, message.targets, ())
+                elif isinstance(message, messages.ChangeTargets):
+                    self._apply(message.revision, message.changed, message.removed)
                 elif isinstance(message, messages.Engage):
                     self.send(messages.Engaged())
+
+    def _apply(
+        self,
+        revision: int,
+        changed: Iterable[messages.RelayTargetSpec],
+        removed: Iterable[str],
+    ) -> None:
+        for key in removed:
+            self._targets.pop(key, None)
+        rejected = {}
+        for target in changed:
+            self._targets[target.key] = target
+            if why := self.rejects.get(target.key):
+                rejected[target.key] = why
+        self.send(messages.TargetsApplied(revision, rejected))
 
     async def _report(self) -> None:
         while True:

@@ -191,9 +191,42 @@ async def test_bursts_are_one_update(node: Node, web: PodState) -> None:
         node.add(strict_pod(f"web{number}", f"198.18.1.{number}"))
         await asyncio.sleep(0.0005)
     await asyncio.sleep(0.2)
-    updates = [m for m in node.launcher.newest.received if isinstance(m, messages.SetTargets)]
-    assert len(updates) <= 3
+    assert len(node.launcher.newest.updates()) <= 3
     assert len(node.launcher.newest.targets()) == 49
+
+
+@with_a_relay
+async def test_only_targets_of_pods_that_changed_are_sent(node: Node, web: PodState) -> None:
+    relay = node.launcher.newest
+    other = node.add(strict_pod("other", OTHER))
+    await asyncio.sleep(0.2)
+    node.remove(web)
+    await asyncio.sleep(0.2)
+    first, added, removed = relay.updates()
+    assert isinstance(first, messages.SetTargets)
+    assert isinstance(added, messages.ChangeTargets)
+    assert isinstance(removed, messages.ChangeTargets)
+    assert ([one.address for one in added.changed], added.removed) == ([OTHER], ())
+    assert (removed.changed, removed.removed) == ((), (first.targets[0].key,))
+    assert relay.targets() == {OTHER}
+    assert node.supervisor.pods.problem_for(other) is None
+
+
+@with_a_relay
+async def test_rejected_target_is_sent_again_with_the_next_change(
+    node: Node, web: PodState
+) -> None:
+    relay = node.launcher.newest
+    [target] = relay.updates()[0].targets  # type: ignore[union-attr]
+    rejected = target.key.replace(web.pod.uid, "uid-other").replace(ONE, OTHER)
+    relay.rejects[rejected] = "No room."
+    other = node.add(strict_pod("other", OTHER))
+    await asyncio.sleep(0.2)
+    assert "No room." in (node.supervisor.pods.problem_for(other) or "")
+    relay.rejects.clear()
+    node.add(strict_pod("third", "198.18.1.3"))
+    await asyncio.sleep(0.2)
+    assert node.supervisor.pods.problem_for(other) is None
 
 
 @with_a_relay
