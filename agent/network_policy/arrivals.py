@@ -6,8 +6,11 @@ listener is needed, and a pod's own rules have not yet seen it. Engines that fil
 side of the pod's interface are seen; one that filters inside the pod's namespace is not.
 """
 
+import contextlib
 import socket
 import struct
+
+import msgspec
 
 from agent.linux import packets
 from agent.network_policy.checks import Flow
@@ -23,86 +26,84 @@ _PORTS = struct.Struct("!HH")
 _HEAD_BYTES = 128
 
 
-class Attempt:
-    """One packet on its way, a TCP connection's SYN or an empty datagram.
+class Sent(msgspec.Struct, frozen=True, gc=False):
+    """A packet on its way. ports: of source and destination."""
+
+    protocol: int
+    ports: tuple[int, int]
+
+
+class Arrivals:
+    """Sends packets from one namespace to another: a TCP connection's SYN, or an empty datagram.
 
     TCP sends its SYN again after a second and so on (RFC 6298), until `close`. Closing waits for
     RCU: do it in a thread. Raises NetnsGoneError and OSError.
     """
 
     def __init__(
-        self,
-        flow: Flow,
-        source: tuple[Netns, IPAddress],
-        destination: tuple[Netns, IPAddress],
+        self, source: tuple[Netns, IPAddress], destination: tuple[Netns, IPAddress]
     ) -> None:
-        (source_netns, self._source), (destination_netns, address) = source, destination
-        self._protocol = _PROTOCOLS[flow.protocol]
-        version = address.version
+        """source, destination: with addresses of one family."""
+        self._source_netns, self._source = source
+        destination_netns, self._destination = destination
+        self._arrived: set[Sent] = set()
+        self._sending: list[socket.socket] = []
         self._capture = destination_netns.socket(
-            socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETHERTYPES[version])
+            socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETHERTYPES[self._source.version])
         )
-        self._sending: socket.socket | None = None
         try:
             packets.attach_filter(self._capture, _from_source(self._source))
-            self._sending = source_netns.socket(
-                socket.AF_INET if version == 4 else socket.AF_INET6,
-                socket.SOCK_STREAM if flow.protocol == "TCP" else socket.SOCK_DGRAM,
-            )
-            # So that the packet is the one awaited.
-            self._sending.bind((str(self._source), 0))
-            self._ports = (self._sending.getsockname()[1], flow.port)
-            self._send((str(address), flow.port))
         except BaseException:
             self.close()
             raise
 
     def fileno(self) -> int:
-        """Readable when a packet from the source has arrived; `has_arrived` shows whether it is
-        this one."""
+        """Readable when a packet from the source has arrived; `has` shows whether it is the one."""
         return self._capture.fileno()
 
-    def has_arrived(self) -> bool:
-        """Whether the packet is among those received since the last call. Never waits."""
-        while True:
-            try:
-                packet = self._capture.recv(_HEAD_BYTES)
-            except BlockingIOError:
-                return False
-            if self._is_awaited(packet):
-                return True
+    def send(self, flow: Flow) -> Sent:
+        """Send a packet to this port."""
+        is_stream = flow.protocol == "TCP"
+        sending = self._source_netns.socket(
+            socket.AF_INET if self._source.version == 4 else socket.AF_INET6,
+            socket.SOCK_STREAM if is_stream else socket.SOCK_DGRAM,
+        )
+        self._sending.append(sending)
+        # So that the packet is the one awaited.
+        sending.bind((str(self._source), 0))
+        sent = Sent(_PROTOCOLS[flow.protocol], (sending.getsockname()[1], flow.port))
+        address = str(self._destination), flow.port
+        # On its way; answered at once; or rejected on the source's side, so it will not arrive.
+        with contextlib.suppress(BlockingIOError, ConnectionRefusedError, PermissionError):
+            if is_stream:
+                sending.connect(address)
+            else:
+                sending.sendto(b"", address)
+        return sent
+
+    def has(self, sent: Sent) -> bool:
+        """Whether a packet has arrived. Never waits."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                if found := self._read(self._capture.recv(_HEAD_BYTES)):
+                    self._arrived.add(found)
+        return sent in self._arrived
 
     def close(self) -> None:
-        """End the attempt; a connection is ended by it, too."""
+        """End all that was sent; connections are ended by it, too."""
         self._capture.close()
-        if self._sending is not None:
-            self._sending.close()
+        for sending in self._sending:
+            sending.close()
 
-    def _send(self, address: tuple[str, int]) -> None:
-        assert self._sending is not None
-        try:
-            if self._protocol == socket.IPPROTO_TCP:
-                self._sending.connect(address)
-            else:
-                self._sending.sendto(b"", address)
-        except (BlockingIOError, ConnectionRefusedError, PermissionError):
-            # On its way; answered at once; or rejected on the source's side, so it will not arrive.
-            pass
-
-    def _is_awaited(self, packet: bytes) -> bool:
+    def _read(self, packet: bytes) -> Sent | None:
         """`packet`: from its IP header on, without extension headers, as the kernel sends it."""
         if not packet:
-            return False
+            return None
         version = packet[0] >> 4
         start = (packet[0] & 0xF) * 4 if version == 4 else packets.IPV6_BYTES
-        source = _SOURCE_OFFSETS[version]
-        packed = self._source.packed
-        return (
-            len(packet) >= start + _PORTS.size
-            and packet[source : source + len(packed)] == packed
-            and packet[_PROTOCOL_OFFSETS[version]] == self._protocol
-            and _PORTS.unpack_from(packet, start) == self._ports
-        )
+        if len(packet) < start + _PORTS.size:
+            return None
+        return Sent(packet[_PROTOCOL_OFFSETS[version]], _PORTS.unpack_from(packet, start))
 
 
 def _from_source(address: IPAddress) -> list[packets.Instruction]:

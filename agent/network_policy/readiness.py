@@ -39,8 +39,8 @@ from probes.netns import Netns
 
 log = structlog.get_logger(__name__)
 
-# A check holds a thread for some milliseconds at its end.
-_AT_ONCE: Final = 16
+# A check that finds nothing takes a second, and a handful of descriptors meanwhile.
+_AT_ONCE: Final = 64
 _SAVE_SECONDS: Final = 0.5
 _BASE_SECONDS, _CAP_SECONDS = 0.1, 1.0
 _LATE_SECONDS: Final = 10.0

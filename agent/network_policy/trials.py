@@ -6,12 +6,11 @@ policies admit nothing, silence is all that there is to see: the packet is sent 
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from agent.network_policy.arrivals import Attempt
+from agent.network_policy.arrivals import Arrivals, Sent
 from agent.network_policy.checks import Checks, Flow
 from bpf.abi import IPAddress
 from probes.netns import Netns
@@ -42,64 +41,58 @@ class Trial(msgspec.Struct, frozen=True):
 async def run(checks: Checks, pod: Place, witness: Place) -> Trial:
     """Raises NetnsGoneError and OSError."""
     source, destination = (witness, pod) if checks.direction == "Ingress" else (pod, witness)
-    dropped, admitted = checks.dropped, checks.admitted
-    if admitted is None:
-        is_reached = True
-        has_passed = dropped is not None and await _passes(dropped, source, destination)
-    else:
-        async with contextlib.AsyncExitStack() as stack:
-            late = None
-            if dropped is not None:
-                late = await stack.enter_async_context(_attempt(dropped, source, destination))
-            shown = await stack.enter_async_context(_attempt(admitted, source, destination))
-            is_reached = await _has_arrived(shown, _ARRIVAL_SECONDS)
-            has_passed = late is not None and await _has_arrived(late, _LATE_SECONDS)
     way = f"{checks.direction.lower()} {'from' if source is witness else 'to'} the witness"
+    dropped, admitted = checks.dropped, checks.admitted
+    if not (dropped or admitted):
+        return Trial(True, f"{way}: policies leave nothing that would show whether they apply")
+    arrivals = Arrivals((source.netns, source.address), (destination.netns, destination.address))
+    try:
+        has_passed, is_reached = await _observe(arrivals, dropped, admitted)
+    finally:
+        await asyncio.to_thread(arrivals.close)
     by = _named(checks.policies)
     if dropped and has_passed:
         return Trial(False, f"{way}: {dropped} arrives, though {by} drops it")
     if admitted and not is_reached:
         return Trial(False, f"{way}: {admitted} does not arrive, though {by} admits it")
-    if dropped or admitted:
-        seen = [f"{dropped} is dropped"] if dropped else []
-        seen += [f"{admitted} arrives"] if admitted else []
-        return Trial(True, f"{way}: {', '.join(seen)}")
-    return Trial(True, f"{way}: policies leave nothing that would show whether they are in force")
+    seen = [f"{dropped} is dropped"] if dropped else []
+    seen += [f"{admitted} arrives"] if admitted else []
+    return Trial(True, f"{way}: {', '.join(seen)}")
 
 
-async def _passes(dropped: Flow, source: Place, destination: Place) -> bool:
-    """Whether what is to be dropped arrives, where nothing may."""
-    for _ in range(_SILENT_TRIES):
-        async with _attempt(dropped, source, destination) as made:
-            if await _has_arrived(made, _SILENCE_SECONDS):
-                return True
-    return False
+async def _observe(
+    arrivals: Arrivals, dropped: Flow | None, admitted: Flow | None
+) -> tuple[bool, bool]:
+    """Whether each of them arrives."""
+    if admitted is not None:
+        late = arrivals.send(dropped) if dropped else None
+        is_reached = await _arrives(arrivals, arrivals.send(admitted), _ARRIVAL_SECONDS)
+        return late is not None and await _arrives(arrivals, late, _LATE_SECONDS), is_reached
+    all_sent = []
+    for _ in range(_SILENT_TRIES if dropped else 0):
+        assert dropped is not None
+        all_sent.append(arrivals.send(dropped))
+        await _arrives(arrivals, all_sent[-1], _SILENCE_SECONDS)
+        # One of those before may be late.
+        if any(map(arrivals.has, all_sent)):
+            return True, False
+    return False, False
 
 
-@contextlib.asynccontextmanager
-async def _attempt(flow: Flow, source: Place, destination: Place) -> AsyncIterator[Attempt]:
-    ends = (source.netns, source.address), (destination.netns, destination.address)
-    made = Attempt(flow, *ends)
-    try:
-        yield made
-    finally:
-        await asyncio.to_thread(made.close)
-
-
-async def _has_arrived(made: Attempt, seconds: float) -> bool:
+async def _arrives(arrivals: Arrivals, sent: Sent, seconds: float) -> bool:
     loop = asyncio.get_running_loop()
     received = asyncio.Event()
-    loop.add_reader(made, received.set)
+    loop.add_reader(arrivals, received.set)
     try:
         async with asyncio.timeout(seconds):
-            while not made.has_arrived():
+            while not arrivals.has(sent):
                 received.clear()
                 await received.wait()
             return True
     except TimeoutError:
         return False
     finally:
-        loop.remove_reader(made)
+        loop.remove_reader(arrivals)
 
 
 def _named(policies: Sequence[str]) -> str:
