@@ -630,9 +630,6 @@ EGRESS_HOOKS = (
 )
 """Of HostEgressPolicies, loaded with the first one (`bpf/host_egress.py`)."""
 
-EGRESS_PACKET_SOCKET = HookSpec("egress_packet_socket", 26, 26, "security_socket_create")
-"""As `CREATE_PACKET_SOCKET`, for HostEgressPolicies."""
-
 OPTIONAL_PROGRAMS = (*HOOKS, *RELAY_HOOKS, *TRACING_PROGRAMS)
 """Pinned where the kernel accepts them: TRACING_PROGRAMS not if it is locked down, which lets no
 program read the kernel's memory (lockdown=confidentiality)."""

@@ -9,7 +9,7 @@ import re
 
 from bpf import abi, clsact, errors, pins, syscalls
 
-_HOOKS = (*abi.OPTIONAL_PROGRAMS, *abi.EGRESS_HOOKS, abi.EGRESS_PACKET_SOCKET)
+_HOOKS = (*abi.OPTIONAL_PROGRAMS, *abi.EGRESS_HOOKS)
 _PROGRAMS = {*abi.PROGRAMS, *(hook.name for hook in _HOOKS)}
 # As in `Pins.link`; names of links that belong to no interface are their programs'.
 _LINK_SUFFIX = re.compile(rf"(-\d+)?({pins.MOVING})?$")

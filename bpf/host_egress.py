@@ -23,7 +23,6 @@ from bpf import (
     pins,
     rcu,
     syscalls,
-    tracing_links,
 )
 from bpf import host_egress_tables as tables
 from bpf.hooks import Hooks, HookState
@@ -42,13 +41,10 @@ VERDICTS = (Verdict.DROP, Verdict.WOULD_DROP)
 
 PROGRAM_SET = ProgramSet(
     source="host_egress.c",
-    programs=(
-        *(ProgramSpec.hook(hook) for hook in abi.EGRESS_HOOKS),
-        ProgramSpec.hook(abi.EGRESS_PACKET_SOCKET, is_optional=True),
-    ),
+    programs=tuple(ProgramSpec.hook(hook) for hook in abi.EGRESS_HOOKS),
     maps=(
         *(abi.CONFIG, abi.KUBELET_REMADE, abi.COUNTERS, abi.NODE_ADDRESSES),
-        *(abi.RAW_SOCKET_POLICY, abi.DROP_EVENTS, abi.EVENT_BUDGET),
+        *(abi.DROP_EVENTS, abi.EVENT_BUDGET),
         *tables.MAPS,
     ),
     needs="Linux 5.11 with cgroup v2",
@@ -192,7 +188,6 @@ class EgressTables:
                         policy=by_number[packed.policy],
                         protocol=packed.protocol,
                         verdict=Verdict(packed.verdict),
-                        is_packet_socket=bool(packed.is_packet_socket),
                         first_ns=entry.first_ns,
                         last_ns=entry.last_ns,
                         count=entry.count,
@@ -226,14 +221,11 @@ class HostEgress:
         with contextlib.ExitStack() as undo:
             self.tables = undo.enter_context(EgressTables(installation))
             programs = {}
-            for hook in (*abi.EGRESS_HOOKS, abi.EGRESS_PACKET_SOCKET):
-                if os.path.lexists(directory / hook.name):
-                    programs[hook.name] = syscalls.open_pin(str(directory / hook.name))
-                    undo.callback(os.close, programs[hook.name])
+            for hook in abi.EGRESS_HOOKS:
+                programs[hook.name] = syscalls.open_pin(str(directory / hook.name))
+                undo.callback(os.close, programs[hook.name])
             undo.pop_all()
         self._loaded = loader.Loaded(programs, self.tables.open_maps, Outcome(Origin.PINNED))
-        self.packet_socket_problem = ""
-        """Why subjects' packet sockets are not rejected, in one sentence; else empty."""
 
     def close(self) -> None:
         """Close the descriptors; what is attached stays in force."""
@@ -241,17 +233,7 @@ class HostEgress:
 
     def attach(self, cgroup: str | os.PathLike[str]) -> list[HookState]:
         """Attach all programs to this cgroup, the root's, or replace another version's."""
-        states = self._hooks(cgroup).attach()
-        name = abi.EGRESS_PACKET_SOCKET.name
-        self.packet_socket_problem = ""
-        if name not in self._loaded.programs:
-            self.packet_socket_problem = "this kernel does not accept the program."
-            return states
-        try:
-            tracing_links.ensure_attached(self._loaded.programs[name], self._installation, name)
-        except errors.BpfError as error:
-            self.packet_socket_problem = f"{error.strerror or error}."
-        return states
+        return self._hooks(cgroup).attach()
 
     def attached(self, cgroup: str | os.PathLike[str]) -> dict[str, bool]:
         """By hook: whether it is attached now."""
@@ -273,8 +255,7 @@ async def load(installation: pins.Pins) -> pathlib.Path:
 
 def is_installed(installation: pins.Pins) -> bool:
     """Whether programs or links of any version are pinned. A few system calls."""
-    names = [hook.name for hook in (*abi.EGRESS_HOOKS, abi.EGRESS_PACKET_SOCKET)]
-    return any(installation.find_links(name) for name in names) or any(
+    return any(installation.find_links(hook.name) for hook in abi.EGRESS_HOOKS) or any(
         installation.schema.glob(f"{_DIRECTORY}-*")
     )
 
@@ -286,7 +267,6 @@ def detach(installation: pins.Pins) -> None:
             with pins.opened(path) as link_fd:
                 syscalls.link_detach(link_fd)
             pins.unlink_quietly(path)
-    tracing_links.detach(installation, abi.EGRESS_PACKET_SOCKET.name)
 
 
 def remove(installation: pins.Pins) -> None:

@@ -69,8 +69,7 @@ class CEgressSourceKey(ctypes.Structure):
         ("policy", ctypes.c_uint32),
         ("protocol", ctypes.c_uint8),
         ("verdict", ctypes.c_uint8),
-        ("is_packet_socket", ctypes.c_uint8),
-        ("pad", ctypes.c_uint8),
+        ("pad", ctypes.c_uint16),
     )
 
 
@@ -186,15 +185,13 @@ class EgressSource:
     """What one cgroup attempted, and one policy denies.
 
     cgroup: id; times: CLOCK_MONOTONIC in nanoseconds; count: connects, datagrams and packets;
-    process_name: of the first, empty if only packets were seen; is_packet_socket: it opened packet
-    sockets.
+    process_name: of the first, empty if only packets were seen.
     """
 
     cgroup: int
     policy: str
     protocol: int
     verdict: Verdict
-    is_packet_socket: bool
     first_ns: int
     last_ns: int
     count: int

@@ -373,8 +373,7 @@ class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 class EgressSourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A subject's attempts. cgroup: its path; process: of the first attempt, empty if only its
-    packets were seen; protocol: in words, or "packet socket"; attempts: connects, datagrams and
-    packets."""
+    packets were seen; protocol: in words; attempts: connects, datagrams and packets."""
 
     cgroup: str
     process: str

@@ -158,14 +158,7 @@ class HostEgressPolicies:
             found.append(f"HostEgressPolicies are not in force: {self._problem}")
         for policy in self.state.policies:
             found += [f"HostEgressPolicy {policy.name}: {text}" for text in self._lasting(policy)]
-        if packets := self._packet_socket_problem:
-            found.append(f"Packet sockets of HostEgressPolicies' subjects pass: {packets}")
         return found
-
-    @property
-    def has_enforced(self) -> bool:
-        """Whether a policy of this node denies anything."""
-        return any(policy.is_enforced for policy in self.state.policies)
 
     def counts(self) -> dict[tuple[str, Verdict], int]:
         """Attempts by policy and verdict. Reads two maps."""
@@ -187,12 +180,6 @@ class HostEgressPolicies:
         }
         failing = {name: text for name, text in of_node.items() if text}
         return NodePolicies.of(policies, failing | problems)
-
-    @property
-    def _packet_socket_problem(self) -> str:
-        if not self.has_enforced or self._kernel is None:
-            return ""
-        return self._kernel.packet_socket_problem
 
     def _lasting(self, policy: EgressPolicy) -> list[str]:
         """Problems that a start does not explain; of a cluster's policy, which is for all nodes, a

@@ -92,11 +92,10 @@ class HostEgressReport:
         self._names.learn({one.cgroup for one in self._sources})
 
     def _source(self, one: EgressSource) -> EgressSourceStatus:
-        protocol = "packet socket" if one.is_packet_socket else protocol_word(one.protocol)
         return EgressSourceStatus(
             cgroup=self._names.cgroup_path(one.cgroup),
             process=one.process_name,
-            protocol=protocol,
+            protocol=protocol_word(one.protocol),
             verdict=one.verdict.label,
             attempts=one.count,
             first=wall_clock(one.first_ns),

@@ -6,8 +6,8 @@
  * The hooks at connect and sendmsg know the running task's cgroup and reject with EPERM. The
  * program for packets knows the cgroup of the socket's creator, and the address after translation:
  * it has what the hooks do not see, namely raw sockets, sockets that came from another process or
- * were connected before, and protocols without hooks. A packet socket passes neither, so subjects
- * may open none.
+ * were connected before, and protocols without hooks. A packet socket passes neither: its frames
+ * go directly to the device.
  */
 /* The headers have more than this file needs. */
 #pragma clang diagnostic ignored "-Wunused-function"
@@ -21,7 +21,6 @@
 #include "node_state.h"
 #include "sockets.h"
 #include "counting.h"
-#include "socket_creation.h"
 #include "host_egress.h"
 
 #define PACKET_DROP 0
@@ -476,54 +475,4 @@ int egress_packet(struct __sk_buff *skb)
 			socket->counted = found;
 	}
 	return record_attempt(rules, &attempt, found, now_ns, false) ? PACKET_DROP : PACKET_PASS;
-}
-
-/* The number of the lowest bit that is set. */
-ALWAYS_INLINE __u32 lowest_bit(__u64 mask)
-{
-	__u32 number = 0;
-
-#pragma unroll
-	for (int bits = 32; bits; bits /= 2) {
-		if (!(mask & ((1ULL << bits) - 1))) {
-			mask >>= bits;
-			number += bits;
-		}
-	}
-	return number;
-}
-
-/* At security_socket_create, as create_packet_socket of packet_sockets.c. */
-int egress_packet_socket(struct socket_creation *context)
-{
-	struct egress_source_key key = {.verdict = VERDICT_WOULD_DROP, .is_packet_socket = true};
-	__u64 state = current_state(), policies;
-	struct raw_socket_policy *layout;
-	struct egress_rules *rules;
-	struct config *node;
-	__u32 only = 0;
-	__u64 now_ns;
-
-	if (!state || (__u32)context->family != AF_PACKET || (__u32)context->is_kernels)
-		return 0;
-	policies = policies_of(0, state);
-	if (!policies)
-		return 0;
-	layout = raw_socket_policy.lookup(&only);
-	node = config.lookup(&only);
-	rules = rules_of(state);
-	if (!layout || !node || !rules || !layout->node_netns ||
-	    current_netns(layout) != layout->node_netns)
-		return 0;
-	key.cgroup = bpf_get_current_cgroup_id();
-	now_ns = bpf_ktime_get_ns();
-	if (is_exempt(node, key.cgroup, now_ns))
-		return 0;
-	if (policies & rules->enforced) {
-		policies &= rules->enforced;
-		key.verdict = VERDICT_DROP;
-	}
-	key.policy = lowest_bit(policies) & (EGRESS_POLICIES - 1);
-	count_attempt(&key, now_ns, true);
-	return key.verdict == VERDICT_DROP ? -EPERM : 0;
 }

@@ -58,14 +58,13 @@ struct egress_rules {
 	struct egress_rule rules[EGRESS_RULES];
 };
 
-/* A source by policy. is_packet_socket: opened one, to which no rule applies. */
+/* A source by policy. */
 struct egress_source_key {
 	__u64 cgroup; /* id */
 	__u32 policy;
 	__u8 protocol;
 	__u8 verdict;
-	__u8 is_packet_socket;
-	__u8 pad;
+	__u16 pad;
 };
 
 /* For readers without an agent; empty: the number is free. */

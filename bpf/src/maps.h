@@ -54,6 +54,7 @@ BPF_F_TABLE("hash", __u64, __u32, old_raw_sockets, MAX_OLD_RAW_SOCKETS, BPF_F_NO
  * Who may create raw and packet sockets of the host's namespace, and which pods' processes do
  * without: their number, and the sources, of which the oldest are forgotten.
  */
+BPF_TABLE("array", __u32, struct raw_socket_policy, raw_socket_policy, 1);
 BPF_F_TABLE("hash", __u64, __u32, raw_socket_creators, MAX_RAW_SOCKET_CREATORS, BPF_F_NO_PREALLOC);
 BPF_TABLE("array", __u32, __u64, raw_socket_counts, RAW_SOCKET_COUNTS);
 BPF_TABLE("lru_hash", struct raw_socket_source_key, struct drop_source, raw_socket_sources,

@@ -9,7 +9,6 @@
 BPF_TABLE("array", __u32, struct counters, counters, SLOT_COUNT);
 BPF_TABLE("array", __u32, struct config, config, 1);
 BPF_TABLE("array", __u32, struct kubelet_remade, kubelet_remade, 1);
-BPF_TABLE("array", __u32, struct raw_socket_policy, raw_socket_policy, 1);
 
 /* The addresses that the node has itself, without those of services. */
 BPF_F_TABLE("lpm_trie", struct node_address, __u32, node_addresses, MAX_NODE_ADDRESSES,

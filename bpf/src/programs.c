@@ -25,7 +25,7 @@
 #include "proxied.h"
 #include "new_flow.h"
 #include "raw_socket_policy.h"
-#include "socket_creation.h"
+#include "kernel_memory.h"
 #include "tcp.h"
 #include "gate.c"
 #include "host_devices.c"

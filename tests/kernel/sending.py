@@ -116,11 +116,6 @@ def udp_by(sock: socket.socket, way: str, to: Address) -> int:
     return 0
 
 
-def packet_socket(way: str, to: Address) -> int:
-    socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0).close()
-    return 0
-
-
 WAYS: dict[str, Callable[[str, Address], int]] = {
     "tcp": tcp,
     "mptcp": mptcp,
@@ -135,7 +130,6 @@ WAYS: dict[str, Callable[[str, Address], int]] = {
     "given-tcp": given_tcp,
     "given-udp": given_udp,
     "mapped": mapped,
-    "packet-socket": packet_socket,
 }
 DATAGRAMS = ("udp", "udp-connected", "raw", "uring-send", "received-udp", "given-udp")
 """Those that arrive as a datagram with the way's name; the others are connections."""

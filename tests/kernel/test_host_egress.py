@@ -21,7 +21,6 @@ from bpf.drop_events import DropEventReader
 from bpf.host_egress import EgressTables, HostEgress, TooMuchError
 from bpf.host_egress_tables import EgressRule, EgressSubject, EgressTable
 from bpf.node_config import NodeConfig
-from bpf.raw_socket_policy import RawSocketPolicy
 from bpf.verdicts import Reason, Verdict
 from probes.netns import netns_cookie
 from tests.kernel import cgroups, offers, sending
@@ -114,9 +113,6 @@ def egress(installation: pins.Pins, loaded: loader.Loaded, config: NodeConfig) -
     directory = asyncio.run(host_egress.load(installation))
     mount = cgroup2_mount()
     assert mount is not None
-    # It reads where the kernel has a task's namespace.
-    raw_sockets = RawSocketPolicy(loaded, installation, None)
-    raw_sockets.attach()
     kernel = HostEgress(directory, installation)
     try:
         states = kernel.attach(mount)
@@ -125,7 +121,6 @@ def egress(installation: pins.Pins, loaded: loader.Loaded, config: NodeConfig) -
     finally:
         kernel.close()
         host_egress.remove(installation)
-        raw_sockets.detach()
 
 
 @pytest.fixture
@@ -366,23 +361,6 @@ def test_socket_connected_before_the_policy_sends_no_more(
     assert send(container, destination.address(4), "tcp", other=other) == {"tcp": 0}
 
 
-def test_subject_opens_no_packet_socket_where_the_kernel_can_reject_it(
-    lab: labs.Lab, egress: Egress, container: Cgroup, subject: Cgroup, other: Cgroup
-) -> None:
-    """By a program at security_socket_create; elsewhere the finding names them."""
-    can_reject = offers.rejects_packet_sockets()
-    rules = [EgressRule(0, is_nodes=True)]
-    egress.set(subject, rules=rules, is_enforced=False)
-    assert send(container, "::1", "packet-socket", other=other) == {"packet-socket": 0}
-    egress.set(subject, rules=rules)
-    expected = errno.EPERM if can_reject else 0
-    assert send(container, "::1", "packet-socket", other=other) == {"packet-socket": expected}
-    assert send(other, "::1", "packet-socket", other=other) == {"packet-socket": 0}
-    seen = {(one.verdict, one.is_packet_socket): one.count for one in egress.tables.sources()}
-    counted = {(Verdict.DROP, True): 1, (Verdict.WOULD_DROP, True): 1}
-    assert seen == (counted if can_reject else {})
-
-
 def test_other_network_namespaces_are_untouched(
     lab: labs.Lab, egress: Egress, container: Cgroup, subject: Cgroup, config: NodeConfig
 ) -> None:
@@ -490,5 +468,5 @@ def test_removal_leaves_nothing(
     host_egress.remove(installation)
     assert not host_egress.is_installed(installation)
     assert not list(pathlib.Path(installation.maps).glob("egress_*"))
-    ways = [*ways_of(4), "packet-socket"]
+    ways = ways_of(4)
     assert send(container, destination.address(4), *ways, other=other) == dict.fromkeys(ways, 0)

@@ -68,7 +68,7 @@ def _source(one: EgressSource, names: Names) -> EgressSourceStatus:
     return EgressSourceStatus(
         cgroup=names.cgroup(one.cgroup),
         process=one.process_name,
-        protocol="packet socket" if one.is_packet_socket else protocol_word(one.protocol),
+        protocol=protocol_word(one.protocol),
         verdict=one.verdict.label,
         attempts=one.count,
         first=wall_clock(one.first_ns),
