@@ -260,6 +260,12 @@ def is_installed(installation: pins.Pins) -> bool:
     )
 
 
+def is_of_another_schema(installation: pins.Pins) -> bool:
+    """Whether a program of another schema is in force, which ends with that schema's directory."""
+    links = (path for hook in abi.EGRESS_HOOKS for path in installation.find_links(hook.name))
+    return any(path.parent != installation.links for path in links)
+
+
 def detach(installation: pins.Pins) -> None:
     """Detach any version's programs; they stay pinned. Raises `BpfError`."""
     for hook in abi.EGRESS_HOOKS:

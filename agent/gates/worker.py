@@ -12,7 +12,7 @@ from agent.gates.gate_thread import GateThread, Repairs
 from agent.linux.cgroups import cgroup2_mount, own_cgroup
 from agent.logs import Event
 from agent.settings import Settings
-from bpf import abi, loader, pins
+from bpf import abi, host_egress, loader, pins
 from bpf.attachment import Attachment
 from bpf.drop_events import DropEventReader
 from bpf.errors import BpfError
@@ -197,10 +197,14 @@ class GateWorker:
         await self.run(self.gates.remove, ifindex)
 
     async def remove_stale(self) -> bool:
-        """As `Gates.remove_stale`, unless host devices still have another schema's programs."""
+        """As `Gates.remove_stale`, unless host devices or HostEgressPolicies still have another
+        schema's programs."""
 
         def remove_stale() -> bool:
-            return not self.host_devices.other_interfaces() and self.gates.remove_stale()
+            has_others = self.host_devices.other_interfaces() or host_egress.is_of_another_schema(
+                self.installation
+            )
+            return not has_others and self.gates.remove_stale()
 
         return await self.run(remove_stale)
 

@@ -114,8 +114,8 @@ class HostEgressPolicies:
         """Whether nothing is installed, as this agent has made sure."""
 
     async def open(self) -> None:
-        """Restore saved policies. Takes over another version's programs, which are removed once
-        all gates are taken over."""
+        """Restore saved policies. Takes over another version's programs, which stay in force until
+        then (`GateWorker.remove_stale`)."""
         if not self.is_enabled:
             return
         if self._path:

@@ -16,7 +16,7 @@ import pytest
 
 from agent.lab import lab as labs
 from agent.linux.cgroups import cgroup2_mount
-from bpf import abi, host_egress, loader, pins
+from bpf import abi, host_egress, loader, maps, pins
 from bpf.drop_events import DropEventReader
 from bpf.host_egress import EgressTables, HostEgress, TooMuchError
 from bpf.host_egress_tables import EgressRule, EgressSubject, EgressTable
@@ -71,6 +71,47 @@ class Destination:
         while not received or received[-1] != "end":
             received.append(self._udp.recv(100).decode())
         return connections, set(received[:-1])
+
+
+ATTEMPTS = """
+import os, socket, sys
+def attempt():
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.settimeout(20)
+        return sock.connect_ex((sys.argv[1], int(sys.argv[2])))
+results = {attempt()}
+print("begun", flush=True)
+while not os.path.exists(sys.argv[3]):
+    results.add(attempt())
+print(*results, flush=True)
+"""
+
+
+@contextlib.contextmanager
+def attempting(group: Cgroup, address: str, end: pathlib.Path) -> Iterator[set[int]]:
+    """A process connects all the time during the block; then the set has all of its results."""
+    arguments = [sys.executable, "-S", "-c", ATTEMPTS, address, str(PORT), str(end)]
+    results: set[int] = set()
+    with group.popen(arguments, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        try:
+            yield results
+        finally:
+            end.touch()
+            results |= {int(one) for one in process.stdout.readline().split()}
+    end.unlink()
+
+
+@contextlib.contextmanager
+def of_schema(installation: pins.Pins) -> Iterator["Egress"]:
+    """The programs of another schema with maps of their own, loaded and not attached."""
+    installation.prepare()
+    directory = asyncio.run(host_egress.load(installation))
+    with maps.Map.open(installation.map(abi.CONFIG), abi.CONFIG) as config:
+        config.set(bytes(4), bytes(abi.CConfig(node_netns=netns_cookie())))
+    with contextlib.closing(HostEgress(directory, installation)) as kernel:
+        yield Egress(kernel)
 
 
 class Egress:
@@ -427,6 +468,42 @@ def test_numbers_of_policies_last_and_free_ones_start_at_zero(
     assert egress.tables.numbers({"more", "again"}) == {"more": 1, "again": 0}
     assert set(egress.tables.counts().values()) == {0}
     assert egress.tables.sources() == []
+
+
+@pytest.mark.parametrize("step", [1, -1], ids=["upgrade", "roll-back"])
+def test_another_schema_takes_the_policies_over_without_a_gap_and_back_again(
+    destination: Destination,
+    egress: Egress,
+    installation: pins.Pins,
+    container: Cgroup,
+    subject: Cgroup,
+    other: Cgroup,
+    tmp_path: pathlib.Path,
+    step: int,
+) -> None:
+    another = pins.Pins(installation.bpffs, abi.SCHEMA + step)
+    mount = cgroup2_mount()
+    assert mount is not None
+    address = destination.address(4)
+    egress.set(subject, rules=to_port(destination))
+    with of_schema(another) as taken:
+        with attempting(container, address, tmp_path / "end") as results:
+            for made, of in ((taken, another), (egress, installation), (taken, another)):
+                made.set(subject, rules=to_port(destination))
+                assert host_egress.is_of_another_schema(of)
+                assert [state.problem for state in made.kernel.attach(mount) if state.problem] == []
+                assert all(made.kernel.attached(mount).values())
+                assert not host_egress.is_of_another_schema(of)
+        assert results == {errno.EPERM}
+        before = taken.count(Verdict.DROP)
+        assert send(container, address, "tcp", "raw", other=other) == {
+            "tcp": errno.EPERM,
+            "raw": errno.EPERM,
+        }
+        assert taken.count(Verdict.DROP) == before + 2
+    host_egress.remove(another)
+    assert send(container, address, "tcp", other=other) == {"tcp": 0}
+    another.discard_schema(another.schema)
 
 
 def test_readers_see_the_policies_without_an_agent(

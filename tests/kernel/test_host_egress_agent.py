@@ -13,12 +13,14 @@ import pytest
 from agent.admin import finding_kinds as kinds
 from agent.admin.report import EgressPolicyStatus
 from agent.lab.lab import Lab, LabPod
+from agent.linux.cgroups import cgroup2_mount
 from agent.logs import Event
 from bpf import abi, host_egress, pins
+from bpf.host_egress_tables import EgressRule
 from tests import polling
-from tests.kernel import cgroups
+from tests.kernel import cgroups, sending
 from tests.kernel.cgroups import Cgroup
-from tests.kernel.test_host_egress import Destination, send
+from tests.kernel.test_host_egress import Destination, of_schema, send, ways_of
 from tests.kernel.test_policies import Node
 from tests.kernel.test_policy_sources import UIDS, Kubelet, add_host_pod, kubelet, node
 
@@ -118,6 +120,42 @@ def test_of_two_host_network_pods_one_is_admitted_and_one_gets_eperm(
         polling.wait_until("removal", lambda: not host_egress.is_installed(installation))
 
 
+def test_two_host_network_pods_by_every_way_while_no_agent_runs(
+    node: Node, web: LabPod, lab: Lab, kubelet: Kubelet, other: Cgroup
+) -> None:
+    """TCP, UDP, raw, io_uring and passed sockets, over both families, after the agent was killed
+    and after it was stopped. The pod that the policy excepts, as a CSI driver would be, the
+    kubelet, and what no policy names reach the destination by each of them."""
+    add_host_pod(node, UIDS[0])
+    add_host_pod(node, UIDS[1], app="trusted")
+    path = node.operator.kubelet[1].removeprefix("cgroup:")
+    own = Cgroup(cgroups.root().directory / path.lstrip("/"), path)
+    with contextlib.closing(Destination(lab.add_pod("metadata", 2))) as metadata:
+        deny = [{"cidr": address} for address in map(str, metadata.pod.addresses)]
+        node.write("a.yaml", policy(deny=deny, action="Enforce", except_=[TRUSTED]))
+        with kubelet.pod(UIDS[0]) as pod, kubelet.pod(UIDS[1]) as trusted:
+            node.start(web)
+            wait(node, pod, DENIED, metadata.address(4))
+            for how in (signal.SIGKILL, signal.SIGTERM):
+                node.operator.stop(how)
+                for version in (4, 6):
+                    address, ways = metadata.address(version), ways_of(version)
+                    denied = send(pod, address, *ways, other=other)
+                    # The process that connects by a socket of the pod is no subject, so its SYN
+                    # is dropped instead.
+                    assert denied == dict.fromkeys(ways, errno.EPERM) | {"given-tcp": 0}
+                    assert metadata.arrived(version) == (0, set())
+                    for untouched in (trusted, own, other):
+                        done = send(untouched, address, *ways, other=other)
+                        assert done == dict.fromkeys(ways, 0)
+                        connections = sum(way in sending.CONNECTIONS for way in ways)
+                        arrived = connections, set(sending.DATAGRAMS)
+                        assert metadata.arrived(version) == arrived
+                if how is signal.SIGKILL:
+                    node.operator.start("--rules", str(node.directory))
+                    node.operator.event(Event.HOST_EGRESS_APPLIED, destinations=2)
+
+
 def test_unit_is_a_subject_each_time_it_starts(
     node: Node, web: LabPod, etcd: None, other: Cgroup
 ) -> None:
@@ -207,6 +245,32 @@ def test_what_a_node_cannot_put_in_force_is_a_finding_and_an_invalid_policy_too(
     invalid, full = sentences()
     assert "spec.deny[0].cidr: 198.18.0.1/24 has host bits set" in invalid
     assert "there are 130 destinations, and room for 128" in full
+
+
+def test_policies_of_another_schema_stay_until_they_are_taken_over(
+    node: Node, web: LabPod, kubelet: Kubelet, etcd: None, other: Cgroup
+) -> None:
+    """Its directory stays as long: its links would end with it."""
+    add_host_pod(node, UIDS[0])
+    many = [{"cidr": f"198.18.{number}.0/32"} for number in range(129)]
+    node.write("a.yaml", policy(deny=many, action="Enforce"))
+    newer = pins.Pins(node.operator.bpffs, abi.SCHEMA + 1)
+    ours = pins.Pins(node.operator.bpffs)
+    mount = cgroup2_mount()
+    assert mount is not None
+    with kubelet.pod(UIDS[0]) as pod:
+        with of_schema(newer) as before:
+            before.set(pod, rules=[EgressRule(0, is_nodes=True)])
+            assert not [one for one in before.kernel.attach(mount) if one.problem]
+        node.start(web)
+        node.operator.event(Event.HOST_EGRESS_NOT_APPLIED)
+        assert send(pod, "127.0.0.1", "tcp", other=other, port=ETCD) == DENIED
+        assert newer.schema.is_dir()
+        node.write("a.yaml", policy(action="Enforce"))
+        node.operator.event(Event.HOST_EGRESS_APPLIED)
+        polling.wait_until("take-over", lambda: not host_egress.is_of_another_schema(ours))
+        polling.wait_until("no other schema", lambda: not newer.schema.exists())
+        assert send(pod, "127.0.0.1", "tcp", other=other, port=ETCD) == DENIED
 
 
 def test_metadata_service_is_out_of_reach_of_pods_by_its_address(
