@@ -1,10 +1,11 @@
 """The map of the host's addresses, by which gates and hooks know in whose name a socket speaks."""
 
+import ipaddress
 import struct
 from collections.abc import Iterable
 
 from bpf import abi, loader
-from bpf.abi import IPNetwork
+from bpf.abi import IPAddress, IPNetwork
 
 _IPV4_BITS = 96
 """Before those of an IPv4 address, as it is mapped."""
@@ -17,6 +18,10 @@ class NodeAddressMap:
 
     def __init__(self, loaded: loader.Loaded) -> None:
         self._map = loaded.map(abi.NODE_ADDRESSES)
+
+    def has(self, address: IPAddress) -> bool:
+        """Whether it is one of them, or in one of the ranges."""
+        return self._map.get(_pack(ipaddress.ip_network(address))) is not None
 
     def set(self, networks: Iterable[IPNetwork]) -> None:
         """These and no others. Raises `BpfError` (E2BIG: more than 65,536)."""

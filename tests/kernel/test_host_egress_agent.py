@@ -74,6 +74,17 @@ def wait(node: Node, group: Cgroup, expected: dict[str, int], address: str = "12
     )
 
 
+def explained(node: Node, uid: str, address: str) -> tuple[str, str]:
+    """The verdict of `podgate explain` on a connect of a pod, and the policy that denies it."""
+    where = ("--run-directory", str(node.operator.run_directory))
+    bpffs = ("--bpffs", str(node.operator.bpffs))
+    flow = ("--from", f"pod:monitoring/{uid}", "--to", address, "--port", str(ETCD))
+    done = node.operator.run("explain", *flow, "-o", "json", *where, *bpffs)
+    answer = json.loads(done.stdout)
+    assert done.returncode == (answer["verdict"] == "drop")
+    return answer["verdict"], (answer["egressRule"] or {}).get("policy", "")
+
+
 def test_of_two_host_network_pods_one_is_admitted_and_one_gets_eperm(
     node: Node, web: LabPod, kubelet: Kubelet, etcd: None, other: Cgroup
 ) -> None:
@@ -90,6 +101,7 @@ def test_of_two_host_network_pods_one_is_admitted_and_one_gets_eperm(
         node.operator.event(Event.HOST_EGRESS_APPLIED, destinations=1)
         assert send(pod, "127.0.0.1", "tcp", other=other, port=ETCD) == ADMITTED
         assert send(trusted, "::1", "tcp", other=other, port=ETCD) == ADMITTED
+        assert explained(node, UIDS[0], "127.0.0.1") == ("would-drop", "secrets")
         [status] = egress_of(node)
         assert (status.action, status.would_drop, status.drop) == ("Audit", 1, 0)
         assert status.denied == ["the node TCP 2379-2380"]
@@ -102,6 +114,8 @@ def test_of_two_host_network_pods_one_is_admitted_and_one_gets_eperm(
             wait(node, pod, DENIED, address)
             for untouched in (trusted, other):
                 assert send(untouched, address, "tcp", other=other, port=ETCD) == ADMITTED
+            assert explained(node, UIDS[0], address) == ("drop", "secrets")
+            assert explained(node, UIDS[1], address) == ("pass", "")
         shown = node.podgate("rules")
         assert "secrets" in shown
         assert "198.18.0.1" not in shown

@@ -28,8 +28,10 @@ def changes(
     *,
     is_kubelet: bool,
     policy: str,
+    denied_by: str,
 ) -> list[Change]:
-    """pod: the target; policy: that of the rule which admits the flow, empty if none does."""
+    """pod: the target; policy: that of the rule which admits the flow, empty if none does;
+    denied_by: the HostEgressPolicy that denies it, empty if none does."""
     match found.decided_by:
         case model.FORWARDED:
             text = "A NetworkPolicy decides about traffic from pods and from outside."
@@ -40,6 +42,13 @@ def changes(
             name = pod.full_name if pod else "POD"
             text = "It ends when the pod's gate is attached; what it waits for:"
             return [Change(text=text, command=f"podgate explain pod {name}")]
+        case model.HOST_EGRESS:
+            text = (
+                f"HostEgressPolicy {denied_by} denies it; name the source in its `except`, or "
+                "narrow what it denies."
+            )
+            command = f"kubectl get hostegresspolicy {denied_by} -o yaml"
+            return [Change(text=text, command=command)]
         case model.RELAY:
             text = 'The annotation podgate.io/relay: "off" lets the kubelet connect directly.'
             return [Change(text=text)]

@@ -7,7 +7,9 @@ Tests compare it with what the kernel does: with the gate's own program on the s
 
 import dataclasses
 
-from agent.operate.explain import model
+import msgspec
+
+from agent.operate.explain import egress, model
 from agent.operate.explain.facts import (
     HOST,
     KERNEL,
@@ -19,17 +21,20 @@ from agent.operate.explain.facts import (
     Source,
 )
 from agent.operate.explain.model import Step
+from bpf.host_egress_tables import EgressRule
 from bpf.rule_evaluation import NewFlow, find_rule
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
 
 TCP, UDP, ICMP, ICMPV6 = 6, 17, 1, 58
+_HOST_EGRESS = "host egress"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Evaluation:
     """The verdict, the step that decides it, and all steps. reason: None if no gate, hook or table
-    has a reason for it; rule: that admits it; gate: that evaluates it, or would."""
+    has a reason for it; rule: that admits it; gate: that evaluates it, or would; egress_rule: of a
+    HostEgressPolicy that denies it, or would."""
 
     verdict: Verdict
     decided_by: str
@@ -37,6 +42,7 @@ class Evaluation:
     steps: tuple[Step, ...]
     gate: GateFacts | None = None
     rule: Rule | None = None
+    egress_rule: EgressRule | None = None
 
     @property
     def text(self) -> str:
@@ -54,6 +60,20 @@ def new_flow(source: Source, flow: Flow, *, is_kubelet: bool) -> NewFlow:
     return NewFlow(flow.protocol, flow.port, source.cgroup, is_kubelet, is_kernel)
 
 
+def _counted(found: Evaluation) -> Evaluation:
+    """What passes, but for a HostEgressPolicy in audit, which counts it."""
+    steps = tuple(
+        msgspec.structs.replace(step, is_deciding=step.name == _HOST_EGRESS) for step in found.steps
+    )
+    return dataclasses.replace(
+        found,
+        verdict=Verdict.WOULD_DROP,
+        decided_by=model.HOST_EGRESS,
+        reason=Reason.HOST_EGRESS,
+        steps=steps,
+    )
+
+
 class _Evaluator:
     """One evaluation. Each step returns the evaluation if it decides, otherwise None."""
 
@@ -63,13 +83,23 @@ class _Evaluator:
         self._flow = flow
         self._now_ns = now_ns
         self._steps: list[Step] = []
+        self._denied: EgressRule | None = None
+        """By a HostEgressPolicy, in force or in audit."""
         self._gate = facts.gate_of(flow.address)
         self._may_be_kubelet = facts.node.may_be_kubelet(source.cgroup, now_ns)
         self._is_kubelet = facts.node.is_kubelet_cgroup(source.cgroup)
 
     def run(self) -> Evaluation:
+        found = self._decide()
+        if self._denied is None:
+            return found
+        found = dataclasses.replace(found, egress_rule=self._denied)
+        return _counted(found) if found.verdict is Verdict.PASS else found
+
+    def _decide(self) -> Evaluation:
         for step in (
             self._origin,
+            self._host_egress,
             self._relay,
             self._hook,
             self._default_deny,
@@ -96,6 +126,18 @@ class _Evaluator:
         whence = "a pod" if self._source.origin == POD else "outside this node"
         text = f"packets from {whence} are forwarded, and NetworkPolicy handles them"
         return self._end(Verdict.PASS, model.FORWARDED, None, "origin", text, source)
+
+    def _host_egress(self) -> Evaluation | None:
+        found = egress.evaluate(self._facts, self._source, self._flow, self._now_ns)
+        if found is None:
+            return None
+        self._denied = found.rule
+        name, source = _HOST_EGRESS, "bpf/src/host_egress.c: find_policy"
+        if not found.is_enforced:
+            self._add(name, found.answer, source)
+            return None
+        deciders = Verdict.DROP, model.HOST_EGRESS, Reason.HOST_EGRESS
+        return self._end(*deciders, name, found.answer, source)
 
     def _relay(self) -> Evaluation | None:
         flow, relay = self._flow, self._facts.relay

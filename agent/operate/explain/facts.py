@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from bpf import abi
 from bpf.abi import IPAddress
+from bpf.host_egress_tables import EgressTable
 from bpf.rule_evaluation import Cgroup, NodeFacts
 from bpf.rules import Rule
 from bpf.verdicts import Mode
@@ -71,11 +72,22 @@ class DefaultDenyFacts:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class EgressFacts:
+    """HostEgressPolicies in force. names: by number; hooks: names of the programs that are attached
+    to the root cgroup; is_nodes: whether the target is an address of the node."""
+
+    table: EgressTable
+    names: Mapping[int, str]
+    hooks: frozenset[str]
+    is_nodes: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
     """All of them. owners: the map `addresses`, 0 for an address of several pods; hooks: names of
     those attached to the root cgroup; route: the interface by which the node sends to the target,
     0 if it is not known; is_veth: whether that is one of a veth pair; denied_host_probes: the map
-    of that name."""
+    of that name; egress: None without HostEgressPolicies."""
 
     node: NodeFacts
     gates: Mapping[int, GateFacts]
@@ -86,6 +98,7 @@ class Facts:
     route: int = 0
     is_veth: bool = False
     denied_host_probes: frozenset[tuple[IPAddress, int]] = frozenset()
+    egress: EgressFacts | None = None
 
     def gate_of(self, address: IPAddress) -> GateFacts | None:
         """The gate that sees packets to this address: of the interface by which they leave, or

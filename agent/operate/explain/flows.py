@@ -12,6 +12,7 @@ from agent.listing import full_name
 from agent.operate.explain import (
     changes,
     confirmation,
+    egress,
     evaluation,
     facts,
     observed,
@@ -143,6 +144,7 @@ class _Answer:
         is_kubelet = self._facts.node.is_kubelet_cgroup(source.cgroup)
         policy = self._policies.name_of(found.rule.id) if found.rule else ""
         rules = self._rules(found, source, flow, now_ns)
+        denied = egress.answer(self._facts, found.egress_rule, source, flow)
         return Explanation(
             verdict=found.verdict.label,
             decided_by=found.decided_by,
@@ -165,9 +167,12 @@ class _Answer:
                 *(found, source, flow, self._pod, self._pods),
                 is_kubelet=is_kubelet,
                 policy=policy,
+                denied_by=denied.policy if denied else "",
             ),
             notes=self._notes(source),
             confirmation=confirmed,
+            egress_rule=denied,
+            egress_rules=egress.answers(self._facts, source, flow),
         )
 
     def _target(self, gates: list[GateFacts]) -> tuple[NamedPod | None, IPAddress]:

@@ -8,6 +8,7 @@ FORWARDED = "not-judged"
 """Not a host packet: it is left to NetworkPolicy."""
 NO_GATE = "no-gate"
 """Nothing of podgate is on the way."""
+HOST_EGRESS = "host-egress"
 CONNECT_HOOK = "connect-hook"
 RELAY = "relay"
 DEFAULT_DENY = "default-deny"
@@ -16,6 +17,7 @@ GATE = "gate"
 DECIDERS = {
     FORWARDED: "not judged: not a host packet",
     NO_GATE: "no gate",
+    HOST_EGRESS: "HostEgressPolicy",
     CONNECT_HOOK: "cgroup hook at connect",
     RELAY: "relay",
     DEFAULT_DENY: "nftables default-deny table",
@@ -43,6 +45,16 @@ class RuleAnswer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     protocol: str
     ports: str
     policy: str = ""
+    mismatch: str = ""
+
+
+class EgressAnswer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One destination that a HostEgressPolicy denies. action: `Audit` or `Enforce`; destination:
+    in words; mismatch: why it does not match, or empty."""
+
+    policy: str
+    action: str
+    destination: str
     mismatch: str = ""
 
 
@@ -103,7 +115,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     verdict: `pass`, `drop` or `would-drop`; decided_by: a key of `DECIDERS`; reason: a name of
     docs/reference/reasons.md, or empty; rule: that admits it; confirmation: `same` if the
     gate's program, run on the same facts, has this verdict and reason; otherwise what it has, or
-    why it was not run; empty for what it cannot decide.
+    why it was not run; empty for what it cannot decide; egress_rule: that denies it, or in audit
+    would; egress_rules: those of all HostEgressPolicies, empty if they are about no such source.
     """
 
     verdict: str
@@ -120,6 +133,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     changes: list[Change] = []
     notes: list[str] = []
     confirmation: str = ""
+    egress_rule: EgressAnswer | None = None
+    egress_rules: list[EgressAnswer] = []
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -9,18 +9,26 @@ import os
 import pathlib
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from agent.default_deny import installed
 from agent.linux import nft
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.node_routes import NodeRoutes
-from agent.operate.explain.facts import DefaultDenyFacts, Facts, GateFacts, RelayFacts
+from agent.operate.explain.facts import (
+    DefaultDenyFacts,
+    EgressFacts,
+    Facts,
+    GateFacts,
+    RelayFacts,
+)
 from agent.operate.pinned.gate_attachments import GateAttachments
-from bpf import abi, errors, hooks, loader, pins, syscalls
+from bpf import abi, errors, hooks, host_egress, loader, pins, syscalls
 from bpf.abi import IPAddress
 from bpf.gate_reader import GateReader
+from bpf.host_egress import EgressTables
 from bpf.host_probes import HostProbes
+from bpf.node_addresses import NodeAddressMap
 from bpf.node_config import NodeConfig
 
 _NUMBER = struct.Struct("=I")
@@ -40,11 +48,12 @@ def read(installation: pins.Pins, loaded: loader.Loaded, target: IPAddress) -> F
             for key, value in loaded.map(abi.ADDRESSES).items()
         },
         relay=relay(installation, loaded),
-        hooks=_hooks(installation),
+        hooks=_hooks(installation, abi.HOOKS),
         default_deny=default_deny(),
         route=route,
         is_veth=_is_veth(route),
         denied_host_probes=frozenset(HostProbes(loaded).counts()),
+        egress=egress(installation, loaded, target),
     )
 
 
@@ -92,14 +101,27 @@ def relay(installation: pins.Pins, loaded: loader.Loaded) -> RelayFacts:
     return RelayFacts(targets, pods, interfaces, beat_ns, _is_relay_hooked(installation))
 
 
-def _hooks(installation: pins.Pins) -> frozenset[str]:
+def egress(installation: pins.Pins, loaded: loader.Loaded, target: IPAddress) -> EgressFacts | None:
+    """None without HostEgressPolicies."""
+    if not host_egress.is_installed(installation):
+        return None
+    with EgressTables(installation) as tables:
+        return EgressFacts(
+            table=tables.table(),
+            names=tables.names(),
+            hooks=_hooks(installation, abi.EGRESS_HOOKS),
+            is_nodes=NodeAddressMap(loaded).has(target),
+        )
+
+
+def _hooks(installation: pins.Pins, specs: Iterable[abi.HookSpec]) -> frozenset[str]:
     """Names of the hooks whose pinned link is attached to the root cgroup."""
     mount = cgroup2_mount()
     if mount is None:
         return frozenset()
     found = set()
     with _directory(mount) as cgroup_fd:
-        for hook in abi.HOOKS:
+        for hook in specs:
             path = installation.links / hook.name
             with contextlib.suppress(errors.BpfError), pins.opened(path) as link_fd:
                 if hooks.is_linked(link_fd, cgroup_fd, hook):

@@ -41,7 +41,7 @@ def _read(tables: EgressTables, names: Names) -> list[EgressPolicyStatus]:
                 for cgroup, subject in table.subjects.items()
                 if subject.excepted >> number & 1
             ],
-            denied=[_text(rule) for rule in table.rules if rule.policy == number],
+            denied=[destination_text(rule) for rule in table.rules if rule.policy == number],
             would_drop=counts.get((name, Verdict.WOULD_DROP), 0),
             drop=counts.get((name, Verdict.DROP), 0),
             sources=[_source(one, names) for one in sources if one.policy == name],
@@ -51,12 +51,12 @@ def _read(tables: EgressTables, names: Names) -> list[EgressPolicyStatus]:
     ]
 
 
-def _text(rule: EgressRule) -> str:
+def destination_text(rule: EgressRule) -> str:
     """As of a policy's destination."""
     where = "the node" if rule.is_nodes else str(rule.network)
     if not rule.protocol:
         return where
-    protocol = protocol_word(rule.protocol)
+    protocol = protocol_word(rule.protocol).upper()
     if (rule.first_port, rule.last_port) == (0, MAX_PORT):
         return f"{where} {protocol}"
     is_one = rule.first_port == rule.last_port

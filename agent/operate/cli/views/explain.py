@@ -6,6 +6,7 @@ from agent.operate.explain import model
 from agent.operate.explain.model import (
     Change,
     Check,
+    EgressAnswer,
     Explanation,
     NearMiss,
     PodExplanation,
@@ -29,6 +30,12 @@ _RULES: tuple[Column[RuleAnswer], ...] = (
     Column("RULE ADMITS", lambda rule: rule.source),
     Column("TO", lambda rule: rule.protocol + ("" if rule.ports == "any" else f" {rule.ports}")),
     Column("POLICY", lambda rule: rule.policy),
+    Column("MATCHES", lambda rule: f"no: {rule.mismatch}" if rule.mismatch else "yes"),
+)
+_EGRESS: tuple[Column[EgressAnswer], ...] = (
+    Column("RULE DENIES", lambda rule: rule.destination),
+    Column("EGRESS POLICY", lambda rule: rule.policy),
+    Column("ACTION", lambda rule: rule.action),
     Column("MATCHES", lambda rule: f"no: {rule.mismatch}" if rule.mismatch else "yes"),
 )
 _NEAR_MISSES: tuple[Column[NearMiss], ...] = (
@@ -67,6 +74,9 @@ def show_flow(screen: Screen, found: Explanation) -> None:
     screen.line(f"Decided by: {model.DECIDERS[found.decided_by]}{reason}. {_capital(found.text)}.")
     screen.line()
     screen.table(_STEPS, found.steps)
+    if found.egress_rules:
+        screen.line()
+        screen.table(_EGRESS, found.egress_rules)
     if found.rules:
         screen.line()
         screen.table(_RULES, found.rules)

@@ -118,7 +118,7 @@ def show(screen: Screen, report: RulesReport, found: Sequence[PolicyRow]) -> Non
     if not report.sources:
         screen.line("The agent runs without --rules: only the kubelet is admitted.")
     elif not report.policies:
-        screen.line(f"No policy of {' or '.join(report.sources)} is in force.")
+        screen.line(f"No HostAccessPolicy of {' or '.join(report.sources)} is in force.")
     else:
         screen.table(RULES, found)
     for policy in report.policies:
@@ -143,8 +143,10 @@ def show(screen: Screen, report: RulesReport, found: Sequence[PolicyRow]) -> Non
 def _show_egress(screen: Screen, policies: Sequence[EgressPolicyStatus]) -> None:
     if not policies:
         return
+    screen.line()
     screen.table(EGRESS, policies)
     if sources := [EgressSourceRow(one.name, source) for one in policies for source in one.sources]:
+        screen.line()
         screen.table(EGRESS_SOURCES, sources)
     for policy in policies:
         for problem in policy.problems:

@@ -7,6 +7,7 @@ from agent.operate.explain.model import (
     AgentFacts,
     Change,
     Check,
+    EgressAnswer,
     Explanation,
     NearMiss,
     PodExplanation,
@@ -162,6 +163,63 @@ WOULD_DROP = msgspec.structs.replace(
     reason="node",
     text="no rule of the pod's gate admits the source",
     confirmation="the gate's program decides otherwise than the steps show; please report this",
+)
+_EGRESS_RULES = [
+    EgressAnswer(
+        policy="host-secrets",
+        action="Enforce",
+        destination="169.254.169.254/32",
+    ),
+    EgressAnswer(
+        policy="host-secrets",
+        action="Enforce",
+        destination="the node TCP 10250",
+        mismatch="another destination",
+    ),
+    EgressAnswer(
+        policy="loopback",
+        action="Audit",
+        destination="127.0.0.0/8",
+        mismatch="the source is excepted",
+    ),
+]
+_DENIED = "HostEgressPolicy host-secrets denies 169.254.169.254/32: connect(2) fails with EPERM"
+EGRESS = msgspec.structs.replace(
+    ADMITTED,
+    verdict=model.DROP,
+    decided_by=model.HOST_EGRESS,
+    reason="host-egress",
+    text=_DENIED,
+    source=SourceFacts(
+        origin="host",
+        text="hostNetwork pod monitoring/node-exporter-4xkqp",
+        cgroup="/kubepods/besteffort/pod0c3d1a4e",
+        cgroup_id=4712,
+    ),
+    target=TargetFacts(address="169.254.169.254", port=80, protocol="tcp"),
+    steps=[
+        Step(
+            name="origin",
+            answer="from hostNetwork pod monitoring/node-exporter-4xkqp: a host packet",
+            source="bpf/src/origin.h: is_host_sent",
+        ),
+        Step(
+            name="host egress",
+            answer=_DENIED,
+            source="bpf/src/host_egress.c: find_policy",
+            is_deciding=True,
+        ),
+    ],
+    changes=[
+        Change(
+            text="HostEgressPolicy host-secrets denies it; name the source in its `except`, or "
+            "narrow what it denies.",
+            command="kubectl get hostegresspolicy host-secrets -o yaml",
+        )
+    ],
+    confirmation="",
+    egress_rule=_EGRESS_RULES[0],
+    egress_rules=_EGRESS_RULES,
 )
 POD_IN_ORDER = msgspec.structs.replace(POD, is_well=True, from_agent=False, checks=POD.checks[:4])
 

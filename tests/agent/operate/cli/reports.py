@@ -15,6 +15,8 @@ from agent.admin.report import (
     DropEvents,
     DropEventStatus,
     Drops,
+    EgressPolicyStatus,
+    EgressSourceStatus,
     GateStatus,
     HookStatus,
     PathStatus,
@@ -259,6 +261,9 @@ TROUBLE = _with_findings(
             pending_seconds=40.0,
         ),
         relay=msgspec.structs.replace(STATUS.relay, is_up=False, problem="no relay starts."),
+        egress_problems=[
+            "HostEgressPolicy loopback: This node has no cgroup of unit nowhere.service."
+        ],
         pods=[BYPASSED],
     )
 )
@@ -436,6 +441,47 @@ _POLICIES = [
     ),
 ]
 RULES = RulesReport(sources=["the API server"], policies=_POLICIES, problems=[])
+EGRESS_RULES = RulesReport(
+    sources=["the API server"],
+    policies=[],
+    problems=[],
+    egress=[
+        EgressPolicyStatus(
+            name="host-secrets",
+            source="API server",
+            action="Enforce",
+            subjects=["pods in every namespace"],
+            excepted=["pods in kube-system"],
+            denied=["169.254.169.254/32", "fd00:ec2::254/128", "the node TCP 10250"],
+            would_drop=12,
+            drop=3,
+            sources=[
+                EgressSourceStatus(
+                    cgroup="/kubepods/besteffort/pod0c3d1a4e/5f6b",
+                    process="curl",
+                    protocol="tcp",
+                    verdict="drop",
+                    attempts=3,
+                    first=before(hours=1),
+                    last=before(minutes=2),
+                )
+            ],
+            problems=[],
+        ),
+        EgressPolicyStatus(
+            name="loopback",
+            source="API server",
+            action="Audit",
+            subjects=["unit nowhere.service"],
+            excepted=[],
+            denied=["127.0.0.0/8", "::1/128"],
+            would_drop=0,
+            drop=0,
+            sources=[],
+            problems=["This node has no cgroup of unit nowhere.service."],
+        ),
+    ],
+)
 OBSERVATIONS = Observations(
     since=before(days=2),
     until=NOW,

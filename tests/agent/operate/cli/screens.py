@@ -55,6 +55,7 @@ VIEWS: dict[str, Callable[[Screen], None]] = {
     "explain": lambda screen: explain.show_flow(screen, kernel_reports.DROPPED),
     "explain-admitted": lambda screen: explain.show_flow(screen, kernel_reports.ADMITTED),
     "explain-audit": lambda screen: explain.show_flow(screen, kernel_reports.WOULD_DROP),
+    "explain-egress": lambda screen: explain.show_flow(screen, kernel_reports.EGRESS),
     "explain-pod": lambda screen: explain.show_pod(screen, kernel_reports.POD),
     "explain-pod-in-order": lambda screen: explain.show_pod(screen, kernel_reports.POD_IN_ORDER),
     "maps": lambda screen: maps.show(kernel_reports.MAPS, screen),
@@ -64,6 +65,7 @@ VIEWS: dict[str, Callable[[Screen], None]] = {
     "probes-without-relay": lambda screen: probes.show(screen, reports.TROUBLE, []),
     "programs": lambda screen: programs.show(kernel_reports.PROGRAMS, screen),
     "rules": lambda screen: rules.show(screen, reports.RULES, rules.rows(reports.RULES.policies)),
+    "rules-egress": lambda screen: rules.show(screen, reports.EGRESS_RULES, []),
     "services": lambda screen: services.show(
         screen,
         reports.SERVICES,

@@ -37,6 +37,36 @@ def test_flow_is_explained_by_the_agent_of_the_pods_node(
     ]
 
 
+@pytest.mark.parametrize(
+    "named", [("--from", "unit:a.service", "--node", "b"), ("--from", "pod:shop/web")]
+)
+def test_flow_to_an_address_is_explained_by_the_node_of_its_source(
+    nodes: KubectlStandin, named: tuple[str, ...]
+) -> None:
+    nodes.respond("exec", "agent-b", "explain", output={"verdict": "drop"}, error=ENDED)
+    assert run(nodes, "explain", *named, "--to", "169.254.169.254", "--port", "80") == 1
+    ((arguments, _),) = nodes.calls("exec")
+    assert "--to=169.254.169.254" in arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--from", "unit:a.service", "--to", "::1", "--port", "80"), "needs --node, or pod:"),
+        ((*FLOW[1:], "--node", "a"), "--node is for an address in --to"),
+    ],
+)
+def test_node_is_named_for_an_address_alone(
+    nodes: KubectlStandin,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    sentence: str,
+) -> None:
+    assert run(nodes, "explain", *arguments) == 1
+    assert sentence in capsys.readouterr().err
+    assert not nodes.calls("exec")
+
+
 def test_dropped_flow_is_an_answer_with_exit_status_1(
     nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
 ) -> None:

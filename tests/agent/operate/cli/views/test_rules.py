@@ -18,8 +18,11 @@ def shown(report: RulesReport, capsys: pytest.CaptureFixture[str]) -> list[str]:
     ("sources", "sentence"),
     [
         ([], "The agent runs without --rules: only the kubelet is admitted."),
-        (["a.yaml"], "No policy of a.yaml is in force."),
-        (["the API server", "a.yaml"], "No policy of the API server or a.yaml is in force."),
+        (["a.yaml"], "No HostAccessPolicy of a.yaml is in force."),
+        (
+            ["the API server", "a.yaml"],
+            "No HostAccessPolicy of the API server or a.yaml is in force.",
+        ),
     ],
 )
 def test_no_policy_is_one_sentence(
