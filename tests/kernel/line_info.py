@@ -1,4 +1,4 @@
-"""The C files of a program for packets, by the kernel: `python -m tests.kernel.line_info FUNCTION`.
+"""The C files of a program, by the kernel: `python -m tests.kernel.line_info FUNCTION`.
 
 podgate loads its programs without BTF. bcc loads the same function with it, so the kernel has the
 file of each instruction, also of functions that are inlined.
@@ -9,7 +9,7 @@ import pathlib
 import subprocess
 import sys
 
-from bpf import compiling, features, loader, sources
+from bpf import compiling, features, host_egress, loader, sources
 
 
 def files_of(function: str) -> list[str]:
@@ -42,11 +42,17 @@ def _files(descriptor: int) -> list[str]:
 def main() -> None:
     """Print the list as JSON."""
     bcc = compiling.import_bcc()
-    programs = loader.PROGRAM_SET
+    (programs, program) = next(
+        (programs, program)
+        for programs in (loader.PROGRAM_SET, host_egress.PROGRAM_SET)
+        for program in programs.programs
+        if program.name == sys.argv[1]
+    )
     flags = features.compiler_flags(programs.features, features.offered(programs.features))
     flags = [*compiling.FLAGS, *flags, "-DWITH_LINES"]
     module = bcc.BPF(text=sources.expand(programs.source), cflags=flags)
-    function = module.load_func(sys.argv[1].encode(), bcc.BPF.SCHED_CLS)
+    name, attach_type = program.name.encode(), program.attach_type or -1
+    function = module.load_func(name, program.type, attach_type=attach_type)
     json.dump(_files(function.fd), sys.stdout)
 
 

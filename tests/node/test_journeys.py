@@ -1,29 +1,46 @@
 """Each journey of docs/architecture.md is run, and passes the steps that the page names."""
 
 import asyncio
+import contextlib
+import errno
+import json
 import os
 import pathlib
 import re
 import socket
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
+from aiohttp import web
 
 from agent import labels
 from agent.admin.report import AgentReport
 from agent.api.conditions import sockets
 from agent.client.conditions import ConditionPublisher
+from agent.controller.policy_status import PROGRAMMED
+from agent.kube import node_report
+from agent.kube.objects import ObjectMetadata
 from agent.lab import agent_process
+from agent.policy import api_source
 from agent.policy.api_source import QUERY
-from bpf import abi
+from agent.policy.egress_types import HOST_EGRESS
+from bpf import abi, host_egress
 from tests import polling
 from tests.agent.api.conditions.node import OWNERS
-from tests.kernel import line_info, nodeclient, offers, traffic
+from tests.agent.controller.leases import Leases
+from tests.agent.kube import apiserver
+from tests.agent.kube.apiserver import ApiServer
+from tests.kernel import cgroups, line_info, nodeclient, offers, traffic
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.strictnode import RANGE4, RANGE6
-from tests.node.node import NAMESPACE, PORT, Node, reason_of, status_of
+from tests.kernel.test_policy_sources import UIDS, Kubelet
+from tests.node.node import NAME, NAMESPACE, PORT, Node, reason_of, status_of
+from tests.processes import BARE_PYTHON
 from tests.tracing.journeys import PAGE, Journey, Step, journeys, problems
 from tests.tracing.trace import Entry, Trace
 
@@ -35,6 +52,14 @@ POD = "journey"
 ADDRESS = "198.18.16.2"
 # No probe names it, so that whatever handles it handles the packet, or the policy.
 OTHER_PORT = 40123
+
+EGRESS = "A hostNetwork pod's connect to a HostEgressPolicy's metric and status"
+EGRESS_NAME = "journey-egress"
+EGRESS_PATH = api_source.query(HOST_EGRESS).path
+CONNECT = """
+import socket, sys
+sys.exit(socket.socket().connect_ex(("127.0.0.1", int(sys.argv[1]))))
+"""
 
 
 @pytest.fixture
@@ -204,3 +229,94 @@ async def test_host_access_policy_to_the_gates_map(node: Node, trace: Trace) -> 
         await node.until("a way in", is_admitted)
     (steps,) = (policy := journey("HostAccessPolicy to the gate's map")).lists
     check(policy, steps, entries)
+
+
+@pytest.fixture
+def kubelet(isolated: None) -> Iterator[Kubelet]:
+    with cgroups.cgroup(below=cgroups.root()) as top:
+        yield Kubelet(top)
+
+
+@contextlib.contextmanager
+def controller(node: Node) -> Iterator[None]:
+    """A replica runs during the block. The server answers as recorded for its Lease, and stores
+    the status of policies."""
+    Leases(node.server)
+    node.server.faults.append(lambda request: store_status(node.server, request))
+    addresses = ("--http-address=127.0.0.1:0", "--webhook-address=127.0.0.1:0")
+    command = [sys.executable, "-m", "agent", "controller", f"--kubeconfig={node.kubeconfig}"]
+    with node.kubeconfig.with_name("controller.log").open("wb") as output:
+        process = subprocess.Popen([*command, *addresses], stdout=output, stderr=output)
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+
+async def store_status(server: ApiServer, request: web.Request) -> web.StreamResponse | None:
+    if request.method != "PATCH" or not request.path.startswith(EGRESS_PATH):
+        return None
+    current = server.get(EGRESS_NAME, namespace="", path=EGRESS_PATH)
+    status = json.loads(await request.read())["status"]
+    return web.json_response(server.put(current | {"status": status}, path=EGRESS_PATH))
+
+
+def programmed(server: ApiServer) -> str:
+    """The reason of the condition; empty without one."""
+    status = server.get(EGRESS_NAME, namespace="", path=EGRESS_PATH).get("status", {})
+    found = (one for one in status.get("conditions", ()) if one["type"] == PROGRAMMED)
+    return next((one["reason"] for one in found), "")
+
+
+async def test_connect_of_a_host_network_pod_to_a_policys_metric_and_status(
+    node: Node, trace: Trace, kubelet: Kubelet
+) -> None:
+    offers.need_netns_cookie()
+    to_kernel, to_metric, to_report, to_status = (egress := journey(EGRESS)).lists
+    thing = apiserver.pod(POD, uid=UIDS[0], namespace=NAMESPACE)
+    thing["spec"]["hostNetwork"] = True
+    node.server.put(thing)
+    await node.start_agent()
+    policy = {
+        "metadata": {"name": EGRESS_NAME, "uid": EGRESS_NAME, "generation": 1},
+        "spec": {
+            "subjects": [{"hostNetworkPods": {"namespaces": [NAMESPACE]}}],
+            "deny": [{"cidr": "127.0.0.0/8", "ports": [{"port": OTHER_PORT}]}],
+            "action": "Enforce",
+        },
+    }
+    revision = node_report.revision([msgspec.convert(policy["metadata"], ObjectMetadata)])
+    connect = [*BARE_PYTHON, "-c", CONNECT, str(OTHER_PORT)]
+    with kubelet.pod(UIDS[0]) as container:
+        with trace.following(f"{EGRESS_NAME}|{UIDS[0]}|{revision}") as entries:
+            node.server.put(policy, path=EGRESS_PATH)
+            await node.until("EPERM", lambda: container.run(connect).returncode == errno.EPERM)
+            await node.until("a report", lambda: trace.has("agent/kube/node_report.py"))
+            # The agent itself writes it within 20 s, at another time than other nodes.
+            reports = {"policies": {"revision": ""}, "egressPolicies": {"revision": revision}}
+            thing = {"metadata": {"name": NAME, "uid": NAME}, "status": reports}
+            node.server.put(thing, path=node_report.PATH)
+            with controller(node):
+                await node.until("a status", lambda: programmed(node.server))
+            assert programmed(node.server) == "Programmed"
+        check(egress, to_kernel, entries)
+        check(egress, to_report, entries)
+        check(egress, to_status, entries)
+
+        report = await node.report("an agent", lambda report: True)
+        with trace.following(EGRESS_NAME) as entries:
+            metrics = await asyncio.to_thread(get, f"http://{report.http_address}/metrics")
+    name = f'podgate_host_egress_attempts_total{{policy="{EGRESS_NAME}",verdict="drop"}}'
+    assert re.search(rf"{re.escape(name)} [1-9]", metrics)
+    check(egress, python(to_metric), entries)
+
+
+def test_egress_program_consists_of_the_files_that_a_connect_passes(isolated: None) -> None:
+    files = line_info.files_of("egress_connect4")
+    _, steps, _, _ = journey(EGRESS).lists
+    passed = [step.path for step in steps if not step.is_python]
+    assert [path for path in files if path in passed] == passed
+    maps = {spec.name for spec in host_egress.PROGRAM_SET.maps}
+    named = [word for path, step in zip(passed, steps, strict=False) for word in step.words]
+    assert {word for word in named if "_" in word} - {"egress_connect4"} <= maps

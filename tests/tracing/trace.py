@@ -55,6 +55,10 @@ class Trace:
             self._follow("")
         found += self._entries()[known:]
 
+    def has(self, path: str) -> bool:
+        """Whether a function of this file is in an entry so far."""
+        return any(path == file for entry in self._entries() for file, _ in entry.stack)
+
     def _follow(self, pattern: str) -> None:
         with self._pattern.open("r+b") as file:
             file.write(pattern.encode().ljust(_SIZE, b"\0"))
@@ -64,7 +68,8 @@ class Trace:
         lines = [
             json.loads(line)
             for path in self._directory.glob("*.jsonl")
-            for line in path.read_bytes().splitlines()
+            # What is behind the last newline is still being written.
+            for line in path.read_bytes().rpartition(b"\n")[0].splitlines()
         ]
         found = [Entry(line["at"], tuple(map(tuple, line["stack"]))) for line in lines]
         return sorted(found, key=lambda entry: entry.at)
