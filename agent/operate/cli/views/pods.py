@@ -7,20 +7,24 @@ from typing import Any
 
 from google.protobuf import json_format
 
+from agent.api.conditions.validation import OWNER_GONE, SANDBOX_CHANGED
 from agent.client.podinfo import PodInfoState
 from agent.client.v1alpha1 import podinfo_pb2
 from agent.listing import full_name
 from agent.operate.cli.output import Column, Signal
+from agent.pods.conditions import TRUE
 
 _STATUSES = {
     podinfo_pb2.CONDITION_STATUS_TRUE: "True",
     podinfo_pb2.CONDITION_STATUS_FALSE: "False",
     podinfo_pb2.CONDITION_STATUS_UNKNOWN: "Unknown",
 }
+_OWNER = "owner"
 _SOURCES = {
     podinfo_pb2.CONDITION_SOURCE_PODGATE: "podgate",
     podinfo_pb2.CONDITION_SOURCE_KUBELET: "kubelet",
     podinfo_pb2.CONDITION_SOURCE_API: "api",
+    podinfo_pb2.CONDITION_SOURCE_OWNER: _OWNER,
 }
 
 
@@ -33,8 +37,18 @@ class ConditionRow:
     type: str = ""
     status: str = ""
     reason: str = ""
+    message: str = ""
     source: str = ""
     since: datetime.datetime | None = None
+
+
+def _stale_signal(row: ConditionRow) -> Signal | None:
+    """Of an owner's condition that nobody keeps in step: its owner is gone, or has not reported it
+    since the pod has another sandbox."""
+    if row.source != _OWNER or row.reason not in (OWNER_GONE, SANDBOX_CHANGED):
+        return None
+    is_gone = row.reason == OWNER_GONE and row.status != TRUE
+    return Signal.DANGER if is_gone else Signal.CAUTION
 
 
 CONDITIONS: tuple[Column[ConditionRow], ...] = (
@@ -45,9 +59,10 @@ CONDITIONS: tuple[Column[ConditionRow], ...] = (
         lambda row: row.status,
         signal=lambda row: Signal.CAUTION if row.status not in ("", "True") else None,
     ),
-    Column("REASON", lambda row: row.reason, is_below=True),
+    Column("REASON", lambda row: row.reason, signal=_stale_signal, is_below=True),
     Column("SOURCE", lambda row: row.source),
     Column("SINCE", lambda row: row.since),
+    Column("MESSAGE", lambda row: row.message, is_wide=True, is_below=True),
 )
 
 
@@ -71,6 +86,7 @@ def _rows(pod: podinfo_pb2.PodConditions) -> Iterable[ConditionRow]:
             type=condition.type,
             status=_STATUSES.get(condition.status, "?"),
             reason=condition.reason,
+            message=condition.message,
             source=_SOURCES.get(condition.source, "?"),
             since=condition.observe_time.ToDatetime(datetime.UTC) if has_time else None,
         )

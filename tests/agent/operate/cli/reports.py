@@ -611,6 +611,39 @@ _PROBES = {
     "reason": "ProbesPassing",
     "source": "CONDITION_SOURCE_PODGATE",
 }
+_OWNED = [
+    {
+        "type": f"gpu.example.com/{name}",
+        "status": f"CONDITION_STATUS_{status.upper()}",
+        "reason": reason,
+        "message": message,
+        "source": "CONDITION_SOURCE_OWNER",
+        "observeTime": "2026-01-31T07:56:00Z",
+    }
+    for name, status, reason, message in (
+        (
+            "healthy",
+            "Unknown",
+            "OwnerGone",
+            "Its owner has been gone since 2026-01-31T07:55:30+00:00; its last report: True "
+            "(SelfTestPassed) All eight GPUs pass.",
+        ),
+        (
+            "kept",
+            "True",
+            "OwnerGone",
+            "Its owner has been gone since 2026-01-31T07:55:30+00:00; its last report: True "
+            "(Licensed)",
+        ),
+        (
+            "attached",
+            "False",
+            "SandboxChanged",
+            "The last report was about a deleted sandbox; its owner has not reported since.",
+        ),
+        ("tested", "True", "SelfTestPassed", ""),
+    )
+]
 PODS = PodInfoState(
     instance_id=7,
     rev=12,
@@ -621,7 +654,7 @@ PODS = PodInfoState(
                 "podUid": DATABASE.uid,
                 "podNamespace": "shop",
                 "podName": "db-0",
-                "conditions": [_READY, _PROBES],
+                "conditions": [_READY, _PROBES, *_OWNED],
             },
             {
                 "podUid": LEGACY.uid,
