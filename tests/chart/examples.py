@@ -142,7 +142,10 @@ VALUES: dict[str, dict[str, Any]] = {
             "drops": 20,
         }
     },
-    "conditions": {"conditions": {"domains": ["gpu.example.com", "disk.example.com"]}},
+    "conditions": {
+        "conditions": {"domains": ["gpu.example.com", "disk.example.com"]},
+        "injection": {"mechanism": "policies"},
+    },
     "own certificate": {
         "injection": {"mechanism": "webhook"},
         "controller": {"webhook": {"certificate": "secret", "caBundle": "QQ=="}},

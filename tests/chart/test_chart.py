@@ -563,6 +563,7 @@ def test_controller_has_no_right_to_admission_objects_secrets_or_roles() -> None
         assert "secrets" not in {name for rule in rules for name in rule["resources"]}
 
 
+_OF_OWNERS = "podgate-inject-owners"
 _POLICY = f"{_ADMISSION}/v1/MutatingAdmissionPolicy"
 
 
@@ -590,6 +591,30 @@ def test_policies_inject_without_a_controller_and_webhooks_do_not_exist_then() -
     assert [
         one for one in rendering.objects({"controller": {"enabled": False}}) if "Mut" in one["kind"]
     ] == []
+
+
+def test_gates_of_owners_are_injected_by_a_policy_for_listed_domains() -> None:
+    """A pod is created, whatever fails, and one without any ConditionOwner, too."""
+    domains = {"domains": ["gpu.example.com", "disk.example.com"]}
+    things = rendering.objects({"conditions": domains, "injection": {"mechanism": "policies"}})
+    policy = _found(things, "MutatingAdmissionPolicy", _OF_OWNERS)["spec"]
+    own = _found(things, "MutatingAdmissionPolicy", "podgate-inject-isolation")["spec"]
+    assert policy["failurePolicy"] == own["failurePolicy"] == "Ignore"
+    first, *others = policy["matchConditions"]
+    assert first["expression"].endswith("in ['gpu.example.com', 'disk.example.com']")
+    # Which pods get gates at all is one list.
+    assert others == own["matchConditions"][:-1]
+    binding = _found(things, "MutatingAdmissionPolicyBinding", _OF_OWNERS)["spec"]
+    assert binding == {
+        "policyName": _OF_OWNERS,
+        "paramRef": {"selector": {}, "parameterNotFoundAction": "Allow"},
+    }
+    for values in (
+        {"injection": {"mechanism": "policies"}},
+        {"injection": {"mechanism": "webhook"}, "conditions": domains},
+    ):
+        names = {one["metadata"]["name"] for one in rendering.objects(values)}
+        assert _OF_OWNERS not in names
 
 
 def test_policies_and_webhooks_select_the_same_pods() -> None:

@@ -1,5 +1,5 @@
-"""ConditionOwners on a real API server: the rules of their definition, and which conditions the
-agents' token may write."""
+"""ConditionOwners on a real API server: the rules of their definition, which conditions the agents'
+token may write, and which new pods get readiness gates."""
 
 import itertools
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from tests.cluster.api_only import ApiOnly
 
 pytestmark = pytest.mark.kernel
 _DOMAIN = "gpu.example.com"
+_VALUES = {"conditions": {"domains": [_DOMAIN]}, "injection": {"mechanism": "policies"}}
 _OWNERS = "/apis/podgate.io/v1alpha1/conditionowners"
 _STRATEGIC = "application/strategic-merge-patch+json"
 _KINDS = {
@@ -25,6 +26,7 @@ _KINDS = {
         "ClusterRoleBinding",
     ),
     *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
+    *("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"),
 }
 _OF_PODGATE = "Ready to compute. (sandbox 0123456789ab, boot 0123abcd)"
 _numbers = itertools.count()
@@ -37,7 +39,7 @@ def server(isolated: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with api_only.running(conftest.binaries(), directory) as made:
         namespace = {"metadata": {"name": deployment.NAMESPACE}}
         made.api.create("/api/v1/namespaces", namespace)
-        for thing in rendering.objects({"conditions": {"domains": [_DOMAIN]}}, service="kubectl"):
+        for thing in rendering.objects(_VALUES, service="kubectl"):
             if thing["kind"] in _KINDS:
                 made.api.create(deployment.PATHS[thing["kind"]], thing)
         for name in ("default", deployment.NAMESPACE):
@@ -125,6 +127,9 @@ def test_defaults_are_stored(server: ApiOnly) -> None:
         (_owner(reporters=[{"systemdUnit": "gpu"}]), "should match"),
         (_owner(whenStale="True"), "Unsupported value"),
         (_owner(maxPerPod=17), "less than or equal to 16"),
+        (_owner(inject={"types": ["healthy"]}), "spec.inject"),
+        (_owner(inject={"types": [], "podSelector": {}}), "at least 1 items"),
+        (_owner(inject={"types": ["a/b"], "podSelector": {}}), "should match"),
     ],
 )
 def test_wrong_owners_are_rejected(server: ApiOnly, owner: Json, words: str) -> None:
@@ -181,3 +186,53 @@ def _agent(server: ApiOnly) -> str:
     path = f"/api/v1/namespaces/{deployment.NAMESPACE}/pods"
     (name,) = (one["metadata"]["name"] for one in server.api.get(path)["items"])
     return f"{path}/{name}"
+
+
+def _gates(server: ApiOnly, namespace: str = "default", **fields: object) -> list[str]:
+    """Of a pod as the API server would create it. fields: of its metadata, and of its spec those
+    that begin with `spec_`."""
+    spec = {name.removeprefix("spec_"): one for name, one in fields.items() if "spec_" in name}
+    body = {
+        "metadata": {"name": "new", **{n: one for n, one in fields.items() if "spec_" not in n}},
+        "spec": {"containers": [{"name": "app", "image": "app"}], **spec},
+    }
+    answer = server.send("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", body)
+    assert answer.code == 201, answer.body
+    return [one["conditionType"] for one in answer.body["spec"].get("readinessGates", ())]
+
+
+def test_owner_adds_readiness_gates_to_new_pods_that_it_selects(server: ApiOnly) -> None:
+    """Each type once, only those of its domain, and only where the chart lists that."""
+    api, labels = server.api, {"gpu": "a100"}
+    other, unlisted = f"{_DOMAIN}/tested", "disk.example.com"
+    team = {"metadata": {"name": "team", "labels": {"tenant": "yes"}}}
+    api.create("/api/v1/namespaces", team)
+    api.create("/api/v1/namespaces/team/serviceaccounts", {"metadata": {"name": "default"}})
+    assert _gates(server, labels=labels) == []
+    inject = {"types": ["healthy", "tested"], "podSelector": {"matchLabels": labels}}
+    api.create(_OWNERS, _owner(inject=inject))
+    everything = {"types": ["mounted"], "podSelector": {}}
+    api.create(_OWNERS, _owner(unlisted, inject=everything))
+    try:
+        both = [f"{_DOMAIN}/healthy", other]
+        polling.wait_until("injection", lambda: _gates(server, labels=labels) == both)
+        assert _gates(server, labels={"gpu": "t4"}) == []
+        assert _gates(server) == []
+        has_one: Json = {"labels": labels, "spec_readinessGates": [{"conditionType": other}]}
+        assert _gates(server, **has_one) == [other, both[0]]
+        assert _gates(server, labels=labels, spec_hostNetwork=True) == []
+        assert _gates(server, deployment.NAMESPACE, labels=labels) == []
+
+        selector = {"matchLabels": {"tenant": "yes"}}
+        changed: Json = {"types": ["healthy"], "podSelector": None, "namespaceSelector": selector}
+        api.patch(f"{_OWNERS}/{_DOMAIN}", {"spec": {"inject": changed}})
+        polling.wait_until("namespaces", lambda: _gates(server, "team") == both[:1])
+        assert _gates(server, labels=labels) == []
+
+        api.patch(f"{_OWNERS}/{_DOMAIN}", {"spec": {"inject": None}})
+        polling.wait_until("its end", lambda: _gates(server, "team") == [])
+    finally:
+        for name in (_DOMAIN, unlisted):
+            api.delete(f"{_OWNERS}/{name}")
+    # Without any ConditionOwner pods are created as before.
+    polling.wait_until("no owner", lambda: _gates(server, labels=labels) == [])

@@ -16,6 +16,8 @@ from agent.pods.conditions import FALSE, UNKNOWN
 # RFC 1123 subdomain (k8s.io/apimachinery/pkg/util/validation), of two labels or more.
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+")
 _MAX_DOMAIN = 253
+# The part behind the slash of a qualified name (k8s.io/apimachinery/pkg/util/validation).
+_NAME = r"^([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]$"
 _RESERVED = (labels.DOMAIN, "kubernetes.io", "k8s.io")
 """podgate's own, and those that Kubernetes reserves for itself, with all below them."""
 
@@ -57,18 +59,39 @@ class ProcessField(
     pods: PodsField | None = None
 
 
+class LabelsField(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """Labels that all are present; none match everything."""
+
+    match_labels: Annotated[dict[str, str], msgspec.Meta(max_length=16)] = {}
+
+
+class InjectField(
+    msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True
+):
+    """New pods that get readiness gates. The API server adds them
+    (deploy/chart/podgate/templates/owners-injection.yaml); agents only validate this."""
+
+    types: Annotated[
+        tuple[Annotated[str, msgspec.Meta(max_length=63, pattern=_NAME)], ...],
+        msgspec.Meta(min_length=1, max_length=4),
+    ]
+    pod_selector: LabelsField | None = None
+    namespace_selector: LabelsField | None = None
+
+
 class SpecField(
     msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, kw_only=True
 ):
     """reporters: any of them may report; stale_after_seconds: how long the owner may be gone;
     when_stale: the status of its conditions then; max_per_pod: conditions of one pod;
-    changes_per_second: beyond which the owner is not read."""
+    changes_per_second: beyond which the owner is not read; inject: readiness gates of new pods."""
 
     reporters: Annotated[tuple[ProcessField, ...], msgspec.Meta(min_length=1, max_length=16)]
     stale_after_seconds: Annotated[int, msgspec.Meta(ge=0, le=86_400)] = _STALE_SECONDS
     when_stale: Literal["Unknown", "False", "Keep"] = "Unknown"
     max_per_pod: Annotated[int, msgspec.Meta(ge=1, le=16)] = _PER_POD
     changes_per_second: Annotated[int, msgspec.Meta(ge=1, le=1000)] = _PER_SECOND
+    inject: InjectField | None = None
 
 
 class OwnerMetadata(msgspec.Struct, frozen=True):
@@ -120,4 +143,9 @@ def read(document: object) -> ConditionOwner:
                 f"spec.reporters[{number}]: set user, systemdUnit, cgroup or pods; any host "
                 "process would match"
             )
+    inject = owner.spec.inject
+    if inject and not (inject.pod_selector or inject.namespace_selector):
+        raise OwnerError(
+            "spec.inject: set podSelector or namespaceSelector; podSelector: {} selects all pods"
+        )
     return owner

@@ -43,8 +43,8 @@ class ConditionRow:
 
 
 def _stale_signal(row: ConditionRow) -> Signal | None:
-    """Of an owner's condition that nobody keeps in step: its owner is gone, or has not reported it
-    since the pod has another sandbox."""
+    """Of an owner's condition that is not current: the owner is gone, or has not reported it since
+    the pod has another sandbox."""
     if row.source != _OWNER or row.reason not in (OWNER_GONE, SANDBOX_CHANGED):
         return None
     is_gone = row.reason == OWNER_GONE and row.status != TRUE

@@ -88,6 +88,15 @@ matchExpressions:
 
 {{- /* Pods that get a gate, the same by a policy and by a webhook. gate: of podgate.io. */}}
 {{- define "podgate.injectConditions" -}}
+{{ include "podgate.injectablePods" .root }}
+- name: not-yet
+  expression: >-
+    !has(object.spec.readinessGates) ||
+    !object.spec.readinessGates.exists(g, g.conditionType == 'podgate.io/{{ .gate }}')
+{{- end }}
+
+{{- /* Pods that get readiness gates at all. */}}
+{{- define "podgate.injectablePods" -}}
 - name: not-host-network
   expression: "!has(object.spec.hostNetwork) || !object.spec.hostNetwork"
 - name: not-mirror
@@ -99,10 +108,6 @@ matchExpressions:
     (!has(object.spec.os) || object.spec.os.name != 'windows') &&
     (!has(object.spec.nodeSelector) || !('kubernetes.io/os' in object.spec.nodeSelector) ||
     object.spec.nodeSelector['kubernetes.io/os'] != 'windows')
-- name: not-yet
-  expression: >-
-    !has(object.spec.readinessGates) ||
-    !object.spec.readinessGates.exists(g, g.conditionType == 'podgate.io/{{ .gate }}')
 {{- end }}
 
 {{- /* Of a webhook: which path of the controller it calls. caBundle is written by the Job or by cert-manager. */}}

@@ -23,6 +23,11 @@ GOOD: list[dict[str, Any]] = [
         "maxPerPod": 16,
         "changesPerSecond": 1000,
     },
+    {
+        "reporters": [{"user": 1}],
+        "inject": {"types": ["healthy", "tested"], "podSelector": {"matchLabels": {"gpu": "a"}}},
+    },
+    {"reporters": [{"user": 1}], "inject": {"types": ["a.b-c_D"], "namespaceSelector": {}}},
 ]
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({}, "missing required field `reporters`"),
@@ -39,6 +44,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"reporters": [{"user": 1}], "staleAfterSeconds": -1}, "`$.spec.staleAfterSeconds`"),
     ({"reporters": [{"user": 1}], "maxPerPod": 17}, "`$.spec.maxPerPod`"),
     ({"reporters": [{"user": 1}], "changesPerSecond": 0}, "`$.spec.changesPerSecond`"),
+    ({"reporters": [{"user": 1}], "inject": {"types": ["a"]}}, "spec.inject: set podSelector"),
+    (
+        {"reporters": [{"user": 1}], "inject": {"types": [], "podSelector": {}}},
+        "`$.spec.inject.types`",
+    ),
+    (
+        {"reporters": [{"user": 1}], "inject": {"types": ["a/b"], "podSelector": {}}},
+        "`$.spec.inject.types[0]`",
+    ),
 ]
 _NAMES = {
     "gpu.example.com": "",
