@@ -52,7 +52,7 @@ def server(
         conftest.binaries(), directory, *flags, has_client_certificate=has_certificate
     ) as made:
         # Before the guard that rejects the last label.
-        for inject in ("", "isolation", "probes", "all", "everything"):
+        for inject in ("", "isolation", "probes", "all", "nothing"):
             _make_namespace(made, inject)
         _leave_previous_objects(made)
         _apply(made, request.param)

@@ -62,7 +62,7 @@ INJECTED = [
     Case("plain", _pod()),
     Case("isolation alone", _pod(), inject="isolation"),
     Case("probes alone", _pod(), inject="probes"),
-    Case("unknown value", _pod(), inject="everything"),
+    Case("unknown value", _pod(), inject="nothing"),
     Case("has one", _pod(readinessGates=[_ISOLATION])),
     Case("has both", _pod(readinessGates=[_PROBES, _ISOLATION])),
     Case("has another", _pod(readinessGates=[_OTHER])),
