@@ -142,11 +142,16 @@ class HostEgressPolicies:
                     group, self._sources, self._wake, at_least_every_seconds=_PERIOD_SECONDS
                 )
                 tasks.start(group, "cgroups of subjects", self._watches.run)
+                group.create_task(self._wake_with_pods(), name="first pods")
                 while True:
                     self._wake.clear()
                     seconds = await self._follow()
                     await tasks.tick(min(seconds * _REST_PER_REFRESH, _MAX_REST_SECONDS))
                     await self._wake.wait()
+
+    async def _wake_with_pods(self) -> None:
+        await self._store.synced.wait()
+        self._wake.set()
 
     @property
     def problems(self) -> list[str]:
@@ -204,8 +209,9 @@ class HostEgressPolicies:
         self._note_missing()
         if self._api and self._api.has_list:
             self._in_force = self._api.newest(), self._api.invalid()
-        # Until all policies are known, what a previous agent has put in force stays.
-        if self._api is None or self._api.has_list or not self._is_installed():
+        # Until all policies and pods are known, what a previous agent has put in force stays.
+        has_all = (self._api is None or self._api.has_list) and self._store.is_synced
+        if has_all or not self._is_installed():
             await self._apply()
         return seconds
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import pathlib
 import signal
 import socket
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from bpf.host_egress_tables import EgressRule
 from tests import polling
 from tests.kernel import cgroups, sending
 from tests.kernel.cgroups import Cgroup
-from tests.kernel.test_host_egress import Destination, of_schema, send, ways_of
+from tests.kernel.test_host_egress import Destination, attempting, of_schema, send, ways_of
 from tests.kernel.test_policies import Node
 from tests.kernel.test_policy_sources import UIDS, Kubelet, add_host_pod, kubelet, node
 
@@ -135,7 +136,7 @@ def test_of_two_host_network_pods_one_is_admitted_and_one_gets_eperm(
 
 
 def test_two_host_network_pods_by_every_way_while_no_agent_runs(
-    node: Node, web: LabPod, lab: Lab, kubelet: Kubelet, other: Cgroup
+    node: Node, web: LabPod, lab: Lab, kubelet: Kubelet, other: Cgroup, tmp_path: pathlib.Path
 ) -> None:
     """TCP, UDP, raw, io_uring and passed sockets, over both families, after the agent was killed
     and after it was stopped. The pod that the policy excepts, as a CSI driver would be, the
@@ -150,6 +151,13 @@ def test_two_host_network_pods_by_every_way_while_no_agent_runs(
         with kubelet.pod(UIDS[0]) as pod, kubelet.pod(UIDS[1]) as trusted:
             node.start(web)
             wait(node, pod, DENIED, metadata.address(4))
+            metadata.arrived(4)
+            with attempting(pod, metadata.address(4), tmp_path / "end") as results:
+                node.operator.stop(signal.SIGKILL)
+                node.operator.start("--rules", str(node.directory))
+                node.operator.wait_for("its pods", lambda report: report.is_synced)
+                wait(node, pod, DENIED, metadata.address(6))
+            assert results == {errno.EPERM}
             for how in (signal.SIGKILL, signal.SIGTERM):
                 node.operator.stop(how)
                 for version in (4, 6):
