@@ -3,7 +3,8 @@
 Every family is in docs/reference/metrics.md, which is made from the declarations.
 """
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -63,8 +64,20 @@ def counter(family: MetricFamily) -> prometheus_client.Counter:
     return prometheus_client.Counter(family.name, family.help, family.labels, registry=None)
 
 
-def histogram(family: MetricFamily, buckets: tuple[float, ...]) -> prometheus_client.Histogram:
+class Histogram(prometheus_client.Histogram):
+    """Also observes many amounts at once: one by one, each takes 3 us."""
+
+    def observe_all(self, amounts: Sequence[float]) -> None:
+        """As `observe` with each; at least one."""
+        self._sum.inc(sum(amounts))
+        first, last = (bisect_left(self._upper_bounds, end(amounts)) for end in (min, max))
+        if first == last:
+            self._buckets[first].inc(len(amounts))
+            return
+        for amount in amounts:
+            self._buckets[bisect_left(self._upper_bounds, amount)].inc(1)
+
+
+def histogram(family: MetricFamily, buckets: tuple[float, ...]) -> Histogram:
     """A histogram that its owner fills and collects."""
-    return prometheus_client.Histogram(
-        family.name, family.help, family.labels, buckets=buckets, registry=None
-    )
+    return Histogram(family.name, family.help, family.labels, buckets=buckets, registry=None)

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from prometheus_client import Counter, Histogram, core
+from prometheus_client import Counter, core
 
-from agent.metrics import MetricFamily, counter, histogram, labelled, single
+from agent.metrics import Histogram, MetricFamily, counter, histogram, labelled, single
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
 
@@ -99,8 +99,7 @@ class ProbeMetrics:
             self._successes[pod.uid, container, probe_type] = found
         counted, durations = found
         counted.inc(len(seconds))
-        for each in seconds:
-            durations.observe(each)
+        durations.observe_all(seconds)
 
     def observe_first_success(self, probe_type: str, seconds: float) -> None:
         self._first_success.labels(probe_type).observe(seconds)

@@ -17,12 +17,11 @@ class RecentProbes:
         self._by_pod: dict[str, dict[ProbeKey, collections.deque[float | None]]] = {}
 
     def add(self, key: ProbeKey, outcome: ProbeOutcome) -> None:
-        milliseconds = round(outcome.duration_seconds * 1000, 3) if outcome.passed else None
-        self._kept(key).append(milliseconds)
+        self._kept(key).append(outcome.duration_seconds if outcome.passed else None)
 
     def add_successes(self, key: ProbeKey, seconds: Iterable[float]) -> None:
         """By their durations, the oldest first."""
-        self._kept(key).extend(round(each * 1000, 3) for each in seconds)
+        self._kept(key).extend(seconds)
 
     def _kept(self, key: ProbeKey) -> collections.deque[float | None]:
         probes = self._by_pod.setdefault(key.uid, {})
@@ -30,7 +29,8 @@ class RecentProbes:
 
     def of(self, key: ProbeKey) -> list[float | None]:
         """In milliseconds, the oldest first; None for one that failed."""
-        return list(self._by_pod.get(key.uid, {}).get(key, ()))
+        kept = self._by_pod.get(key.uid, {}).get(key, ())
+        return [None if seconds is None else round(seconds * 1000, 3) for seconds in kept]
 
     def forget(self, uid: str) -> None:
         """Of a removed pod."""

@@ -24,6 +24,7 @@ class SlotLookup:
     """The lookups of one slot. Also its timer, while the next probe is a lookup."""
 
     __slots__ = (
+        "connects_at",
         "differs",
         "disagreements",
         "expires",
@@ -47,6 +48,8 @@ class SlotLookup:
         """The group's counts up to which the slot is up to date: lookups and ticks."""
         self.expires = 0
         """The group's count of lookups at which the slot leaves it."""
+        self.connects_at = 0
+        """As `expires`, when the next probe is no lookup."""
         self.disagreements = 0
         self.differs = False
         """Connections have failed although lookups found room."""
@@ -117,6 +120,7 @@ class LookupGroup:
         slot = lookup.slot
         lookup.group = self
         lookup.joined = self._lookups, self.number
+        lookup.connects_at = self._lookups + lookup.left
         lookup.expires = self._lookups + min(lookup.left, _KEPT)
         self._expired[lookup.expires].append(lookup)
         self._slots[slot] = lookup
@@ -145,6 +149,23 @@ class LookupGroup:
             for lookup in self._expired.pop(self._lookups, ())
             if lookup.group is self and lookup.expires == self._lookups
         ]
+
+    def pop_soon(self, every: int, most: int) -> list[SlotLookup]:
+        """Once in `every` periods remove up to `most` slots that connect before the next time.
+
+        Groups of one period do so in different ones.
+        """
+        period, phase = divmod(self.number, self._ticks_per_period)
+        if (period + phase) % every:
+            return []
+        found: list[SlotLookup] = []
+        for count in range(self._lookups + 1, self._lookups + every):
+            for lookup in self._expired.get(count, ()):
+                if len(found) >= most:
+                    return found
+                if lookup.connects_at == count and lookup.group is self:
+                    found.append(self.remove(lookup.slot))
+        return found
 
     def without_room(self, answers: bytes) -> list[Slot]:
         """answers: to `queries`."""

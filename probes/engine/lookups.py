@@ -3,8 +3,8 @@
 A connection from inside the pod to its own address succeeds while a listener there has room in its
 queue, unless something is between the two: rules, a filter, a proxy, a lost address. A lookup does
 not see these. So a probe connects first, and lookups repeat its success; it connects again in every
-`connect_every`th period, after a change of the pod (`LookupQueue.doubt`), and at once where a
-lookup does not find room. Only connections fail.
+`connect_every`th period at the latest, after a change of the pod (`LookupQueue.doubt`), and at once
+where a lookup does not find room. Only connections fail.
 
 Where connections fail twice in a row although lookups find room, the probe connects from then on.
 """
@@ -23,6 +23,11 @@ from probes.spec.definitions import TcpSocket
 
 # Its multiples fill an interval evenly, however many there are.
 _GOLDEN = 0.6180339887498949
+
+# A connection right after others takes a third of the CPU time of one alone, whose code and data
+# the processor's caches no longer have. So those that are due in the next periods come early.
+_GATHERED_MAX = 10  # periods
+_TOGETHER_MAX = 32  # they take some 2 ms
 
 _DISAGREEMENTS_MAX = 2
 """One may be a listener that opened, or whose queue had room again, between the two."""
@@ -69,6 +74,7 @@ class LookupQueue:
         self._on_passed = on_passed
         self._is_direct = is_direct
         self._connect_every = connect_every
+        self._gather_every = max(1, min(connect_every // 3, _GATHERED_MAX))
         self._groups: dict[tuple[float, int], LookupGroup] = {}
         """By period and tick."""
         self._times: list[tuple[float, float, int]] = []
@@ -219,6 +225,8 @@ class LookupQueue:
                     self.settle(lookup.slot)
                 else:
                     connecting.append(lookup)
+            room = _TOGETHER_MAX - len(connecting)
+            connecting += group.pop_soon(self._gather_every, room)
             if group:
                 due.append(group)
         if due:

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-import msgspec
-
 from probes.clock import boot_clock_ns
 from probes.engine import passing, prober, queue, requests
 from probes.engine.callbacks import Callbacks
@@ -24,9 +22,6 @@ from probes.engine.workers import ContainerInstance, ProbeType, Worker, is_same_
 from probes.results import ProbeOutcome, ProbeResult
 
 __all__ = ["Check", "ProbeKey", "ProbeState", "ProbedContainer", "ProbedPod", "Scheduler"]
-
-MESSAGE_MAX_CHARS = 1024
-"""How much of an outcome's text is kept (the kubelet cuts Events at the same length)."""
 
 
 class Scheduler:
@@ -307,16 +302,7 @@ class Scheduler:
             self._start_run(slot)
             return
         self._due.release()
-        if len(outcome.message) > MESSAGE_MAX_CHARS:
-            short = outcome.message[: MESSAGE_MAX_CHARS - 3] + "..."
-            outcome = msgspec.structs.replace(outcome, message=short)
-        slot.outcome = outcome
-        if outcome.error:
-            slot.errors += 1
-        elif outcome.passed:
-            slot.passed += 1
-        else:
-            slot.failed += 1
+        outcome = slot.record(outcome)
         self.lookups.connected(slot, outcome)
         self.arm(slot)
         if worker.type is ProbeType.STARTUP and worker.cached is not before:

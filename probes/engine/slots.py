@@ -3,6 +3,8 @@
 import asyncio
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from probes.engine import prober
 from probes.engine.container_starts import ContainerStarts
 from probes.engine.joint import Cancellable
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
 def plan_of(probe: Probe, target: ProbedPod) -> prober.ProbePlan:
     """What each run of a pod's probe does."""
     return prober.plan(probe, target.addresses, target.interfaces, target.certificates)
+
+
+MESSAGE_MAX_CHARS = 1024
+"""How much of an outcome's text is kept (the kubelet cuts Events at the same length)."""
 
 
 class Slot:
@@ -72,6 +78,20 @@ class Slot:
         """The next probe is started before those of others that are due."""
         self.outcome: ProbeOutcome | None = None
         self.passed = self.failed = self.errors = 0
+
+    def record(self, outcome: ProbeOutcome) -> ProbeOutcome:
+        """Count the outcome of a run, and keep it with a text that is not too long; returns it."""
+        if len(outcome.message) > MESSAGE_MAX_CHARS:
+            short = outcome.message[: MESSAGE_MAX_CHARS - 3] + "..."
+            outcome = msgspec.structs.replace(outcome, message=short)
+        self.outcome = outcome
+        if outcome.error:
+            self.errors += 1
+        elif outcome.passed:
+            self.passed += 1
+        else:
+            self.failed += 1
+        return outcome
 
     def status(self, now: float) -> ProbeState:
         """The probe's state at `now`, on the loop's clock."""

@@ -64,7 +64,7 @@ class GrpcError(ProbeError):
 class GrpcTarget:
     """A grpc handler and an address: the request's headers and message are made once."""
 
-    __slots__ = ("endpoint", "headers", "hop", "message", "timeout")
+    __slots__ = ("endpoint", "hop", "request", "timeout")
 
     def __init__(self, handler: Grpc, address: str, timeout_seconds: float) -> None:
         encrypted = handler.mode == "TLS"
@@ -75,8 +75,7 @@ class GrpcTarget:
         )
         self.endpoint = join_host_port(address, handler.port)
         self.timeout = go_duration(timeout_seconds)
-        self.message = frame(encode_request(handler.service))
-        self.headers: http2.Headers = [
+        headers: http2.Headers = [
             (b":method", b"POST"),
             (b":scheme", b"https" if encrypted else b"http"),
             (b":path", METHOD_PATH),
@@ -86,6 +85,7 @@ class GrpcTarget:
             (b"te", b"trailers"),
             (b"grpc-timeout", encode_timeout(timeout_seconds)),
         ]
+        self.request = http2.Http2Request(headers, frame(encode_request(handler.service)))
 
     def exchange(self) -> "GrpcExchange":
         return GrpcExchange(self)
@@ -94,35 +94,33 @@ class GrpcTarget:
 class GrpcExchange:
     """One health check."""
 
-    __slots__ = ("_request", "_target", "hop", "verdict")
+    __slots__ = ("_reader", "_target", "hop", "verdict")
 
     def __init__(self, target: GrpcTarget) -> None:
         self.hop = target.hop
         self.verdict: ExchangeResult | None = None
         self._target = target
-        self._request: http2.Http2Request | None = None
+        self._reader: http2.Http2ResponseReader | None = None
 
     def start(self) -> bytes:
-        target = self._target
-        self._request = http2.Http2Request(
-            target.headers, target.message, body_max_bytes=MESSAGE_MAX_BYTES
-        )
-        return self._request.outgoing()
+        request = self._target.request
+        self._reader = http2.Http2ResponseReader(request, body_max_bytes=MESSAGE_MAX_BYTES)
+        return bytes(request)
 
     def receive(self, data: bytes) -> bytes:
-        request = self._request
-        assert request is not None
+        reader = self._reader
+        assert reader is not None
         if not data:
             self._connection_lost("EOF")
             return b""
         try:
-            reply = request.receive(data)
+            reply = reader.receive(data)
         except http2.Http2Error as error:
             self._connection_lost(str(error))
             return b""
-        if request.is_complete:
+        if reader.is_complete:
             try:
-                status = read_response(request)
+                status = read_response(reader)
             except GrpcError as error:
                 self._fail(error)
             else:
@@ -130,7 +128,7 @@ class GrpcExchange:
         return reply
 
     def fail(self, broken: ConnectionFailure) -> None:
-        if self._request is None or not self._request.settled:
+        if self._reader is None or not self._reader.settled:
             # grpc-go counts a connection as made once the server's settings are in.
             text = "context deadline exceeded" if broken.timeout else broken.text
             self._not_connected(text)
@@ -140,8 +138,8 @@ class GrpcExchange:
             self._fail(GrpcError("Unavailable", f"error reading from server: {broken.text}"))
 
     def _connection_lost(self, text: str) -> None:
-        assert self._request is not None
-        if self._request.settled:
+        assert self._reader is not None
+        if self._reader.settled:
             self._fail(GrpcError("Unavailable", f"error reading from server: {text}"))
         else:
             self._not_connected(f"error reading server preface: {text}")
@@ -179,16 +177,16 @@ def evaluate(status: int) -> ExchangeResult:
     return ExchangeResult(ProbeResult.FAILURE, f'service unhealthy (responded with "{name}")')
 
 
-def read_response(request: http2.Http2Request) -> int:
+def read_response(reader: http2.Http2ResponseReader) -> int:
     """The ServingStatus of an ended response. Raises GrpcError."""
-    if request.reset is not None:
+    if reader.reset is not None:
         raise GrpcError(
-            _CODES_OF_RESET.get(request.reset, "Internal"),
-            f"stream terminated by RST_STREAM with error code: {http2.error_name(request.reset)}",
+            _CODES_OF_RESET.get(reader.reset, "Internal"),
+            f"stream terminated by RST_STREAM with error code: {http2.error_name(reader.reset)}",
         )
-    headers = request.headers or {}
+    headers = reader.headers or {}
     # Without a message there is one block of headers only ("Trailers-Only").
-    final = request.trailers or headers
+    final = reader.trailers or headers
     if b"grpc-status" not in final:
         _reject_http(headers)
         raise GrpcError("Internal", "server closed the stream without sending trailers")
@@ -196,7 +194,7 @@ def read_response(request: http2.Http2Request) -> int:
     if code != "OK":
         text = unquote_to_bytes(final.get(b"grpc-message", b"")[:1024])
         raise GrpcError(code, text.decode("utf-8", "replace"))
-    return decode_response(unframe(request.body))
+    return decode_response(unframe(reader.body))
 
 
 def _code(text: bytes) -> str:

@@ -15,8 +15,8 @@ _EXCLUDED = frozenset(
 )
 
 
-def request_headers(target: str, host: str, headers: dict[str, tuple[str, ...]]) -> http2.Headers:
-    """The header list of a GET request; arguments and errors as of http1_requests.request_bytes."""
+def get_request(target: str, host: str, headers: dict[str, tuple[str, ...]]) -> http2.Http2Request:
+    """A GET request; arguments and errors as of http1_requests.request_bytes."""
     http1_requests.check_values(headers)
     host = http1_requests.host_header(host)
     fields: http2.Headers = [
@@ -32,7 +32,7 @@ def request_headers(target: str, host: str, headers: dict[str, tuple[str, ...]])
         if name not in _EXCLUDED:
             wire_name = name.lower().encode()
             fields += [(wire_name, _value(value)) for value in headers[name]]
-    return fields
+    return http2.Http2Request(fields, None)
 
 
 def _value(text: str) -> bytes:
@@ -42,16 +42,16 @@ def _value(text: str) -> bytes:
 class H2cResponseReader:
     """As http1.Http1ResponseReader, for one request on one HTTP/2 connection."""
 
-    __slots__ = ("_outgoing", "_request", "body", "complete", "length", "location", "status")
+    __slots__ = ("_outgoing", "_reader", "body", "complete", "length", "location", "status")
 
-    def __init__(self, headers: http2.Headers) -> None:
+    def __init__(self, request: http2.Http2Request) -> None:
         self.status: int | None = None
         self.location: str | None = None
         self.length: int | None = None
         self.body = b""
         self.complete = False
-        self._request = http2.Http2Request(headers, None, body_max_bytes=http1.BODY_MAX_BYTES)
-        self._outgoing = self._request.outgoing()
+        self._reader = http2.Http2ResponseReader(request, body_max_bytes=http1.BODY_MAX_BYTES)
+        self._outgoing = bytes(request)
 
     def outgoing(self) -> bytes:
         """The bytes to send; returned once."""
@@ -60,21 +60,21 @@ class H2cResponseReader:
 
     def feed(self, data: bytes) -> None:
         """Handle received bytes. Raises HttpError."""
-        request = self._request
+        reader = self._reader
         try:
-            self._outgoing += request.receive(data)
+            self._outgoing += reader.receive(data)
         except http2.Http2Error as error:
             raise HttpError(f"http2: {error}") from error
-        if request.headers is not None and self.status is None:
-            self.status = _status(request.headers)
-            location = request.headers.get(b"location", b"").decode("latin-1")
+        if reader.headers is not None and self.status is None:
+            self.status = _status(reader.headers)
+            location = reader.headers.get(b"location", b"").decode("latin-1")
             self.location = location or None
-        self.body = request.body
+        self.body = reader.body
         if len(self.body) >= http1.BODY_MAX_BYTES:
             self.complete = True
-        elif request.is_complete:
-            if request.reset is not None:
-                name = http2.error_name(request.reset)
+        elif reader.is_complete:
+            if reader.reset is not None:
+                name = http2.error_name(reader.reset)
                 raise HttpError(f"stream error: stream ID 1; {name}; received from peer")
             self.complete = True
 

@@ -52,7 +52,7 @@ def probe_url(handler: HttpGet, address: str) -> urls.Url:
     )
 
 
-Request = bytes | http2.Headers
+Request = bytes | http2.Http2Request
 Reader = http1.Http1ResponseReader | h2c.H2cResponseReader
 
 
@@ -171,7 +171,7 @@ class HttpTarget:
             headers = {**headers, "Authorization": (_basic(url.user),)}
         host = host or url.host
         if self.is_h2c:
-            return h2c.request_headers(url.request_target, host, headers)
+            return h2c.get_request(url.request_target, host, headers)
         keep_alive = self.client.keep_alive
         return http1_requests.request_bytes(
             url.request_target, host, headers, keep_alive=keep_alive

@@ -145,14 +145,23 @@ async def _probe(
     await asyncio.sleep(2.5)
     running.lookups.settle()
     counted = 0
-    used = time.process_time()
+    waited, used = _waited_seconds(), time.process_time()
     await asyncio.sleep(_SECONDS)
     running.lookups.settle()
-    used = time.process_time() - used
+    waited, used = _waited_seconds() - waited, time.process_time() - used
     await running.aclose()
     assert not failed, failed[0]
-    assert counted > 0.9 * _PER_SECOND * _SECONDS, counted
+    # Probes that are due while others have the processor for longer than a period run once, as
+    # the kubelet's.
+    assert counted > 0.9 * _PER_SECOND * (_SECONDS - waited), (counted, waited)
     return used / counted * 1e6
+
+
+def _waited_seconds() -> float:
+    """How long the main thread could have run, but other threads or processes had the processor
+    (Documentation/scheduler/sched-stats.rst)."""
+    times = pathlib.Path("/proc/self/schedstat").read_text(encoding="ascii").split()
+    return int(times[1]) / 1e9
 
 
 @contextlib.contextmanager

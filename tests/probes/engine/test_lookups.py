@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -120,14 +121,30 @@ async def test_a_lookup_is_shown_as_one(bench: LookupBench) -> None:
     assert (outcome.result, outcome.message) == (ProbeResult.SUCCESS, "")
 
 
-async def test_probes_that_begin_together_connect_again_in_different_periods() -> None:
-    bench = LookupBench(connect_every=21)
+async def test_some_of_the_probes_that_begin_together_connect_together_again() -> None:
+    bench = LookupBench(connect_every=30)
     for number in range(100):
         bench.add(probe(1), uid=f"pod{number}")
-    await asyncio.sleep(199)
-    together = Counter(round(at / 10) for at in bench.pods.times(1) if at)
-    assert len(together) == 18
-    assert max(together.values()) <= 6
+    await asyncio.sleep(895)
+    by_period = Counter(round(at / 10) for at in bench.pods.times(1) if at)
+    assert max(by_period.values()) <= 32
+    in_last_round = {period: count for period, count in by_period.items() if period >= 60}
+    assert sum(in_last_round.values()) == 100
+    assert len(in_last_round) <= 6
+
+
+@pytest.mark.parametrize("connect_every", [2, 5, 30, 31])
+async def test_no_probe_connects_later_than_in_every_nth_period(connect_every: int) -> None:
+    bench = LookupBench(connect_every=connect_every)
+    bench.accepts(*range(1, 41))
+    for port in range(1, 41):
+        bench.add(probe(port), uid=f"pod{port}")
+    await asyncio.sleep(10 * connect_every * 4)
+    for port in range(1, 41):
+        times = bench.pods.times(port)
+        assert len(times) >= 4
+        assert max(later - at for at, later in pairwise(times)) <= 10 * connect_every
+        assert times[-1] - times[-2] >= 10 * (connect_every - 2)
 
 
 async def test_lookups_are_reported_together_before_the_next_connection(bench: LookupBench) -> None:

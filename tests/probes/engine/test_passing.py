@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from probes.engine import scheduler
+from probes.engine.slots import MESSAGE_MAX_CHARS
 from probes.results import ProbeOutcome, ProbeResult
 from tests.probes.engine.schedules import BAD, GOOD, LIVENESS, Bench, pod, probe
 
@@ -25,7 +25,7 @@ async def test_snapshot_shows_what_status_needs(bench: Bench) -> None:
     readiness, liveness = bench.status("a"), bench.status("a", LIVENESS)
     assert (readiness.passed, readiness.failed, readiness.streak) == (0, 1, 1)
     assert readiness.outcome is not None
-    assert len(readiness.outcome.message) == scheduler.MESSAGE_MAX_CHARS
+    assert len(readiness.outcome.message) == MESSAGE_MAX_CHARS
     assert readiness.due_in_seconds == pytest.approx(6.0)
     assert (liveness.in_flight, liveness.due_in_seconds) == (True, None)
     assert liveness.result is ProbeResult.SUCCESS

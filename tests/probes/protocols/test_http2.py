@@ -1,0 +1,124 @@
+"""Responses over HTTP/2 are read alike, whether their bytes were received before or not."""
+
+from collections.abc import Sequence
+
+import h2.config
+import h2.connection
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from probes.protocols import http2
+
+BODY_MAX_BYTES = 100
+REQUEST = http2.Http2Request(
+    [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"pod")], None
+)
+NOTHING = b""
+
+Read = tuple[list[bytes], tuple[object, ...], str]
+"""The replies, what was found, and the error."""
+
+
+def read(pieces: Sequence[bytes], cache: http2.AnswerCache) -> Read:
+    reader = http2.Http2ResponseReader(REQUEST, body_max_bytes=BODY_MAX_BYTES, cache=cache)
+    replies: list[bytes] = []
+    error = ""
+    try:
+        replies.extend(map(reader.receive, pieces))
+    except http2.Http2Error as raised:
+        error = str(raised)
+    found = (
+        *(reader.settled, reader.headers, reader.trailers),
+        *(reader.body, reader.is_complete, reader.reset),
+    )
+    return replies, found, error
+
+
+def response(pings: Sequence[bytes], body: bytes = b"ok", goes_on: bytes = NOTHING) -> bytes:
+    """Of a server that pings first; `goes_on` comes before the trailers."""
+    server = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+    server.initiate_connection()
+    server.receive_data(bytes(REQUEST))
+    for ping in pings:
+        server.ping(ping)
+    server.send_headers(1, [(":status", "200"), ("content-type", "text/plain")])
+    server.send_data(1, body)
+    sent = server.data_to_send()
+    server.send_headers(1, [("checked", "yes")], end_stream=True)
+    return sent + goes_on + server.data_to_send()
+
+
+def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
+    ends = [*sorted(place % len(data) for place in places), len(data)]
+    pieces = [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return [piece for piece in pieces if piece]
+
+
+PLACES = st.lists(st.integers(0, 2000), max_size=12)
+PINGS = st.tuples(*[st.binary(min_size=8, max_size=8)] * 2)
+FRAME = st.builds(
+    lambda kind, flags, stream, body: (
+        len(body).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + body
+    ),
+    st.sampled_from([0, 1, 3, 4, 6, 7, 8, 9]),
+    st.sampled_from([0, 1, 4, 5]),
+    st.sampled_from([0, 1]),
+    st.sampled_from([b"", b"\0\0\0\1", bytes(8), b"ping\0\0\0\1"]),
+)
+ZEROS = bytes(8)
+
+
+def test_response_with_pings_is_read() -> None:
+    found = (
+        *(True, {b":status": b"200", b"content-type": b"text/plain"}, {b"checked": b"yes"}),
+        *(b"ok", True, None),
+    )
+    acknowledged = bytes.fromhex("000000 04 01 00000000 000008 06 01 00000000") + b"abcdefgh"
+    assert read([response([b"abcdefgh"])], http2.AnswerCache()) == ([acknowledged], found, "")
+
+
+@given(PLACES, PLACES, PINGS, PINGS, st.sampled_from([2, 90, 110, 3000]))
+@example([], [], (ZEROS, b"abcdefgh"), (b"abcdefgh", ZEROS), 2)
+def test_cached_response_is_read_as_a_new_one(
+    before: list[int],
+    now: list[int],
+    pings: tuple[bytes, ...],
+    other_pings: tuple[bytes, ...],
+    body_bytes: int,
+) -> None:
+    cache = http2.AnswerCache()
+    read(cut(response(pings, b"k" * body_bytes), before), cache)
+    pieces = cut(response(other_pings, b"k" * body_bytes), now)
+    expected = read(pieces, http2.AnswerCache())
+    assert expected[1][4]
+    assert read(pieces, cache) == expected
+    assert read(pieces, cache) == expected
+
+
+@given(st.lists(FRAME, max_size=4), PLACES, PLACES)
+def test_frames_in_between_are_read_alike_or_rejected(
+    frames: list[bytes], before: list[int], now: list[int]
+) -> None:
+    cache = http2.AnswerCache()
+    read(cut(response([b"abcdefgh"]), before), cache)
+    data = response([b"12345678"], goes_on=b"".join(frames))
+    for places in (before, now):
+        pieces = cut(data, places)
+        expected = read(pieces, http2.AnswerCache())
+        assert read(pieces, cache) == expected
+        assert read(pieces, cache) == expected
+
+
+def test_reading_cached_bytes_needs_no_connection() -> None:
+    """By far the most of the CPU time."""
+    cache = http2.AnswerCache()
+    pieces = cut(response([b"abcdefgh"]), [30])
+    expected = read(pieces, cache)
+
+    class Unused(http2.Http2Request):
+        def connection(self) -> h2.connection.H2Connection:
+            raise AssertionError("the bytes are cached")
+
+    reader = http2.Http2ResponseReader(Unused([], None), body_max_bytes=BODY_MAX_BYTES, cache=cache)
+    assert [reader.receive(piece) for piece in pieces] == expected[0]
+    assert reader.is_complete
