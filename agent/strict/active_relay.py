@@ -28,6 +28,8 @@ class ActiveRelay:
 
     relay: RelayHandle
     since: float
+    whole_due_at: float
+    """When it gets all targets again."""
     revision: int = 0
     applied_targets: tuple[messages.RelayTargetSpec, ...] | None = None
     active_targets: dict[str, messages.RelayTargetSpec] = dataclasses.field(default_factory=dict)

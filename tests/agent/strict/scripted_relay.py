@@ -37,6 +37,9 @@ class ScriptedRelay:
         """Addresses of all that it has."""
         return {target.address for target in self._targets.values()}
 
+    def lose_targets(self) -> None:
+        self._targets.clear()
+
     def updates(self) -> list[messages.SetTargets | messages.ChangeTargets]:
         """Messages about targets, in their order."""
         kinds = (messages.SetTargets, messages.ChangeTargets)

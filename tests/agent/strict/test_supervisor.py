@@ -213,6 +213,18 @@ async def test_only_targets_of_pods_that_changed_are_sent(node: Node, web: PodSt
 
 
 @with_a_relay
+async def test_target_that_the_relay_lost_is_back_within_half_a_minute(
+    node: Node, web: PodState
+) -> None:
+    relay = node.launcher.newest
+    relay.lose_targets()
+    await asyncio.sleep(32)
+    assert relay.targets() == {ONE}
+    assert len(node.launcher.relays) == 1
+    assert node.supervisor.pods.problem_for(web) is None
+
+
+@with_a_relay
 async def test_rejected_target_is_sent_again_with_the_next_change(
     node: Node, web: PodState
 ) -> None:
