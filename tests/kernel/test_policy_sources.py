@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -46,7 +47,8 @@ while not tried or not select.select([sys.stdin], [], [], 0.01)[0]:
         print("started", flush=True)
 print(tried, failed)
 """
-UIDS = [f"0b6e3f5a-9d0c-4f3e-8a52-{number:012x}" for number in range(40)]
+# An agent finds pods by their processes, also those of a test that another worker runs.
+UIDS = [f"{os.getpid():08x}-9d0c-4f3e-8a52-{number:012x}" for number in range(40)]
 
 
 class Kubelet:
@@ -207,8 +209,10 @@ def test_host_network_pod_below_a_deep_cgroup_root_is_admitted(
         node.start(web)
         assert is_rejected(container, web)
         with container.popen(["sleep", "1000"]) as process:
-            await_admission(node, container, web)
-            process.kill()
+            try:
+                await_admission(node, container, web)
+            finally:
+                process.kill()
 
 
 @contextlib.contextmanager

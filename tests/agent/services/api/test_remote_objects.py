@@ -10,9 +10,11 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog.testing
 
 from agent.api.tls import CurrentTls, TlsFiles
 from agent.client import base
+from agent.logs import Event
 from agent.services.api import remote_objects
 from agent.services.api.nodes_server import NodesServer
 from agent.services.api.object_source import SourcePosition
@@ -309,12 +311,13 @@ async def test_server_whose_call_grpc_does_not_end_is_replaced_by_the_next(
     monkeypatch.setattr(remote_objects, "_CALL_SECONDS", 0.1)
     monkeypatch.setattr(base, "STUCK_SECONDS", 0.1)
     client = Client(client_files, "stuck:1", server.target)
-    problems = []
-    async with client.running():
-        await polling.until("its problem", lambda: client.problem)
-        problems.append(client.problem)
-        await client.until_names("web")
-    assert problems == ["it ends no call in time"]
+    with structlog.testing.capture_logs() as lines:
+        async with client.running():
+            await client.until_names("web")
+    lost = [line for line in lines if line["event"] is Event.SERVICES_SOURCE_LOST]
+    assert [(one["source"], one["problem"]) for one in lost] == [
+        ("stuck:1", "it ends no call in time")
+    ]
 
 
 class StuckChannel:
