@@ -9,7 +9,7 @@ import errno
 import ipaddress
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bpf.abi import IPAddress
 from probes.netns import Netns
@@ -30,6 +30,7 @@ _SO_ATTACH_FILTER = 26
 _ETHERTYPES = {4: 0x0800, 6: 0x86DD}
 _NO_OPTIONS = TCP_HEADER.size // 4 << 4
 _SEQUENCE_OFFSET = 4
+_SOURCE_OFFSETS = {4: 12, 6: 8}
 _TTL = 64
 _WINDOW = 64240
 
@@ -112,18 +113,29 @@ def open_capture(netns: Netns, version: int, sequence: int) -> socket.socket:
     It may also receive packets that arrived before its filter was attached: check them with
     `has_sequence`. Closing it waits for RCU: do that in a thread. Raises NetnsGone, and OSError.
     """
+    return _open_capture(netns, version, {_sequence_offset(version): sequence})
+
+
+def open_capture_of(netns: Netns, source: IPAddress) -> socket.socket:
+    """As `open_capture`, for packets from this address."""
+    start = _SOURCE_OFFSETS[source.version]
+    words = enumerate(struct.iter_unpack("!I", source.packed))
+    return _open_capture(
+        netns, source.version, {start + 4 * index: word for index, (word,) in words}
+    )
+
+
+def _open_capture(netns: Netns, version: int, words: Mapping[int, int]) -> socket.socket:
+    """words: four bytes each, by their offset from the IP header on."""
     protocol = socket.htons(_ETHERTYPES[version])
+    program: list[Instruction] = []
+    for index, (offset, word) in enumerate(words.items()):
+        to_the_drop = 2 * (len(words) - index) - 1
+        program.append((_LOAD_WORD, 0, 0, offset))
+        program.append((_JUMP_IF_EQUAL, 0, to_the_drop, word))
     capture = netns.socket(socket.AF_PACKET, socket.SOCK_DGRAM, protocol)
     try:
-        attach_filter(
-            capture,
-            (
-                (_LOAD_WORD, 0, 0, _sequence_offset(version)),
-                (_JUMP_IF_EQUAL, 0, 1, sequence),
-                (_RETURN, 0, 0, 0xFFFF),
-                (_RETURN, 0, 0, 0),
-            ),
-        )
+        attach_filter(capture, [*program, (_RETURN, 0, 0, 0xFFFF), (_RETURN, 0, 0, 0)])
     except BaseException:
         capture.close()
         raise

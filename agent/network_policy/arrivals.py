@@ -17,13 +17,12 @@ from agent.network_policy.checks import Flow
 from bpf.abi import IPAddress
 from probes.netns import Netns
 
-_ETHERTYPES = {4: 0x0800, 6: 0x86DD}
-_SOURCE_OFFSETS = {4: 12, 6: 8}
 _PROTOCOL_OFFSETS = {4: 9, 6: 6}
 _PROTOCOLS = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP}
-_LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _PORTS = struct.Struct("!HH")
 _HEAD_BYTES = 128
+# A pod may send to the witness what it likes, and faster than it is read.
+_READS_MAX = 64
 
 
 class Sent(msgspec.Struct, frozen=True, gc=False):
@@ -46,16 +45,10 @@ class Arrivals:
         """source, destination: with addresses of one family."""
         self._source_netns, self._source = source
         destination_netns, self._destination = destination
+        self._awaited: set[Sent] = set()
         self._arrived: set[Sent] = set()
         self._sending: list[socket.socket] = []
-        self._capture = destination_netns.socket(
-            socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETHERTYPES[self._source.version])
-        )
-        try:
-            packets.attach_filter(self._capture, _from_source(self._source))
-        except BaseException:
-            self.close()
-            raise
+        self._capture = packets.open_capture_of(destination_netns, self._source)
 
     def fileno(self) -> int:
         """Readable when a packet from the source has arrived; `has` shows whether it is the one."""
@@ -72,6 +65,7 @@ class Arrivals:
         # So that the packet is the one awaited.
         sending.bind((str(self._source), 0))
         sent = Sent(_PROTOCOLS[flow.protocol], (sending.getsockname()[1], flow.port))
+        self._awaited.add(sent)
         address = str(self._destination), flow.port
         # On its way; answered at once; or rejected on the source's side, so it will not arrive.
         with contextlib.suppress(BlockingIOError, ConnectionRefusedError, PermissionError):
@@ -82,10 +76,11 @@ class Arrivals:
         return sent
 
     def has(self, sent: Sent) -> bool:
-        """Whether a packet has arrived. Never waits."""
+        """Whether a packet has arrived, of the next ones that were received. Never waits."""
         with contextlib.suppress(BlockingIOError):
-            while True:
-                if found := self._read(self._capture.recv(_HEAD_BYTES)):
+            for _ in range(_READS_MAX):
+                found = _read(self._capture.recv(_HEAD_BYTES))
+                if found in self._awaited:
                     self._arrived.add(found)
         return sent in self._arrived
 
@@ -95,23 +90,13 @@ class Arrivals:
         for sending in self._sending:
             sending.close()
 
-    def _read(self, packet: bytes) -> Sent | None:
-        """`packet`: from its IP header on, without extension headers, as the kernel sends it."""
-        if not packet:
-            return None
-        version = packet[0] >> 4
-        start = (packet[0] & 0xF) * 4 if version == 4 else packets.IPV6_BYTES
-        if len(packet) < start + _PORTS.size:
-            return None
-        return Sent(packet[_PROTOCOL_OFFSETS[version]], _PORTS.unpack_from(packet, start))
 
-
-def _from_source(address: IPAddress) -> list[packets.Instruction]:
-    """A filter for packets from this address: each of its words, compared."""
-    words = [word for (word,) in struct.iter_unpack("!I", address.packed)]
-    program: list[packets.Instruction] = []
-    for index, word in enumerate(words):
-        to_the_drop = 2 * (len(words) - index) - 1
-        program.append((_LOAD_WORD, 0, 0, _SOURCE_OFFSETS[address.version] + 4 * index))
-        program.append((_JUMP_IF_EQUAL, 0, to_the_drop, word))
-    return [*program, (_RETURN, 0, 0, 0xFFFF), (_RETURN, 0, 0, 0)]
+def _read(packet: bytes) -> Sent | None:
+    """`packet`: from its IP header on, without extension headers, as the kernel sends it."""
+    if not packet:
+        return None
+    version = packet[0] >> 4
+    start = (packet[0] & 0xF) * 4 if version == 4 else packets.IPV6_BYTES
+    if len(packet) < start + _PORTS.size:
+        return None
+    return Sent(packet[_PROTOCOL_OFFSETS[version]], _PORTS.unpack_from(packet, start))

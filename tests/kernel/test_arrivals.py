@@ -3,6 +3,7 @@
 import contextlib
 import json
 import select
+import socket
 import subprocess
 from collections.abc import Iterator
 
@@ -100,6 +101,30 @@ def test_packets_of_one_pod_are_distinguished(pods: tuple[LabPod, LabPod], versi
         for _ in range(2):
             await_arrival(arrivals, arrivals.send(Flow("UDP", 7001)))
         assert not arrivals.has(dropped)
+
+
+@VERSIONS
+def test_pod_that_floods_the_witness_takes_a_bounded_time_of_its_agent(
+    pods: tuple[LabPod, LabPod], version: int
+) -> None:
+    source = next(one for one in pods[0].addresses if one.version == version)
+    target = next(one for one in pods[1].addresses if one.version == version)
+    family = socket.AF_INET if version == 4 else socket.AF_INET6
+    with between(pods, version) as arrivals:
+        sent = arrivals.send(Flow("UDP", 7001))
+        await_arrival(arrivals, sent)
+        with pods[0].netns.socket(family, socket.SOCK_DGRAM) as flooding:
+            flooding.bind((str(source), 0))
+
+            def leaves_the_rest() -> bool:
+                """For the next turn of the event loop."""
+                for port in range(100):
+                    with contextlib.suppress(ConnectionRefusedError):
+                        flooding.sendto(b"", (str(target), 8000 + port))
+                assert arrivals.has(sent)
+                return bool(select.select([arrivals], [], [], 0)[0])
+
+            polling.wait_until("more than one turn reads", leaves_the_rest)
 
 
 @VERSIONS
