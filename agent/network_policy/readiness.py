@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
-import structlog
 from prometheus_client import core
 
 from agent import labels, state_files, tasks
@@ -36,8 +35,6 @@ from agent.probing.result_store import sandbox_of
 from agent.settings import PolicyReadyMode, PolicyReadySettings
 from agent.state_files import StateSaver
 from probes.netns import Netns
-
-log = structlog.get_logger(__name__)
 
 # A check that finds nothing takes a second, and a handful of descriptors meanwhile.
 _AT_ONCE: Final = 64
@@ -99,15 +96,15 @@ class PolicyReadiness:
         store.in_force.subscribe(self._changes)
         self._running: dict[str, tuple[Netns, asyncio.Task[None]]] = {}
         self._ready: dict[str, _Ready] = {}
-        self._settled: dict[str, tuple[Netns, Outcome | None]] = {}
-        """What had been found for a sandbox before this agent checked it, or this agent has."""
+        self._settled: dict[str, tuple[Netns, Outcome]] = {}
+        """With what a sandbox became ready, by uid."""
         self._witness: tuple[object, ...] = ()
         """What was last seen of it: a change is worth another try."""
         self._state = state
         self._reported = reported
         self._saver = StateSaver(
             state,
-            lambda: _Saved(dict(self._ready)),
+            self._content,
             failure=Event.POLICY_READINESS_NOT_SAVED,
             settle_seconds=_SAVE_SECONDS,
         )
@@ -145,6 +142,14 @@ class PolicyReadiness:
         if self._policies:
             self._policies.restore()
 
+    def _content(self) -> _Saved:
+        """Without pods that ended while no agent ran, once the node's pods are all there."""
+        if self._store.is_synced:
+            self._ready = {
+                uid: found for uid, found in self._ready.items() if uid in self._store.pods
+            }
+        return _Saved(dict(self._ready))
+
     async def _follow_policies(self) -> None:
         assert self._policies is not None
         while True:
@@ -176,7 +181,8 @@ class PolicyReadiness:
             self._stop(uid)
             text = "The pod has no address yet."
             self._publish(state, Outcome(outcomes.PENDING, text))
-        elif found := self._found(state.pod.uid, state.netns):
+        elif found := self._found(uid, state.netns):
+            self._stop(uid)
             self._publish(state, found)
         elif self._policies is None:
             self._publish(state, outcomes.NOT_CHECKED)
@@ -189,10 +195,12 @@ class PolicyReadiness:
 
     def _found(self, uid: str, netns: Netns) -> Outcome | None:
         """With what the sandbox became ready, for this agent or a previous one."""
-        found = self._settled.get(uid)
-        if found is None or found[0] != netns:
-            found = self._settled[uid] = netns, self._found_before(uid, netns)
-        return found[1]
+        settled = self._settled.get(uid)
+        if settled and settled[0] == netns:
+            return settled[1]
+        if found := self._found_before(uid, netns):
+            self._settled[uid] = netns, found
+        return found
 
     def _found_before(self, uid: str, netns: Netns) -> Outcome | None:
         ready = self._ready.get(uid)

@@ -56,7 +56,7 @@ class Node:
         self.shown: Trial | Exception = NOT_IN_FORCE
         self.trials = 0
         self.reported: dict[str, PodCondition] = {}
-        self._state = state
+        self.state = state
         self._settings = PolicyReadySettings(mode, timeout_seconds=30)
 
     async def run_trial(self, *_: Any) -> Trial:
@@ -76,7 +76,7 @@ class Node:
             store=self.store,
             object_labels=ObjectLabels(),
             namespace="podgate",
-            state=self._state,
+            state=self.state,
             reported=self.reported.get,
         )
         task = asyncio.create_task(made.run())
@@ -274,6 +274,36 @@ async def test_agent_without_its_file_takes_what_the_api_server_has(node: Node) 
     )
     async with node.agent():
         assert (node.found(), node.trials) == (PROGRAMMED, 0)
+
+
+async def test_what_the_api_server_has_counts_also_when_it_comes_late(node: Node) -> None:
+    async with node.agent():
+        node.put_witness()
+        node.put_web()
+        await asyncio.sleep(1)
+        assert node.found() == PENDING
+        node.reported["uid-web"] = PodCondition(
+            type=labels.POLICY_READY, status="True", reason=outcomes.PROGRAMMED, message="Seen."
+        )
+        node.put_web()
+        await asyncio.sleep(10)
+        assert node.found() == PROGRAMMED
+
+
+async def test_pod_that_ended_while_no_agent_ran_is_in_the_file_no_longer(node: Node) -> None:
+    node.shown = IN_FORCE
+    node.put_witness()
+    node.put_web()
+    async with node.agent():
+        await asyncio.sleep(2)
+    assert "uid-web" in node.state.read_text("utf-8")
+    del node.store.pods["uid-web"]
+    node.store.synced.set()
+    async with node.agent():
+        node.put(strict_pod("other", "198.18.0.4"), awaits_policies=True)
+        await asyncio.sleep(2)
+    assert "uid-other" in node.state.read_text("utf-8")
+    assert "uid-web" not in node.state.read_text("utf-8")
 
 
 async def test_check_ends_with_its_pod(node: Node) -> None:
