@@ -99,6 +99,13 @@ _BY_REASON: Mapping[str, Mapping[str, Kind]] = {
 """By type and reason of a condition that is not as desired. Other reasons are of manifests, and of
 probes that cannot be read."""
 
+_ALTHOUGH_TRUE: Mapping[tuple[str, str], Kind] = {
+    (labels.ISOLATION_READY, isolation.GATE_LOST): kinds.GATE_FAILED,
+    (labels.ISOLATION_READY, "NotSupported"): kinds.NOT_SUPPORTED,
+    (labels.POLICY_READY, "PoliciesUnconfirmed"): kinds.POLICY_NOT_PROGRAMMED,
+}
+"""By type and reason of a condition that is True so that the pod stays, or becomes, Ready."""
+
 _LABELS: Mapping[str, Kind] = {
     modes.NOT_ALLOWED: kinds.MODE_NOT_ALLOWED,
     modes.LIMITED: kinds.MODE_LIMITED,
@@ -344,13 +351,8 @@ def kind_of(condition: Condition, mode: str) -> Kind | None:
     """What a condition of a pod in this mode is; None if it is as desired, or another owner's."""
     if condition.type not in TYPES:
         return None
-    is_isolation = condition.type == labels.ISOLATION_READY
     if condition.status != TRUE:
         by_reason = _BY_REASON.get(condition.type, {})
         return by_reason.get(condition.reason, kinds.MANIFEST_INVALID)
-    if is_isolation and condition.reason == isolation.GATE_LOST:
-        return kinds.GATE_FAILED
-    if condition.reason == "PoliciesUnconfirmed":
-        return kinds.POLICY_NOT_PROGRAMMED
-    is_ungated = is_isolation and condition.reason == "NotSupported"
-    return kinds.NOT_SUPPORTED if is_ungated and mode in _CLOSED else None
+    found = _ALTHOUGH_TRUE.get((condition.type, condition.reason))
+    return found if found is not kinds.NOT_SUPPORTED or mode in _CLOSED else None

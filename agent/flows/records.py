@@ -85,6 +85,9 @@ class AdmissionRecord(msgspec.Struct, frozen=True, kw_only=True, tag="admission"
     verdict: Literal["FORWARDED"] = "FORWARDED"
 
 
+Place = Literal["kernel", "samples", "queue", "rejected"]
+
+
 class LostRecord(msgspec.Struct, frozen=True, kw_only=True, tag="lost", rename="camel"):
     """What has no record. place: `kernel`, packets whose source the kernel's table had no room for;
     `samples`, single drops beyond the limits; `queue`, records that came while the queue was full;
@@ -93,7 +96,7 @@ class LostRecord(msgspec.Struct, frozen=True, kw_only=True, tag="lost", rename="
 
     time: datetime.datetime
     node: str
-    place: Literal["kernel", "samples", "queue", "rejected"]
+    place: Place
     records: int
     packets: int
     since: datetime.datetime
@@ -109,8 +112,6 @@ class StartRecord(msgspec.Struct, frozen=True, kw_only=True, tag="start", rename
 
 Record = FlowRecord | DropRecord | AdmissionRecord | LostRecord | StartRecord
 """The field `type` names the kind."""
-
-Place = Literal["kernel", "samples", "queue", "rejected"]
 
 
 def packets_of(records: Iterable[Record]) -> int:

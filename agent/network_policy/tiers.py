@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from agent.network_policy.objects import Direction, Protocol
-from agent.network_policy.verdicts import End, Verdict
+from agent.network_policy.verdicts import ContainerPort, End, Verdict
 from agent.policy.cluster_network_policies import api_types
 from agent.policy.cluster_network_policies.api_types import (
     Action,
@@ -89,10 +89,8 @@ def _action(
 
 def _matches(entry: api_types.Protocol, destination: End, protocol: Protocol, port: int) -> bool:
     if entry.destination_named_port:
-        return any(
-            (one.port, one.protocol, one.name) == (port, protocol, entry.destination_named_port)
-            for one in destination.ports
-        )
+        named = ContainerPort(port, protocol, entry.destination_named_port)
+        return named in destination.ports
     transports: dict[Protocol, Transport | None] = {
         "TCP": entry.tcp,
         "UDP": entry.udp,

@@ -296,7 +296,10 @@ class RelaySupervisor:
             if serving.applied_targets != self.pods.plan.targets:
                 changed = await serving.set_targets(self.pods.plan.targets)
                 self._changed |= changed
-                self.verdicts.send(serving, serving.answered_targets if is_whole else changed)
+                if is_whole:
+                    self.verdicts.send_all(serving)
+                else:
+                    self.verdicts.send(serving, changed)
         except RelayError as error:
             await self._abandon(serving, f"the relay failed: {error}")
             return

@@ -36,7 +36,7 @@ class VerdictUpdates:
                 self.send(relay, changed)
 
     def send_all(self, relay: ActiveRelay) -> None:
-        """For a relay that is new."""
+        """For a relay that gets all targets."""
         self.send(relay, relay.answered_targets)
 
     def send(self, relay: ActiveRelay, uids: Iterable[str]) -> None:

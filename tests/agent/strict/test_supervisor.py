@@ -229,7 +229,9 @@ async def test_rejected_target_is_sent_again_with_the_next_change(
     node: Node, web: PodState
 ) -> None:
     relay = node.launcher.newest
-    [target] = relay.updates()[0].targets  # type: ignore[union-attr]
+    first = relay.updates()[0]
+    assert isinstance(first, messages.SetTargets)
+    [target] = first.targets
     rejected = target.key.replace(web.pod.uid, "uid-other").replace(ONE, OTHER)
     relay.rejects[rejected] = "No room."
     other = node.add(strict_pod("other", OTHER))

@@ -136,7 +136,4 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
             )
         command(flows=flows, **others)
 
-    decorated: Callable[..., None] = wrapped
-    for option in reversed(_OPTIONS):
-        decorated = option(decorated)
-    return decorated
+    return options.added(_OPTIONS, wrapped)

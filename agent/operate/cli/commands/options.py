@@ -4,7 +4,7 @@ import dataclasses
 import datetime
 import enum
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -57,6 +57,15 @@ class _FormatChoice(click.Choice[str]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Format:
         return Format(super().convert("table" if value == "text" else value, param, ctx))
+
+
+def added(
+    decorators: Sequence[Callable[..., Any]], command: Callable[..., None]
+) -> Callable[..., None]:
+    """The command with these options, in this order."""
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return command
 
 
 def own_namespace(description: str) -> Callable[[F], F]:

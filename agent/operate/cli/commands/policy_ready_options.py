@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from agent.operate.cli.commands import options
 from agent.settings import PolicyReadyMode, PolicyReadySettings
 
 _OPTIONS = (
@@ -43,7 +44,4 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
             )
         command(node_name=node_name, policy_ready=settings, **others)
 
-    decorated: Callable[..., None] = wrapped
-    for option in reversed(_OPTIONS):
-        decorated = option(decorated)
-    return decorated
+    return options.added(_OPTIONS, wrapped)

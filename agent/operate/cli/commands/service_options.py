@@ -4,7 +4,7 @@ import functools
 import ipaddress
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
@@ -155,7 +155,7 @@ def hub_options(command: Callable[..., None]) -> Callable[..., None]:
         )
         command(service_endpoints=chosen, **others)
 
-    return _with(_HUB_OPTIONS, wrapped)
+    return options.added(_HUB_OPTIONS, wrapped)
 
 
 def run_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -204,13 +204,7 @@ def run_options(command: Callable[..., None]) -> Callable[..., None]:
         )
         command(service_endpoints=chosen if is_served else None, **others)
 
-    return _with(_RUN_OPTIONS, wrapped)
-
-
-def _with(added: Sequence[Callable[..., Any]], command: Callable[..., None]) -> Callable[..., None]:
-    for option in reversed(added):
-        command = option(command)
-    return command
+    return options.added(_RUN_OPTIONS, wrapped)
 
 
 def _tls(

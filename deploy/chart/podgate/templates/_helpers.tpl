@@ -167,3 +167,21 @@ affinity:
             - key: node-role.kubernetes.io/control-plane
               operator: Exists
 {{- end }}
+
+{{- /* Affinity of what has to run on each node: those of the image's architectures. */}}
+{{- define "podgate.nodesWithKernel" -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+      - matchExpressions:
+          - key: kubernetes.io/arch
+            operator: In
+            values: {{ toJson .Values.agent.architectures }}
+          # Nodes without a kernel of their own, which no taint keeps this pod from.
+          - key: type
+            operator: NotIn
+            values: [virtual-kubelet]
+          - key: eks.amazonaws.com/compute-type
+            operator: NotIn
+            values: [fargate]
+{{- end }}
