@@ -60,11 +60,13 @@ class DropEventLog:
 
     async def run(self) -> None:
         """Empty the ring before it is full, until cancelled. Without events nothing is read: the
-        kernel suppresses one only after it has sent others, or while the ring is full."""
+        kernel suppresses one only after it has sent others, or while the ring is full. A read
+        that found some is followed by another, since those suppressed later wake nobody."""
         while True:
-            await self._read()
+            found = await self._read()
             await asyncio.sleep(_PERIOD_SECONDS)
-            await descriptors.readable(self._events)
+            if not found:
+                await descriptors.readable(self._events)
 
     async def after(self, number: int) -> DropEvents:
         """Those after the one with this number (0: all that are kept), the oldest first."""
@@ -83,7 +85,8 @@ class DropEventLog:
     def collect(self) -> Iterator[core.Metric]:
         yield single(SUPPRESSED, self._lost)
 
-    async def _read(self) -> None:
+    async def _read(self) -> bool:
+        """Whether there were new events, or suppressed ones."""
         fresh = [
             (event, self._store.pod_of_interface(event.ifindex)) for event in self._events.read()
         ]
@@ -102,8 +105,10 @@ class DropEventLog:
                 count=lost - self._lost,
             )
         suppressed, self._lost = lost - self._lost, lost
-        if self.observer and (fresh or suppressed):
+        found = bool(fresh or suppressed)
+        if self.observer and found:
             self.observer(fresh, suppressed)
+        return found
 
     def _status(self, event: DropEvent, pod: Pod | None) -> DropEventStatus:
         return DropEventStatus(
