@@ -74,8 +74,10 @@ install_packages() {
 	.venv/bin/uv pip install -q --python .venv/bin/python -c deploy/constraints.txt "$@" 2>/dev/null || by_pip "$@"
 }
 [ -x .venv/bin/uv ] || by_pip uv || log "uv cannot be installed; pip takes half a minute longer"
-# What builds podgate, once. Otherwise it is fetched and installed apart, twice for each installation.
-.venv/bin/python -c 'import editables, hatchling' 2>/dev/null || install_packages editables hatchling
+# What builds podgate, and packages without a wheel, once. Otherwise it is fetched and installed apart,
+# twice for each installation. Debian 13's virtual environments have no setuptools.
+.venv/bin/python -c 'import editables, hatchling, setuptools' 2>/dev/null ||
+	install_packages editables hatchling setuptools
 install_packages --no-build-isolation -e ".$extras"
 
 # promtool tests metrics and alerts, Prometheus draws dashboards, and images are pushed to a registry.
