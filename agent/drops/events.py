@@ -61,7 +61,7 @@ class DropEventLog:
     async def run(self) -> None:
         """Empty the ring before it is full, until cancelled. Without events nothing is read: the
         kernel suppresses one only after it has sent others, or while the ring is full. A read
-        that found some is followed by another, since those suppressed later wake nobody."""
+        that found some is followed by another, since none that is suppressed wakes it."""
         while True:
             found = await self._read()
             await asyncio.sleep(_PERIOD_SECONDS)

@@ -11,6 +11,7 @@ off together, too, on no node. What is made once a worker (loaded programs, the 
 agents), it makes before it forks.
 """
 
+import asyncio
 import collections
 import contextlib
 import ctypes
@@ -70,6 +71,8 @@ class _Unit:
             faulthandler.cancel_dump_traceback_later()
             self._pid = os.fork()
             if self._pid == 0:
+                # As tests/conftest.py did: since Python 3.12 a fork forgets it (CPython gh-66285).
+                asyncio.set_event_loop(None)
                 self._connection.close()
                 _serve(session, name, theirs)
 
