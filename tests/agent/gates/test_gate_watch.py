@@ -118,7 +118,7 @@ class Node:
     def stop(self) -> None:
         self.stops += 1
 
-    async def run_first(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def run_check(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
     def check(self, changed: Set[int] | None) -> GateCheck:
