@@ -60,9 +60,10 @@ class ChainChanges:
         self._loop.add_reader(memory.fileno(), self._handle_report)
 
     def watch(self, state: bytes, pause_seconds: float) -> None:
-        """Notice changes since this state, at the earliest after this time where it is read."""
+        """Notice changes since this state, at the earliest after this time where it is read. To be
+        repeated, since the kernel may have stopped to compare."""
         self._seen = state
-        if not self._is_compared(state):
+        if not self._is_compared(state) and self._timer is None:
             self._timer = self._loop.call_later(pause_seconds, self._look)
 
     def stop(self) -> None:

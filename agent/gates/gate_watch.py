@@ -40,6 +40,8 @@ log = structlog.get_logger(__name__)
 _PAUSE_PER_SECOND, _LONGEST_PAUSE_SECONDS = 50.0, 0.5
 # What cannot be repaired is tried again, and its pods are marked, at this pace.
 _REPEAT_SECONDS = 5.0
+# Without any change; nothing should be found then.
+_QUIET_SECONDS = 30.0
 # To load the program of `MemoryWatch` takes 25 ms of CPU, which a start has better uses for.
 _START_SECONDS = 5.0
 # podgate-cni removes a gate, then the network plugin the interface, within milliseconds: that is no
@@ -152,7 +154,6 @@ class GateWatch:
     async def _check_again_and_again(self) -> None:
         """GateCheck after each change of filters; for links after each change that is noticed, or
         every 80 ms."""
-        loop = asyncio.get_running_loop()
         is_opened = False
         async with asyncio.TaskGroup() as group:
             while True:
@@ -191,11 +192,21 @@ class GateWatch:
                 if not is_opened:
                     is_opened = True
                     group.create_task(self._compare_chains())
-                self._chains.watch(state, pause_seconds)
-                try:
-                    await self._wait(tasks.next_tick(_REPEAT_SECONDS) - loop.time())
-                finally:
-                    self._chains.stop()
+                await self._wait_for_change(self._chains, state, pause_seconds)
+
+    async def _wait_for_change(
+        self, chains: ChainChanges, state: bytes, pause_seconds: float
+    ) -> None:
+        """Until filters changed, or chains since this state, or it is time to check without
+        that."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + (_REPEAT_SECONDS if self._displaced else _QUIET_SECONDS)
+        try:
+            while not self._woken.is_set() and loop.time() < until:
+                chains.watch(state, pause_seconds)
+                await self._wait(tasks.next_tick(_REPEAT_SECONDS) - loop.time())
+        finally:
+            chains.stop()
 
     async def _wait(self, seconds: float) -> None:
         """Until filters changed, or a time that others need the kernel's lock."""
