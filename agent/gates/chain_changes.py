@@ -108,9 +108,11 @@ class ChainChanges:
             return False
         now = self._loop.time()
         if now - self._counted_at >= _STOPPED_SECONDS:
-            comparisons = self._memory.comparisons()
+            comparisons = self._comparisons
+            with contextlib.suppress(BpfError):
+                comparisons = self._memory.comparisons()
             if comparisons == self._comparisons:
-                # Its CPU is offline. Chains are read from now on.
+                # Its CPU is offline, or that is not known. Chains are read from now on.
                 self._forget_memory()
                 return False
             self._comparisons, self._counted_at = comparisons, now
