@@ -6,10 +6,14 @@ over links (Linux 5.19, 9f8836127308) takes 0.25 us for each and no lock that ot
 program reads how often each link's chain was changed: `bpf_mprog_bundle.revision`, which counts
 programs without links, too. That needs the kernel's BTF, and a kernel that is not in lockdown for
 confidentiality.
+
+Instead of reading all of that again and again, the kernel can compare the words that each change of
+a chain changes (`bpf.memory_watch`).
 """
 
 import os
 import struct
+from collections.abc import Iterator
 
 from bpf import btf, syscalls
 
@@ -29,11 +33,13 @@ _OFFSETS = {
     "bpf_mprog_entry": ("parent",),
     "bpf_mprog_bundle": ("revision",),
 }
-RECORD_BYTES = 24
-"""Of a link, in the order of links: its id, and the revisions of its interface's chains (ingress,
-egress), in 8 bytes each."""
-# Where it is on the program's stack, from its end.
-_LINK_ID, _INGRESS, _EGRESS = -24, -16, -8
+RECORD_BYTES = 64
+"""Of a link, in the order of links, in 8 bytes each: its id and its interface's address; of both
+chains (ingress, egress) the entry that is in force, its bundle's address, and its revision."""
+_RECORD = struct.Struct("=8Q")
+_CHAINS = ("tcx_ingress", "tcx_egress")
+# Where they are on the program's stack, from its end.
+_LINK_ID, _DEVICE, _FIRST_CHAIN, _CHAIN_BYTES = -64, -56, -48, 24
 
 
 class TcxChains:
@@ -42,9 +48,10 @@ class TcxChains:
     def __init__(self) -> None:
         """Of the calling thread's namespace. Raises `BpfError` where the kernel does not offer
         it."""
+        self._at = btf.member_offsets(_OFFSETS)
         program_fd = syscalls.program_load(
             _BPF_PROG_TYPE_TRACING,
-            _program(os.stat(_OWN_NETNS).st_ino),
+            _program(self._at, os.stat(_OWN_NETNS).st_ino),
             attach_type=_BPF_TRACE_ITER,
             name="tcx_chains",
             attach_btf_id=btf.function_id(_FUNCTION),
@@ -69,24 +76,47 @@ class TcxChains:
             os.close(stream_fd)
         return b"".join(parts)
 
+    def words(self, state: bytes) -> dict[int, int]:
+        """What each later change of a chain, or its removal, changes in the kernel's memory: values
+        of this state, by address, in 64 bits each.
 
-def _program(netns: int) -> bytes:
+        A change replaces the interface's entry or, of a program in its place, the revision alone
+        (`tcx_prog_attach` in kernel/bpf/tcx.c).
+        """
+        return dict(
+            word
+            for record in _RECORD.iter_unpack(state)
+            for word in self._words_of(record[1], (record[2:5], record[5:8]))
+        )
+
+    def _words_of(
+        self, device: int, chains: tuple[tuple[int, ...], ...]
+    ) -> Iterator[tuple[int, int]]:
+        for member, (entry, bundle, revision) in zip(_CHAINS, chains, strict=True):
+            yield device + self._at["net_device", member], entry
+            if bundle:
+                yield bundle + self._at["bpf_mprog_bundle", "revision"], revision
+
+
+def _program(at: dict[tuple[str, str], int], netns: int) -> bytes:
     """Writes a record for each link of tcx that is attached to an interface of this namespace; 0
-    where there is no chain. netns: its inode.
+    where there is no chain. at: offsets of `_OFFSETS`; netns: the namespace's inode.
 
     Loads by addresses that the verifier knows by their types are no calls, and load 0 where there
     is no memory. Raises `BtfError`.
     """
-    at = btf.member_offsets(_OFFSETS)
     load_32, load_64, store_64, move, set_to, jump_unless = 0x61, 0x79, 0x7B, 0xBF, 0xB7, 0x15
     end = [(set_to, 0, 0, 0), (0x95, 0, 0, 0)]
-    chains = []
-    for to, member in ((_INGRESS, "tcx_ingress"), (_EGRESS, "tcx_egress")):
+    chains = [(store_64, 10 | 8 << 4, _DEVICE, 0)]
+    for number, member in enumerate(_CHAINS):
+        to = _FIRST_CHAIN + number * _CHAIN_BYTES
         chains += [
             (load_64, 1 | 8 << 4, at["net_device", member], 0),
-            (load_64, 1 | 1 << 4, at["bpf_mprog_entry", "parent"], 0),
-            (load_64, 1 | 1 << 4, at["bpf_mprog_bundle", "revision"], 0),
             (store_64, 10 | 1 << 4, to, 0),
+            (load_64, 1 | 1 << 4, at["bpf_mprog_entry", "parent"], 0),
+            (store_64, 10 | 1 << 4, to + 8, 0),
+            (load_64, 1 | 1 << 4, at["bpf_mprog_bundle", "revision"], 0),
+            (store_64, 10 | 1 << 4, to + 16, 0),
         ]
     write = [
         *chains,

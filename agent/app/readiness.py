@@ -80,7 +80,7 @@ class Readiness:
                 write = remove
             if write and (write is not written or now() >= renewed_at + _RENEWAL_SECONDS):
                 renewed_at = now()
-                await asyncio.to_thread(write, self._directory)
+                await tasks.in_thread(write, self._directory)
                 written = write
             if is_late and self._is_take_over and not self._was_ready:
                 self.overdue.set()

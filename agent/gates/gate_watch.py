@@ -3,10 +3,9 @@ back the programs of host devices, too.
 
 Whether a gate is in force is read from the kernel, never from what was attached once. The kernel
 reports changes of qdiscs and filters (`agent.linux.traffic_control`), so a filter is back some
-milliseconds after it was deleted. It sends no message about tcx programs. So the number of changes
-of all chains is read again and again, without RTNL (`bpf.tcx_chains`), and chains themselves only
-after a change. Where the kernel does not offer that, chains are read each time: 2 us for each
-program, under RTNL.
+milliseconds after it was deleted. It sends no message about tcx programs: their chains are read
+after each change that `agent.gates.chain_changes` notices. Where the kernel does not offer that,
+they are read again and again: 2 us for each program, under RTNL.
 """
 
 import asyncio
@@ -20,6 +19,8 @@ from collections.abc import Callable, Collection, Mapping, Set
 
 import structlog
 
+from agent import tasks
+from agent.gates.chain_changes import POLL_SECONDS, ChainChanges
 from agent.gates.lost_filters import LostFilters
 from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
@@ -29,17 +30,20 @@ from bpf.attachment import Attachment
 from bpf.errors import AttachError, BpfError
 from bpf.gates import GateCheck, Gates
 from bpf.host_devices import HostDevicePrograms
+from bpf.memory_watch import MemoryWatch
 from bpf.tcx_chains import TcxChains
 
 log = structlog.get_logger(__name__)
 
-# A link is back within 100 ms.
-_POLL_SECONDS = 0.08
 # A check reads chains under RTNL: where there are many, checks take at most a fiftieth of the time.
 # One that had to wait for RTNL shows little about the next one.
 _PAUSE_PER_SECOND, _LONGEST_PAUSE_SECONDS = 50.0, 0.5
 # What cannot be repaired is tried again, and its pods are marked, at this pace.
 _REPEAT_SECONDS = 5.0
+# Without any change; nothing should be found then.
+_QUIET_SECONDS = 30.0
+# To load the program of `MemoryWatch` takes 25 ms of CPU, which a start has better uses for.
+_START_SECONDS = 5.0
 # podgate-cni removes a gate, then the network plugin the interface, within milliseconds: that is no
 # loss.
 _DELETION_SECONDS = 1.0
@@ -73,13 +77,13 @@ class GateWatch:
         on_lost: Callable[[frozenset[int]], None],
         is_off: Callable[[], bool],
         open_chains: Callable[[], TcxChains] = TcxChains,
+        open_memory: Callable[[float], MemoryWatch] = MemoryWatch,
     ) -> None:
         """store: pods whose gates changed are marked there. is_off: whether the node was just
         switched off, so that gates are missing on purpose; it may block. on_put_back gets the
         interfaces whose gates were put back just now; on_lost all those whose gates cannot be put
         back, whenever that changes."""
-        self._repair = gate_worker.repair
-        self._run_first = gate_worker.run_first
+        self._gate_worker = gate_worker
         self._gates = gate_worker.gates
         self._host_devices = gate_worker.host_devices
         self._store = store
@@ -88,7 +92,8 @@ class GateWatch:
         self._on_lost = on_lost
         self._is_off = is_off
         self._open_chains = open_chains
-        self._chains: TcxChains | None = None
+        self._open_memory = open_memory
+        self._chains: ChainChanges | None = None
         self._woken = asyncio.Event()
         self._gated = store.in_force.subscribe()
         """For the first gate."""
@@ -112,7 +117,7 @@ class GateWatch:
 
     async def run(self) -> None:
         """Put back and check gates until cancelled. Raises `OSError`."""
-        repairs = await self._repair(
+        repairs = await self._gate_worker.repair(
             functools.partial(
                 LostFilters,
                 is_off=self._is_off,
@@ -124,19 +129,33 @@ class GateWatch:
             opened.callback(repairs.stop)
             if self._gates.attachment is Attachment.TCX:
                 with contextlib.suppress(BpfError):
-                    self._chains = await asyncio.to_thread(self._open_chains)
+                    chains = await asyncio.to_thread(self._open_chains)
+                    self._chains = ChainChanges(chains, self._woken.set)
+                    self._gate_worker.on_run = self._chains.note_own
                     opened.callback(self._close_chains)
             await self._check_again_and_again()
 
     def _close_chains(self) -> None:
+        self._gate_worker.on_run = lambda: None
         if self._chains:
             self._chains.close()
             self._chains = None
 
+    async def _compare_chains(self) -> None:
+        """Once the work of the start is done."""
+        await asyncio.sleep(_START_SECONDS)
+        with contextlib.suppress(BpfError):
+            memory = await asyncio.to_thread(self._open_memory, POLL_SECONDS)
+            if self._chains:
+                self._chains.compare_by(memory)
+            else:
+                memory.close()
+
     async def _check_again_and_again(self) -> None:
-        """GateCheck after each change of filters; for links after each change that is seen every 80
-        ms, or every 80 ms."""
-        async with asyncio.TaskGroup() as reports:
+        """GateCheck after each change of filters; for links after each change that is noticed, or
+        every 80 ms."""
+        is_opened = False
+        async with asyncio.TaskGroup() as group:
             while True:
                 self._woken.clear()
                 pause_seconds = _REPEAT_SECONDS
@@ -146,9 +165,9 @@ class GateWatch:
                     continue
                 changed, self._changed = self._changed, set()
                 # Before the check: what changes during it is seen afterwards.
-                state = self._state()
+                state = self._chains.state() if self._chains else None
                 try:
-                    found = await self._run_first(
+                    found = await self._gate_worker.run_check(
                         functools.partial(_check, self._gates, self._host_devices),
                         changed,
                         {*self.lost, *self._displaced, *self._lost_devices},
@@ -160,42 +179,34 @@ class GateWatch:
                 else:
                     if self._gates.attachment is Attachment.TCX:
                         pause_seconds = min(
-                            max(_POLL_SECONDS, found.seconds * _PAUSE_PER_SECOND),
+                            max(POLL_SECONDS, found.seconds * _PAUSE_PER_SECOND),
                             _LONGEST_PAUSE_SECONDS,
                         )
                     self._handle(found)
                     if put_back := found.put_back | self._put_back:
                         self._put_back = frozenset()
-                        reports.create_task(self._report(put_back))
-                if state is None or self.lost or self._lost_devices:
+                        group.create_task(self._report(put_back))
+                if self._chains is None or state is None or self.lost or self._lost_devices:
                     await self._wait(pause_seconds)
-                else:
-                    await self._wait_for_links(state, pause_seconds)
+                    continue
+                if not is_opened:
+                    is_opened = True
+                    group.create_task(self._compare_chains())
+                await self._wait_for_change(self._chains, state, pause_seconds)
 
-    def _state(self) -> bytes | None:
-        """Of all chains; None if it cannot be read."""
-        if self._chains is not None:
-            with contextlib.suppress(OSError):
-                return self._chains.state()
-        return None
-
-    async def _wait_for_links(self, state: bytes, pause_seconds: float) -> None:
-        """Until filters changed, or links, at least so long after this state was read."""
+    async def _wait_for_change(
+        self, chains: ChainChanges, state: bytes, pause_seconds: float
+    ) -> None:
+        """Until filters changed, or chains since this state, or it is time to check without
+        that."""
         loop = asyncio.get_running_loop()
-        timer: asyncio.TimerHandle
-
-        def look() -> None:
-            nonlocal timer
-            if self._state() != state:
-                self._woken.set()
-            else:
-                timer = loop.call_later(_POLL_SECONDS, look)
-
-        timer = loop.call_later(pause_seconds, look)
+        until = loop.time() + (_REPEAT_SECONDS if self._displaced else _QUIET_SECONDS)
         try:
-            await self._wait(_REPEAT_SECONDS)
+            while not self._woken.is_set() and loop.time() < until:
+                chains.watch(state, pause_seconds)
+                await self._wait(tasks.next_tick(_REPEAT_SECONDS) - loop.time())
         finally:
-            timer.cancel()
+            chains.stop()
 
     async def _wait(self, seconds: float) -> None:
         """Until filters changed, or a time that others need the kernel's lock."""

@@ -79,6 +79,8 @@ class GateWorker:
         self.kubelet_unit = KubeletUnit(loaded, installation, self.config)
         self.is_attached = False
         """Whether hooks and tracing programs are; not while podgate is off."""
+        self.on_run: Callable[[], None] = lambda: None
+        """Called after each call but checks, since it may have attached or detached programs."""
 
     @classmethod
     async def open(cls, settings: Settings, pinned: Outcome) -> "GateWorker":
@@ -157,10 +159,20 @@ class GateWorker:
 
         Raises what the function raises, or `TimeoutError` after a minute.
         """
-        return await self._call(functools.partial(function, *args, **kwargs), is_urgent=False)
+        try:
+            return await self._call(functools.partial(function, *args, **kwargs), is_urgent=False)
+        finally:
+            self.on_run()
 
     async def run_first(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """The same before calls that wait, of which a crowd's pods make hundreds."""
+        try:
+            return await self._call(functools.partial(function, *args, **kwargs), is_urgent=True)
+        finally:
+            self.on_run()
+
+    async def run_check(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `run_first`, for the check of what is attached."""
         return await self._call(functools.partial(function, *args, **kwargs), is_urgent=True)
 
     async def repair(self, make: Callable[[Gates, asyncio.AbstractEventLoop], R]) -> R:

@@ -120,7 +120,7 @@ class KubeletIdentity:
         is_rejected = False
         try:
             async with asyncio.timeout(_SCAN_SECONDS):
-                found = await asyncio.to_thread(self._find)
+                found = await tasks.in_thread(self._find)
             problem = "" if found else f"{problem}; set --kubelet, and run with hostPID."
         except KubeletCgroupError as error:
             problem = str(error)

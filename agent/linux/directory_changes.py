@@ -76,7 +76,7 @@ async def _follow(
     problem = ""
     while True:
         # Another directory of this name is another one.
-        is_new = await asyncio.to_thread(watches.watch_only, directories)
+        is_new = await tasks.in_thread(watches.watch_only, directories)
         if watches.problem and not problem:
             _log(directories, watches.problem)
         problem = watches.problem

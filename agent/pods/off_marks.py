@@ -10,6 +10,7 @@ import asyncio
 import os
 import pathlib
 
+from agent import tasks
 from agent.errors import PodgateError
 from agent.linux import directory_changes
 from agent.pods.pod_modes import PodModes
@@ -110,4 +111,4 @@ class OffMarks:
             at_least_every_seconds=_PERIOD_SECONDS,
             poll_seconds=_POLL_SECONDS,
         ):
-            self._modes.set_off(is_off=await asyncio.to_thread(self.are_set))
+            self._modes.set_off(is_off=await tasks.in_thread(self.are_set))

@@ -31,13 +31,16 @@ from agent.relay.orphanhood import WATCH_SECONDS, HostNetns, Orphanhood, OwnWay
 from agent.relay.outcomes import AnswerCounter, OutcomeCounter
 from agent.relay.raw_sockets import SynCapture
 from agent.relay.targets import AddressPoolExhaustedError, RelayTarget, Targets
+from agent.relay.timers import EARLY_SECONDS, Timers
 from bpf import pins
 from bpf.abi import IPAddress
 from bpf.errors import BpfError, PinError
 from bpf.redirect import Redirect
 
-# The kernel considers a relay hung after 300 ms without a heartbeat.
-_BEAT_SECONDS = 0.05
+# The kernel considers a relay hung after 300 ms without a heartbeat. One that has no connections
+# beats less often, unless it had to wait for a CPU not long ago.
+_BEAT_SECONDS, _RESTING_BEAT_SECONDS = 0.05, 0.125
+_LATE_SECONDS, _LATE_MEMORY_SECONDS = 0.025, 10.0
 _REPORT_SECONDS = 1.0
 _EXPIRE_SECONDS = 0.25
 _CHECK_SECONDS = 10.0
@@ -88,14 +91,17 @@ class Relay:
         self._lingers_until = 0.0
         self._ends_at: float | None = None
         self._last_activity: dict[object, float] = {}
-        self._every = {
-            self._beat: _BEAT_SECONDS,
-            self._report: _REPORT_SECONDS,
-            self._expire: _EXPIRE_SECONDS,
-            self._check: _CHECK_SECONDS,
-            self._watch: WATCH_SECONDS,
-        }
-        self._due = dict.fromkeys(self._every, 0.0)
+        self._was_late_at = float("-inf")
+        self._timers = Timers(
+            {
+                self._beat_again: _BEAT_SECONDS,
+                self._report: _REPORT_SECONDS,
+                self._expire: _EXPIRE_SECONDS,
+                self._check: _CHECK_SECONDS,
+                self._watch: WATCH_SECONDS,
+            },
+            now,
+        )
 
     def run(self) -> int:
         """Until the last connection is closed after a release."""
@@ -110,16 +116,17 @@ class Relay:
         malloc.give_back()
         try:
             while not self._is_over():
-                self._poll_until(min(self._due.values()))
-                self._run_timers()
+                self._poll_until(self._timers.next_due())
+                self._timers.run()
         except (PinError, OSError, ValueError) as error:
             return self._fail(error)
         self._forget_targets()
         return 0
 
     def _poll_until(self, due: float) -> None:
-        """Most rounds handle one event: timers are not checked between them."""
-        while (left := due - self._now()) > 0:
+        """Most rounds handle one event: timers are not checked between them, unless they are due
+        soon: then they need no wake-up of their own."""
+        while (left := due - self._now()) > EARLY_SECONDS:
             self._poller.poll(left)
 
     def _stop(self, _number: int, _frame: object) -> None:
@@ -134,15 +141,6 @@ class Relay:
             return False
         is_empty = self._held_syns is None or self._held_syns.is_empty
         return is_empty or self._now() >= self._ends_at
-
-    def _run_timers(self) -> None:
-        now = self._now()
-        for timer, due in self._due.items():
-            if now >= due:
-                # At multiples of its period, so that timers are due together.
-                period = self._every[timer]
-                self._due[timer] = (now // period + 1) * period
-                timer()
 
     def _on_message(self, message: messages.ToRelay) -> None:
         match message:
@@ -341,6 +339,16 @@ class Relay:
         if self._redirect is not None:
             for target in self._targets or ():
                 self._redirect.delete(target.relay)
+
+    def _beat_again(self) -> None:
+        self._beat()
+        now = self._now()
+        if self._timers.late_seconds > _LATE_SECONDS:
+            self._was_late_at = now
+        has_connections = self._held_syns is not None and not self._held_syns.is_empty
+        is_resting = not has_connections and now >= self._was_late_at + _LATE_MEMORY_SECONDS
+        seconds = _RESTING_BEAT_SECONDS if is_resting else _BEAT_SECONDS
+        self._timers.set_period(self._beat_again, seconds)
 
     def _beat(self) -> None:
         """Write the heartbeat that redirects connects here; pause it while the relay is full."""

@@ -52,8 +52,8 @@ _WHOLE_SECONDS = 30.0
 # Targets are planned as pods change; so often those of all pods, which costs 5 ms for 100 pods.
 _PLAN_SECONDS = 10.0
 
-# Twice this and twice the time for a response, within one period of the shortest probe.
-_WAY_SECONDS = 0.25
+# This and twice the time for a response, within one period of the shortest probe.
+_WAY_SECONDS = 0.5
 
 _STARTING = "the relay is starting"
 _NOT_NEEDED = "no relay runs, since no pod is in strict"

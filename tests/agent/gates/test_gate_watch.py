@@ -100,12 +100,16 @@ class Node:
             on_lost=self.reported_lost.append,
             is_off=lambda: self.is_off,
             open_chains=self.open_chains,
+            open_memory=self.open_memory,
         )
 
     def open_chains(self) -> Any:
         if self.chains is None:
             raise BpfError(errno.EPERM, "loading the program tcx_chains")
         return self.chains
+
+    def open_memory(self, _: float) -> Any:
+        raise BpfError(errno.EPERM, "opening a clock")
 
     @property
     def gates(self) -> "Node":
@@ -118,7 +122,7 @@ class Node:
     def stop(self) -> None:
         self.stops += 1
 
-    async def run_first(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def run_check(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
     def check(self, changed: Set[int] | None) -> GateCheck:
@@ -203,6 +207,15 @@ async def test_unchanged_chains_are_not_read_and_a_change_is_noticed_within_a_te
         await asyncio.sleep(0.2)
         assert node.put_back_at[0] - lost_at < 0.1
     assert node.chains.is_closed
+
+
+async def test_gates_without_any_change_are_checked_twice_a_minute(node: Node) -> None:
+    node.chains = Chains()
+    async with running(node):
+        await asyncio.sleep(25)
+        assert len(node.checks) == 1
+        await asyncio.sleep(50)
+        assert len(node.checks) == 3
 
 
 async def test_chains_are_read_again_and_again_while_a_gate_cannot_be_put_back(node: Node) -> None:
