@@ -161,7 +161,7 @@ class Relay:
 
     def _configure(self, configuration: messages.Configure) -> None:
         self._configuration = configuration
-        self._redirect = Redirect.open(pins.Pins(configuration.bpffs))
+        self._redirect = Redirect.open(pins.Pins(configuration.bpffs), configuration.programs)
         if configuration.tries_way:
             self._host = HostNetns()
         unshare_network()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from agent import tasks
+from agent.admin.report import SourceProblem
 from agent.api import server as servers
 from agent.api.tls import CurrentTls
 from agent.kube.pod_reports import PodReports
@@ -136,6 +137,17 @@ class ServiceEndpoints:
     @property
     def is_from_api(self) -> bool:
         return self.source.name == API_SERVER
+
+    def problems(self) -> list[SourceProblem]:
+        """For the agent's report, but for those of the API server."""
+        by_part = {} if self.is_from_api else self.source.problems
+        sentences = [f"services from {part}: {problem}" for part, problem in by_part.items()]
+        if self.saved_at:
+            at = self.saved_at.isoformat(timespec="seconds")
+            sentences.append(
+                f"services are those saved at {at}; {self.source.name} has not confirmed them since"
+            )
+        return [SourceProblem(part="services", text=text) for text in sentences]
 
     def set_pod(self, uid: str, pod: PodReports) -> None:
         """A pod of this node was added or changed; uid: the runtime's."""

@@ -20,11 +20,17 @@ AFTER_GATES = (
 )
 
 LATER = (
-    *("aiohttp", "h2", "hpack"),
-    *("agent.api.podinfo", "agent.services.api", "agent.client", "agent.operate.page"),
+    "aiohttp",
+    *("agent.api.podinfo", "agent.client", "agent.operate.page"),
     *("agent.drops", "agent.probing", "probes.engine", "probes.protocols"),
     *("agent.strict.launcher", "agent.strict.supervisor", "agent.strict.targets"),
-    *("agent.app.reports", "agent.app.exporter", "agent.app.cluster_outputs"),
+    *("agent.app.reports", "agent.app.exporter"),
+)
+# What only some agents need: those of clusters, and those with service endpoints, owners of
+# conditions, or probes by HTTP/2.
+OPTIONAL = (
+    *("agent.app.cluster_outputs", "agent.app.service_outputs", "agent.network_policy"),
+    *("agent.api.conditions.service", "agent.services.api", "h2", "hpack"),
 )
 NEVER = (
     # 9 MB of memory each: for certificates of its own, and for commands.
@@ -79,6 +85,11 @@ def test_only_the_command_that_runs_is_imported(before_gates: set[str]) -> None:
     assert {name.rpartition(".")[2] for name in commands} == {
         *("run", "cni", "flow_options", "options", "policy_ready_options", "service_options")
     }
+
+
+@pytest.mark.parametrize("module", OPTIONAL)
+def test_module_is_imported_only_where_it_is_needed(module: str, after_gates: set[str]) -> None:
+    assert module not in after_gates
 
 
 @pytest.mark.parametrize("module", NEVER)
