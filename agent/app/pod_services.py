@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
 from agent import VERSION, tasks
-from agent.api.podinfo.disabled import DisabledPodInfo
 from agent.api.podinfo.service import PodInfoService
 from agent.app import component_metrics
 from agent.app.answer_report import AnswerReport
@@ -49,6 +48,7 @@ from bpf import pins
 if TYPE_CHECKING:
     # Imported only where they are configured (`import_optional`).
     from agent.api.conditions.service import ConditionsService
+    from agent.api.podinfo.disabled import DisabledPodInfo
     from agent.app.cluster_outputs import ClusterOutputs
     from agent.app.drop_notices import DropNotices
     from agent.app.flow_reporting import FlowReporting
@@ -76,6 +76,8 @@ def import_optional(settings: Settings) -> None:
         modules += _OF_SERVICES
     if settings.condition_owners:
         modules.append("agent.api.conditions.service")
+    if not settings.feature_gates.pod_info_api:
+        modules.append("agent.api.podinfo.disabled")
     if settings.flows:
         modules.append("agent.app.flow_reporting")
     for module in modules:
@@ -247,7 +249,7 @@ class PodServices:
             from agent.services.api.metrics import ServiceCollector
 
             exporter.add(ServiceCollector(publishes_services.endpoints))
-        pod_info: PodInfoService | DisabledPodInfo = DisabledPodInfo(settings.run_directory)
+        pod_info: PodInfoService | DisabledPodInfo
         if settings.feature_gates.pod_info_api:
             pod_info = PodInfoService(
                 settings.run_directory,
@@ -261,6 +263,10 @@ class PodServices:
                 unready_because=gating.unsynced_reason,
             )
             exporter.add(pod_info)
+        else:
+            from agent.api.podinfo import disabled
+
+            pod_info = disabled.DisabledPodInfo(settings.run_directory)
         self._kubelet_version: KubeletVersion | None = None
         self._node_reporter: NodeReporter | None = None
         self._roll_out: RollOut | None = None

@@ -11,7 +11,7 @@ import structlog
 
 from agent import tasks
 from agent.admin.report import SourceProblem
-from agent.api import server as servers
+from agent.api import listen
 from agent.api.tls import CurrentTls
 from agent.kube.pod_reports import PodReports
 from agent.logs import Event
@@ -125,13 +125,13 @@ class ServiceEndpoints:
             tasks.start(
                 group,
                 "socket of service endpoints",
-                lambda: servers.run_always(self.server.run, Event.SERVICES_NOT_SERVED),
+                lambda: listen.run_always(self.server.run, Event.SERVICES_NOT_SERVED),
             )
             if (others := self.nodes_server) is not None:
                 tasks.start(
                     group,
                     "service endpoints of other nodes",
-                    lambda: servers.run_always(others.run, Event.SERVICES_NOT_SERVED),
+                    lambda: listen.run_always(others.run, Event.SERVICES_NOT_SERVED),
                 )
 
     @property

@@ -80,6 +80,12 @@ def test_agent_imports_only_the_source_that_it_has(before_gates: set[str]) -> No
     assert {"grpc", "google.protobuf"} <= before_gates - without_cluster
 
 
+def test_agent_without_a_cluster_imports_grpc_for_its_first_client() -> None:
+    without_cluster = imported(*RUN, "agent.sources.manifest_source", *AFTER_GATES)
+    with_client = imported(*RUN, *AFTER_GATES, "agent.api.podinfo.server")
+    assert "grpc" in with_client - without_cluster
+
+
 def test_only_the_command_that_runs_is_imported(before_gates: set[str]) -> None:
     commands = {name for name in before_gates if name.startswith("agent.operate.cli.commands.")}
     assert {name.rpartition(".")[2] for name in commands} == {
