@@ -21,16 +21,16 @@ AFTER_GATES = (
 
 LATER = (
     "aiohttp",
-    *("agent.api.podinfo", "agent.client", "agent.operate.page"),
+    *("agent.api.podinfo", "agent.operate.page"),
     *("agent.drops", "agent.probing", "probes.engine", "probes.protocols"),
     *("agent.strict.launcher", "agent.strict.supervisor", "agent.strict.targets"),
     *("agent.app.reports", "agent.app.exporter"),
 )
 # What only some agents need: those of clusters, and those with service endpoints, owners of
-# conditions, or probes by HTTP/2.
+# conditions, clients of PodInfo, or probes by HTTP/2.
 OPTIONAL = (
     *("agent.app.cluster_outputs", "agent.app.service_outputs", "agent.network_policy"),
-    *("agent.api.conditions.service", "agent.services.api", "h2", "hpack"),
+    *("agent.api.conditions.service", "agent.client", "agent.services.api", "h2", "hpack"),
 )
 NEVER = (
     # 9 MB of memory each: for certificates of its own, and for commands.
@@ -83,7 +83,7 @@ def test_agent_imports_only_the_source_that_it_has(before_gates: set[str]) -> No
 def test_agent_without_a_cluster_imports_grpc_for_its_first_client() -> None:
     without_cluster = imported(*RUN, "agent.sources.manifest_source", *AFTER_GATES)
     with_client = imported(*RUN, *AFTER_GATES, "agent.api.podinfo.server")
-    assert "grpc" in with_client - without_cluster
+    assert {"grpc", "google.protobuf"} <= with_client - without_cluster
 
 
 def test_only_the_command_that_runs_is_imported(before_gates: set[str]) -> None:

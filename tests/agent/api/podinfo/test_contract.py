@@ -16,7 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from agent import labels
-from agent.api.podinfo.methods import PODINFO
+from agent.api.podinfo import merge
+from agent.api.podinfo.methods import GET, LIST, PODINFO, WATCH
 from agent.client.v1alpha1 import podinfo_pb2
 from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, code_of
 
@@ -235,3 +236,17 @@ async def test_start_that_is_cancelled_leaves_no_socket(node: Node) -> None:
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert not node.path.exists()
+
+
+def test_names_and_numbers_that_need_no_protobuf_are_those_of_the_definition() -> None:
+    service = podinfo_pb2.DESCRIPTOR.services_by_name["PodInfo"]
+    assert service.full_name == PODINFO
+    assert {method.name for method in service.methods} == {LIST, WATCH, GET}
+    sources = {"PODGATE": merge.PODGATE, "KUBELET": merge.KUBELET, "API": merge.API}
+    expected = {"UNSPECIFIED": 0, "OWNER": merge.OWNER, **sources}
+    found = {key.removeprefix("CONDITION_SOURCE_"): number for key, number in _sources()}
+    assert found == expected
+
+
+def _sources() -> list[tuple[str, int]]:
+    return list(podinfo_pb2.ConditionSource.items())
