@@ -33,7 +33,7 @@ OPTIONAL = (
     *("agent.api.conditions.service", "agent.client", "agent.services.api", "h2", "hpack"),
 )
 NEVER = (
-    # 9 MB of memory each: for certificates of its own, and for commands.
+    # 9 MB of memory each: for a process that makes a certificate, and for commands.
     *("cryptography", "pyroute2"),
     "rich",
     "pygments",
