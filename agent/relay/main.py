@@ -110,6 +110,8 @@ class Relay:
             signal.signal(number, self._stop)
         with contextlib.suppress(OSError):  # without CAP_SYS_NICE
             os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+        # A list of all targets is a large block, which comes twice a minute.
+        malloc.keep_little()
         # Objects from here on form no cycles: a collection would only cost time.
         gc.collect()
         gc.freeze()
