@@ -65,6 +65,10 @@ _OF_CLUSTERS = (
     *("agent.network_policy.readiness", "agent.network_policy.source"),
 )
 _OF_SERVICES = ("agent.app.service_outputs", "agent.services.api.metrics")
+_OF_CONDITIONS = "agent.api.conditions.service"
+_OF_FLOWS = "agent.app.flow_reporting"
+OPTIONAL = (*_OF_CLUSTERS, *_OF_SERVICES, _OF_CONDITIONS, _OF_FLOWS)
+"""Modules that only some agents import; all others come with this one."""
 
 
 def import_optional(settings: Settings) -> None:
@@ -75,11 +79,11 @@ def import_optional(settings: Settings) -> None:
     if settings.service_endpoints:
         modules += _OF_SERVICES
     if settings.condition_owners:
-        modules.append("agent.api.conditions.service")
+        modules.append(_OF_CONDITIONS)
     if not settings.feature_gates.pod_info_api:
         modules.append("agent.api.podinfo.disabled")
     if settings.flows:
-        modules.append("agent.app.flow_reporting")
+        modules.append(_OF_FLOWS)
     for module in modules:
         importlib.import_module(module)
 
