@@ -14,9 +14,7 @@ import errno
 import os
 import pathlib
 import re
-import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 
 from bpf import abi, errors, syscalls
@@ -81,7 +79,7 @@ class Pins:
         current = (source_hash, self.moving_copies(source_hash).name)
         for directory in self.programs.iterdir():
             if directory.name not in current:
-                shutil.rmtree(directory)
+                _remove_tree(directory)
 
     def other_schemas(self) -> list[pathlib.Path]:
         """Directories of other schemas, the newest first."""
@@ -157,6 +155,9 @@ def _claim(root: pathlib.Path) -> None:
         if stat.S_IMODE(root.stat().st_mode) != 0o700:  # as previous versions made it
             root.chmod(0o700)
         return
+    # A relay also imports this module, and claims nothing.
+    import tempfile
+
     made = tempfile.mkdtemp(prefix=f"{root.name}-", dir=root.parent)
     for attempt in range(_CLAIM_ATTEMPTS):
         with contextlib.suppress(OSError):

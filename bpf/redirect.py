@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Collection, Iterable
 
-from bpf import abi, clsact, errors, maps, pins, sources, syscalls, tcx
+from bpf import abi, clsact, errors, maps, pins, syscalls, tcx
 
 _BEAT_KEY = bytes(4)
 _BEAT = struct.Struct("=Q")
@@ -35,12 +35,12 @@ class Redirect:
         self._hold_links: list[int] = []
 
     @classmethod
-    def open(cls, installation: pins.Pins) -> "Redirect":
-        """Open the pins of this version's agent.
+    def open(cls, installation: pins.Pins, source_hash: str) -> "Redirect":
+        """Open the pins of the agent whose programs have this hash (`bpf.sources.fingerprint`).
 
         Raises `PinError` if one is missing, also because the kernel rejected the program.
         """
-        directory = installation.programs / sources.fingerprint()
+        directory = installation.programs / source_hash
         with contextlib.ExitStack() as undo:
             programs = {}
             for name in (abi.HOLD_SYNS, *(hook.name for hook in abi.RELAY_HOOKS)):

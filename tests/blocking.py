@@ -112,6 +112,7 @@ def _of_product() -> Iterator[CodeType]:
             StateSaver.run,
             # Sockets in the run directory, a tmpfs, when a server starts or ends.
             listen.unix_socket,
+            listen.close,
             added._listen,
             listen.add_grpc_socket,
             peer_credentials.PeerCredentialProxy.serve,

@@ -1,13 +1,22 @@
 """Listening sockets of the agent: unix sockets, and gRPC's own."""
 
+import asyncio
 import pathlib
 import socket
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+import structlog
+
+from agent.logs import Event
 from agent.serving.ports import ListenError
 
 if TYPE_CHECKING:
     import grpc
+
+log = structlog.get_logger(__name__)
+
+_RETRY_SECONDS = 10.0
 
 
 def unix_socket(path: pathlib.Path, *, directory_mode: int, mode: int) -> socket.socket:
@@ -21,6 +30,35 @@ def unix_socket(path: pathlib.Path, *, directory_mode: int, mode: int) -> socket
         bound.close()
         raise _socket_error(path, error) from error
     return bound
+
+
+def close(listening: socket.socket, path: pathlib.Path) -> None:
+    """Close a listening socket, and remove its file."""
+    listening.close()
+    path.unlink(missing_ok=True)
+
+
+async def first_client(listening: socket.socket) -> None:
+    """Return once a connection waits to be accepted."""
+    listening.setblocking(False)
+    loop = asyncio.get_running_loop()
+    arrived = asyncio.Event()
+    loop.add_reader(listening, arrived.set)
+    try:
+        await arrived.wait()
+    finally:
+        loop.remove_reader(listening)
+
+
+async def run_always(serve: Callable[[], Awaitable[None]], failed: Event) -> None:
+    """Serve until cancelled; retry while the socket cannot be opened, since an agent without it
+    still gates the node's pods. failed: the log event."""
+    while True:
+        try:
+            await serve()
+        except ListenError as error:
+            log.error(failed, error=str(error))
+        await asyncio.sleep(_RETRY_SECONDS)
 
 
 def add_grpc_socket(

@@ -64,14 +64,17 @@ class PeerCredentialProxy:
         connections: int = 3000,
         pace: Pace | None = None,
         has_processes: bool = False,
+        listening: socket.socket | None = None,
     ) -> None:
         """path: the public socket; inner: gRPC's; connections: the maximum, half of it for one
-        user; has_processes: whether `client_of` has processes, each of which is a descriptor."""
+        user; has_processes: whether `client_of` has processes, each of which is a descriptor;
+        listening: at `path` already, closed by this."""
         self._path = path
         self._forwarder: Forwarder[LocalClient] = Forwarder(inner)
         self._places = _places(connections)
         self._pace = pace or Pace()
         self._has_processes = has_processes
+        self._listening = listening
         self._users: collections.OrderedDict[int, PacedUser] = collections.OrderedDict()
         self._proxying = ConnectionTasks()
         self._past_pauses = 0
@@ -123,9 +126,9 @@ class PeerCredentialProxy:
             if port:
                 stack.callback(port.close)
                 await port.open()
-            listener = listen.unix_socket(self._path, directory_mode=0o755, mode=0o666)
+            listener = self._listening or listen_publicly(self._path)
+            self._listening = None
             stack.callback(listener.close)
-            listener.listen(_BACKLOG)
             acceptor = Acceptor(self._places, self._handle)
             try:
                 with contextlib.ExitStack() as accepting:
@@ -181,6 +184,13 @@ class PeerCredentialProxy:
                 del self._users[found.uid]
                 self._past_pauses += found.pauses
         return user
+
+
+def listen_publicly(path: pathlib.Path) -> socket.socket:
+    """A listening socket that every process of the node may open. Raises `ListenError`."""
+    listening = listen.unix_socket(path, directory_mode=0o755, mode=0o666)
+    listening.listen(_BACKLOG)
+    return listening
 
 
 def _places(connections: int) -> Places:

@@ -4,23 +4,21 @@ import asyncio
 import collections
 import contextlib
 import pathlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
-import structlog
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from agent.api import listen
+from agent.api.forwarding import Forwarder
 from agent.api.paced_user import Pace
 from agent.api.peer_credentials import LocalClient, PeerCredentialProxy
+from agent.api.proxied_connection import ProxiedConnection
 from agent.api.rate_limits import UserSlots
-from agent.logs import Event
-from agent.serving.ports import ListenError
-
-log = structlog.get_logger(__name__)
 
 _OPTIONS = (
     # Requests are an id and two numbers.
@@ -34,7 +32,6 @@ _OPTIONS = (
 # Of health and reflection, whose streams have no time limit.
 _MAX_STREAMS_PER_USER = 100
 _STOP_SECONDS = 0.5
-_RETRY_SECONDS = 10.0
 
 RequestT = TypeVar("RequestT", bound=Message)
 Methods = Mapping[str, grpc.RpcMethodHandler]
@@ -67,17 +64,24 @@ class LocalServer:
         connections: int = 3000,
         pace: Pace | None = None,
         has_processes: bool = False,
+        listening: socket.socket | None = None,
     ) -> None:
         """service: its full name; path: the public socket; inner: gRPC's own, in a directory that
         only root enters; max_calls: open at once, health and reflection included; connections: of
         all users together; pace: of each user, beyond which its connections are not read;
-        has_processes: whether `client_of` has the clients' processes."""
+        has_processes: whether `client_of` has the clients' processes; listening: at `path` already,
+        closed by this."""
         self._service = service
         self.path = path
         self._inner = inner
         self._max_calls = max_calls
         self._proxy = PeerCredentialProxy(
-            path, inner, connections=connections, pace=pace, has_processes=has_processes
+            path,
+            inner,
+            connections=connections,
+            pace=pace,
+            has_processes=has_processes,
+            listening=listening,
         )
         self._streams = UserSlots(_MAX_STREAMS_PER_USER)
         self._health = health.aio.HealthServicer()
@@ -203,13 +207,49 @@ class _StreamLimiter(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 @contextlib.asynccontextmanager
-async def serve_root(service: str, methods: Methods, path: pathlib.Path) -> AsyncIterator[None]:
-    """Serve on a socket for root alone, without limits per user. Raises `ListenError`."""
+async def serve_root(
+    service: str, methods: Methods, path: pathlib.Path, *, listening: socket.socket | None = None
+) -> AsyncIterator[None]:
+    """Serve on a socket for root alone, without limits per user. Raises `ListenError`.
+
+    listening: at `path` until now, closed by this. Connections that wait there are served as well.
+    """
     server = grpc.aio.server(options=_OPTIONS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
-    listen.add_grpc_socket(server, path)
-    async with _running(server):
+    with listening or contextlib.nullcontext():
+        listen.add_grpc_socket(server, path)
+        async with _running(server), _forwarded(listening, path):
+            yield
+
+
+@contextlib.asynccontextmanager
+async def _forwarded(listening: socket.socket | None, path: pathlib.Path) -> AsyncIterator[None]:
+    """gRPC can use no socket that listens already: what waits there is forwarded to its own."""
+    forwarder: Forwarder[None] = Forwarder(path)
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(_forward(forwarder, accepted), name="connection that had waited")
+            for accepted in _waiting(listening)
+        ]
         yield
+        for task in tasks:
+            task.cancel()
+
+
+async def _forward(forwarder: Forwarder[None], accepted: socket.socket) -> None:
+    with accepted:
+        await forwarder.forward(accepted, ProxiedConnection(None), None)
+
+
+def _waiting(listening: socket.socket | None) -> Iterator[socket.socket]:
+    """Accept all connections that wait."""
+    if listening is None:
+        return
+    with contextlib.suppress(OSError):
+        while True:
+            accepted, _ = listening.accept()
+            accepted.setblocking(False)
+            yield accepted
 
 
 @contextlib.asynccontextmanager
@@ -230,14 +270,3 @@ async def decode(kind: type[RequestT], content: bytes, context: RequestContext) 
             grpc.StatusCode.INVALID_ARGUMENT, f"the request is no {kind.DESCRIPTOR.full_name}"
         )
     return request
-
-
-async def run_always(serve: Callable[[], Awaitable[None]], failed: Event) -> None:
-    """Serve until cancelled; retry while the socket cannot be opened, since an agent without it
-    still gates the node's pods. failed: the log event."""
-    while True:
-        try:
-            await serve()
-        except ListenError as error:
-            log.error(failed, error=str(error))
-        await asyncio.sleep(_RETRY_SECONDS)

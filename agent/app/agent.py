@@ -93,7 +93,7 @@ class Agent:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_GATES_SECONDS):
                 await self._gating.store.synced.wait()
-        pod_services = await asyncio.to_thread(_import_pod_services)
+        pod_services = await asyncio.to_thread(_import_pod_services, self._settings)
         self._pod_services = pod_services.PodServices(
             self._settings, self._gating, self._api, self._handover, self._rings
         )
@@ -110,7 +110,8 @@ class Agent:
             self._pod_services.on_kubelet()
 
 
-def _import_pod_services() -> ModuleType:
+def _import_pod_services(settings: Settings) -> ModuleType:
     from agent.app import pod_services
 
+    pod_services.import_optional(settings)
     return pod_services

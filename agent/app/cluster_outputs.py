@@ -2,14 +2,13 @@
 
 import asyncio
 import datetime
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
 from agent import labels, tasks
 from agent.admin.report import PodSourceStatus, SourceProblem
-from agent.api.conditions.service import ConditionsService
-from agent.app import service_outputs
 from agent.cri.models import CriContainerState
 from agent.gates.metrics import GateMetrics
 from agent.kube import patches
@@ -25,11 +24,13 @@ from agent.pods.conditions import Condition
 from agent.pods.events import PodEvents
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
-from agent.services.api import assembly, node_zones
-from agent.services.api.node_zones import WatchedZones
-from agent.services.api.source import ServiceEndpoints
 from agent.settings import Settings
 from agent.sources.cluster import ClusterSource
+
+if TYPE_CHECKING:
+    # Imported only where they are configured.
+    from agent.api.conditions.service import ConditionsService
+    from agent.services.api.source import ServiceEndpoints
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +48,7 @@ class ClusterOutputs:
         source: ClusterSource,
         events: PodEvents,
         metrics: GateMetrics,
-        others: ConditionsService | None = None,
+        others: "ConditionsService | None" = None,
     ) -> None:
         """others: conditions of other owners; None: those that are in the API are no one's."""
         assert settings.node_name is not None
@@ -75,16 +76,10 @@ class ClusterOutputs:
         self.endpoints: ServiceEndpoints | None = None
         self._all_nodes: Watcher[MetadataOnly] | None = None
         if chosen := settings.service_endpoints:
-            nodes = source.pods.nodes
-            if chosen.listen:
-                nodes = self._all_nodes = node_zones.watch_all(api)
-            self.endpoints = assembly.endpoints(
-                chosen,
-                node=settings.node_name,
-                run_directory=settings.run_directory,
-                api=api,
-                zones=WatchedZones(nodes),
-                saved_pods=source.pods.saver,
+            from agent.app import service_outputs
+
+            self.endpoints, self._all_nodes = service_outputs.of_cluster(
+                settings, chosen, api, source
             )
 
     async def run(self) -> None:
@@ -116,6 +111,7 @@ class ClusterOutputs:
     def status(self) -> PodSourceStatus:
         """The source's status, with pending conditions and problems of the API server."""
         found = self._source.status()
+        services = self.endpoints.problems() if self.endpoints else []
         api = [
             SourceProblem(
                 part="conditions" if what == _CONDITIONS else "watch",
@@ -125,7 +121,7 @@ class ClusterOutputs:
         ]
         return PodSourceStatus(
             pods_from=found.pods_from,
-            problems=api + service_outputs.problems(self.endpoints) + found.problems,
+            problems=api + services + found.problems,
             pending_conditions=self.writer.pending,
             pending_seconds=self.writer.oldest_pending_seconds,
         )

@@ -1,19 +1,22 @@
 """Metrics of the agent's components: which of those that the node needs work now."""
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from prometheus_client import core
 
 from agent import state_files
-from agent.app.cluster_outputs import ClusterOutputs
 from agent.app.ports import Ports
 from agent.cni.installer import PluginStatus
 from agent.default_deny.controller import DefaultDenyController
 from agent.gates.worker import GateWorker
 from agent.metrics import MetricFamily, labelled, single
 from agent.policy.controller import PolicyController
-from agent.sources.node_source import NodeSource
-from agent.strict.supervisor import RelaySupervisor
+
+if TYPE_CHECKING:
+    from agent.app.cluster_outputs import ClusterOutputs
+    from agent.sources.node_source import NodeSource
+    from agent.strict.supervisor import RelaySupervisor
 
 COMPONENT_UP = MetricFamily(
     "podgate_component_up",
@@ -50,11 +53,11 @@ def checks(
     *,
     gate_worker: GateWorker,
     default_deny: DefaultDenyController,
-    relays: RelaySupervisor,
+    relays: "RelaySupervisor",
     policy: PolicyController,
     cni_status: PluginStatus | None,
-    node: NodeSource | None,
-    outputs: ClusterOutputs | None,
+    node: "NodeSource | None",
+    outputs: "ClusterOutputs | None",
     ports: Ports,
 ) -> dict[str, Check]:
     """By component. cni_status, node, outputs: None where the node has none."""

@@ -4,19 +4,15 @@ It is imported once the first gates are attached, since importing it takes 0.15 
 """
 
 import asyncio
+import importlib
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
 from agent import VERSION, tasks
-from agent.api.conditions.service import ConditionsService
-from agent.api.podinfo.disabled import DisabledPodInfo
 from agent.api.podinfo.service import PodInfoService
 from agent.app import component_metrics
 from agent.app.answer_report import AnswerReport
-from agent.app.cluster_metrics import ClusterCollector
-from agent.app.cluster_outputs import ClusterOutputs
 from agent.app.component_metrics import ComponentCollector
-from agent.app.drop_notices import DropNotices
 from agent.app.drop_reporting import DropReporting
 from agent.app.exporter import Exporter
 from agent.app.gate_metrics import GateCollector
@@ -26,19 +22,13 @@ from agent.app.isolation_conditions import IsolationConditions
 from agent.app.kernel_metrics import KernelCollector
 from agent.app.loop_lag import LoopLag
 from agent.app.node_findings import NodeFindings
-from agent.app.node_reporter import NodeReporter
 from agent.app.ports import Ports
 from agent.app.reports import Reports
 from agent.app.rings import Rings
-from agent.app.roll_out import RollOut
 from agent.app.servers import Servers
-from agent.app.service_outputs import ManifestServices
 from agent.kube.client import ApiClient
-from agent.kube.kubelet_version import KubeletVersion
 from agent.kube.node_report import NodeStatus
 from agent.linux.cgroups import cgroup2_mount
-from agent.network_policy.readiness import PolicyReadiness
-from agent.network_policy.source import NetworkPolicies
 from agent.pods.metrics import PodCollector
 from agent.policy.cluster_network_policies.metrics import ClusterNetworkPolicyCollector
 from agent.policy.egress_report import HostEgressReport
@@ -47,9 +37,7 @@ from agent.policy.staged import StagedPolicies
 from agent.probing.answered_probes import AnsweredProbes
 from agent.probing.certificates import ProbeCertificates
 from agent.probing.manager import ProbeManager
-from agent.services.api.metrics import ServiceCollector
 from agent.settings import FlowSettings, PolicyReadyMode, Settings
-from agent.sources.cluster import ClusterSource
 from agent.strict.inner_ways import InnerWayWatch
 from agent.strict.launcher import ProcessLauncher
 from agent.strict.metrics import RelayCollector
@@ -58,7 +46,46 @@ from agent.strict.supervisor import RelaySupervisor
 from bpf import pins
 
 if TYPE_CHECKING:
+    # Imported only where they are configured (`import_optional`).
+    from agent.api.conditions.service import ConditionsService
+    from agent.api.podinfo.disabled import DisabledPodInfo
+    from agent.app.cluster_outputs import ClusterOutputs
+    from agent.app.drop_notices import DropNotices
     from agent.app.flow_reporting import FlowReporting
+    from agent.app.node_reporter import NodeReporter
+    from agent.app.roll_out import RollOut
+    from agent.app.service_outputs import ManifestServices
+    from agent.kube.kubelet_version import KubeletVersion
+    from agent.network_policy.readiness import PolicyReadiness
+    from agent.sources.cluster import ClusterSource
+
+_OF_CLUSTERS = (
+    *("agent.app.cluster_metrics", "agent.app.cluster_outputs", "agent.app.drop_notices"),
+    *("agent.app.node_reporter", "agent.app.roll_out", "agent.kube.kubelet_version"),
+    *("agent.network_policy.readiness", "agent.network_policy.source"),
+)
+_OF_SERVICES = ("agent.app.service_outputs", "agent.services.api.metrics")
+_OF_CONDITIONS = "agent.api.conditions.service"
+_OF_FLOWS = "agent.app.flow_reporting"
+OPTIONAL = (*_OF_CLUSTERS, *_OF_SERVICES, _OF_CONDITIONS, _OF_FLOWS)
+"""Modules that only some agents import; all others come with this one."""
+
+
+def import_optional(settings: Settings) -> None:
+    """Import what these settings need and others do not: some 5 MB. For a thread."""
+    modules: list[str] = []
+    if settings.node_name:
+        modules += _OF_CLUSTERS
+    if settings.service_endpoints:
+        modules += _OF_SERVICES
+    if settings.condition_owners:
+        modules.append(_OF_CONDITIONS)
+    if not settings.feature_gates.pod_info_api:
+        modules.append("agent.api.podinfo.disabled")
+    if settings.flows:
+        modules.append(_OF_FLOWS)
+    for module in modules:
+        importlib.import_module(module)
 
 
 class PodServices:
@@ -79,7 +106,9 @@ class PodServices:
         node, cluster = gating.node, gating.cluster
         self._conditions: ConditionsService | None = None
         if source := settings.condition_owners:
-            self._conditions = ConditionsService(
+            from agent.api.conditions import service as conditions
+
+            self._conditions = conditions.ConditionsService(
                 settings.run_directory,
                 api=api,
                 files=None if source == "api" else source,
@@ -91,13 +120,19 @@ class PodServices:
             )
         self._outputs: ClusterOutputs | None = None
         if api and cluster:
-            self._outputs = ClusterOutputs(
+            from agent.app import cluster_outputs
+
+            self._outputs = cluster_outputs.ClusterOutputs(
                 *(api, settings, store, cluster, gating.events, gating.metrics),
                 others=self._conditions,
             )
         self._manifest_services: ManifestServices | None = None
         if settings.service_endpoints and api is None:
-            self._manifest_services = ManifestServices(settings, settings.service_endpoints, store)
+            from agent.app import service_outputs
+
+            self._manifest_services = service_outputs.ManifestServices(
+                settings, settings.service_endpoints, store
+            )
         connections = ConnectionStats(store)
         answered = AnsweredProbes()
         cgroup = cgroup2_mount()
@@ -144,7 +179,9 @@ class PodServices:
         egress = HostEgressReport(gating.egress, self._drops.source_processes)
         self._drop_notices: DropNotices | None = None
         if api and cluster:
-            self._drop_notices = DropNotices(
+            from agent.app import drop_notices
+
+            self._drop_notices = drop_notices.DropNotices(
                 *(self._drops.source_processes, gating.events), store=store, labels=gating.labels
             )
         self._flows: FlowReporting | None = None
@@ -201,6 +238,8 @@ class PodServices:
         if self._policy_readiness:
             exporter.add(self._policy_readiness)
         if cluster and self._outputs:
+            from agent.app.cluster_metrics import ClusterCollector
+
             exporter.add(ClusterCollector(cluster, self._outputs))
         if gating.network_policies:
             exporter.add(ClusterNetworkPolicyCollector(gating.network_policies, store))
@@ -211,8 +250,10 @@ class PodServices:
                 node.nri.set_correction(self._correct_conditions)
         publishes_services = self._manifest_services or self._outputs
         if publishes_services and publishes_services.endpoints:
+            from agent.services.api.metrics import ServiceCollector
+
             exporter.add(ServiceCollector(publishes_services.endpoints))
-        pod_info: PodInfoService | DisabledPodInfo = DisabledPodInfo(settings.run_directory)
+        pod_info: PodInfoService | DisabledPodInfo
         if settings.feature_gates.pod_info_api:
             pod_info = PodInfoService(
                 settings.run_directory,
@@ -226,22 +267,31 @@ class PodServices:
                 unready_because=gating.unsynced_reason,
             )
             exporter.add(pod_info)
+        else:
+            from agent.api.podinfo import disabled
+
+            pod_info = disabled.DisabledPodInfo(settings.run_directory)
         self._kubelet_version: KubeletVersion | None = None
         self._node_reporter: NodeReporter | None = None
         self._roll_out: RollOut | None = None
         if api and cluster and settings.node_name:
-            self._kubelet_version = KubeletVersion(
+            from agent.app import node_reporter
+            from agent.kube import kubelet_version
+
+            self._kubelet_version = kubelet_version.KubeletVersion(
                 api,
                 settings.node_name,
                 needed=answered.needs_user_agent,
                 publish=answered.set_user_agent,
             )
-            self._node_reporter = NodeReporter(
+            self._node_reporter = node_reporter.NodeReporter(
                 api, settings.node_name, status=self._node_status, node_uid=cluster.node_uid
             )
             if settings.pod_name:
+                from agent.app import roll_out
+
                 watched = cluster.pods.pods
-                self._roll_out = RollOut(
+                self._roll_out = roll_out.RollOut(
                     api,
                     lambda: watched.objects.values(),
                     namespace=settings.namespace,
@@ -360,10 +410,9 @@ class PodServices:
 def _flow_reporting(
     settings: Settings, flows: FlowSettings, gating: Gating, drops: DropReporting
 ) -> "FlowReporting":
-    """Imported only where it is on."""
-    from agent.app.flow_reporting import FlowReporting
+    from agent.app import flow_reporting
 
-    return FlowReporting(
+    return flow_reporting.FlowReporting(
         flows,
         node=settings.node_name or "",
         counts=gating.gate_worker.gates.counts,
@@ -378,15 +427,18 @@ def _policy_readiness(
     settings: Settings,
     gating: Gating,
     api: ApiClient,
-    cluster: ClusterSource,
-    outputs: ClusterOutputs,
-) -> PolicyReadiness:
+    cluster: "ClusterSource",
+    outputs: "ClusterOutputs",
+) -> "PolicyReadiness":
+    from agent.network_policy import readiness
+    from agent.network_policy import source as network_policies
+
     state = settings.run_directory / "state"
-    policies: NetworkPolicies | None = None
+    policies = None
     if settings.policy_ready.mode is not PolicyReadyMode.OFF:
-        policies = NetworkPolicies(api, state=state / "networkpolicies.json")
+        policies = network_policies.NetworkPolicies(api, state=state / "networkpolicies.json")
         cluster.report_watchers(policies.watchers)
-    return PolicyReadiness(
+    return readiness.PolicyReadiness(
         settings.policy_ready,
         policies,
         store=gating.store,

@@ -5,7 +5,6 @@ authorized lately (`agent/serving/places.py`).
 """
 
 import asyncio
-import datetime
 import os
 import pathlib
 import socket
@@ -17,6 +16,7 @@ from aiohttp import web
 from agent.admin import endpoints
 from agent.admin.endpoints import Observable
 from agent.app.reading import Reading
+from agent.kube import own_certificate
 from agent.kube.client import ApiClient
 from agent.kube.token_reviews import Access, TokenReviews
 from agent.logs import Event
@@ -32,8 +32,6 @@ _LIMITS = Limits()
 
 # A Secret's files are replaced at once, and cert-manager renews a third of the lifetime before.
 _RELOAD_SECONDS = 60.0
-# No client trusts it, so its end only has to be after the process'.
-_LIFETIME = datetime.timedelta(days=3650)
 
 _REJECTIONS = {
     Access.UNAUTHENTICATED: (401, "send a bearer token of this cluster"),
@@ -108,12 +106,8 @@ class RemoteMetrics:
         try:
             if self._files is None:
                 if self._loaded is None:
-                    now = datetime.datetime.now(datetime.UTC)
-                    # With it a process takes 9 MB more, which an agent without this port saves.
-                    from agent.kube import self_signed
-
-                    own = self_signed.certificate("podgate", ["podgate"], now, _LIFETIME)
-                    own.load(tls)
+                    own = own_certificate.make()
+                    own_certificate.load(tls, own)
                     self._tls, self._loaded = tls, own
             elif (stamp := _stamp(*self._files)) != self._loaded:
                 tls.load_cert_chain(*self._files)

@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,10 +26,8 @@ from agent.admin.report import (
     RelayStatus,
     RulesReport,
 )
-from agent.api.conditions.service import ConditionsService
-from agent.app import node_summary, service_outputs
+from agent.app import node_summary
 from agent.app.answer_report import AnswerReport
-from agent.app.cluster_outputs import ClusterOutputs
 from agent.app.component_metrics import Check
 from agent.app.drop_reporting import DropReporting
 from agent.app.exporter import Exporter
@@ -45,7 +44,6 @@ from agent.policy.cluster_network_policies import report as network_policy_repor
 from agent.policy.egress_report import HostEgressReport
 from agent.policy.staged import StagedPolicies
 from agent.probing.manager import ProbeManager
-from agent.services.api.source import ServiceEndpoints
 from agent.strict import targets as strict_targets
 from agent.strict.process import RelayError
 from agent.strict.stats import ConnectionStats
@@ -55,6 +53,12 @@ from bpf.counters import labelled
 from bpf.gates import Counts
 from bpf.verdicts import Mode
 
+if TYPE_CHECKING:
+    # Imported only where they are configured.
+    from agent.api.conditions.service import ConditionsService
+    from agent.app.cluster_outputs import ClusterOutputs
+    from agent.services.api.source import ServiceEndpoints
+
 
 class Reports:
     """Makes the content of the agent's HTTP responses."""
@@ -63,8 +67,8 @@ class Reports:
         self,
         gating: Gating,
         *,
-        outputs: ClusterOutputs | None,
-        services: ServiceEndpoints | None,
+        outputs: "ClusterOutputs | None",
+        services: "ServiceEndpoints | None",
         isolation: IsolationConditions,
         relays: RelaySupervisor,
         connections: ConnectionStats,
@@ -79,7 +83,7 @@ class Reports:
         handover: Handover,
         checks: Mapping[str, Check],
         component_problems: Callable[[], Iterable[str]],
-        conditions: ConditionsService | None = None,
+        conditions: "ConditionsService | None" = None,
         flow_problem: Callable[[], str] = lambda: "",
     ) -> None:
         """services: of a node without a cluster; node: its name, empty without a cluster; checks:
@@ -212,8 +216,8 @@ class Reports:
 
     def _pod_source(self) -> PodSourceStatus:
         found = (self._outputs or self._gating.source).status()
-        problems = service_outputs.problems(self._services) + found.problems
-        return msgspec.structs.replace(found, problems=problems)
+        services = self._services.problems() if self._services else []
+        return msgspec.structs.replace(found, problems=services + found.problems)
 
     async def drops(self) -> Drops:
         return await self._drops.report()

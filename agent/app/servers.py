@@ -7,12 +7,12 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import structlog
 
 from agent import VERSION
 from agent.api import listen
-from agent.api.podinfo.disabled import DisabledPodInfo
 from agent.api.podinfo.service import PodInfoService
 from agent.app.ports import Ports
 from agent.app.reports import Reports
@@ -23,6 +23,9 @@ from agent.serving.ports import ListenError
 from agent.settings import Settings
 from bpf import pins
 from bpf.attachment import Attachment
+
+if TYPE_CHECKING:
+    from agent.api.podinfo.disabled import DisabledPodInfo
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +41,7 @@ class Servers:
         ports: Ports,
         *,
         reports: Reports,
-        pod_info: PodInfoService | DisabledPodInfo,
+        pod_info: "PodInfoService | DisabledPodInfo",
         api: ApiClient | None,
         attachment: Attachment,
     ) -> None:

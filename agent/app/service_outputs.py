@@ -1,31 +1,36 @@
-"""Service endpoints on a node without a cluster, and their problems on any node."""
+"""Service endpoints, on a node of a cluster and on one without."""
 
 import asyncio
 
 from agent import labels, tasks
-from agent.admin.report import SourceProblem
-from agent.kube.objects import ApiPod, ApiPodStatus, ObjectMetadata, PodIp
+from agent.kube.client import ApiClient
+from agent.kube.objects import ApiPod, ApiPodStatus, MetadataOnly, ObjectMetadata, PodIp
 from agent.kube.pod_reports import PodReports
+from agent.kube.watcher import Watcher
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
-from agent.services.api import assembly
-from agent.services.api.node_zones import FixedZone
+from agent.services.api import assembly, node_zones
+from agent.services.api.node_zones import FixedZone, WatchedZones
 from agent.services.api.source import ServiceEndpoints
 from agent.settings import ServiceSettings, Settings
+from agent.sources.cluster import ClusterSource
 
 
-def problems(found: ServiceEndpoints | None) -> list[SourceProblem]:
-    """For the agent's report, but for those of the API server."""
-    if found is None:
-        return []
-    by_part = {} if found.is_from_api else found.source.problems
-    sentences = [f"services from {part}: {problem}" for part, problem in by_part.items()]
-    if found.saved_at:
-        at = found.saved_at.isoformat(timespec="seconds")
-        sentences.append(
-            f"services are those saved at {at}; {found.source.name} has not confirmed them since"
-        )
-    return [SourceProblem(part="services", text=text) for text in sentences]
+def of_cluster(
+    settings: Settings, chosen: ServiceSettings, api: ApiClient, source: ClusterSource
+) -> tuple[ServiceEndpoints, Watcher[MetadataOnly] | None]:
+    """Service endpoints on a node of a cluster, and the watch of all nodes if they need one."""
+    assert settings.node_name is not None
+    all_nodes = node_zones.watch_all(api) if chosen.listen else None
+    endpoints = assembly.endpoints(
+        chosen,
+        node=settings.node_name,
+        run_directory=settings.run_directory,
+        api=api,
+        zones=WatchedZones(all_nodes or source.pods.nodes),
+        saved_pods=source.pods.saver,
+    )
+    return endpoints, all_nodes
 
 
 class ManifestServices:

@@ -1,10 +1,15 @@
-"""Certificates that are their own authority: clients trust exactly them, or none."""
+"""Certificates that are their own authority: clients trust exactly them, or none.
+
+`python -m agent.kube.self_signed NAME` prints one of ten years and its key, for a server whose
+clients trust none.
+"""
 
 import contextlib
 import dataclasses
 import datetime
 import os
 import ssl
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -15,6 +20,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 # Clocks of nodes differ.
 _BACKDATED: Final = datetime.timedelta(hours=1)
+# No client trusts it, so its end only has to be after the process'.
+_PRINTED_LIFETIME: Final = datetime.timedelta(days=3650)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,3 +116,14 @@ def _as_file(content: bytes) -> Iterator[str]:
         yield f"/proc/self/fd/{descriptor}"
     finally:
         os.close(descriptor)
+
+
+def main() -> None:
+    name = sys.argv[1]
+    now = datetime.datetime.now(datetime.UTC)
+    made = certificate(name, [name], now, _PRINTED_LIFETIME)
+    sys.stdout.buffer.write(made.certificate + made.key)
+
+
+if __name__ == "__main__":
+    main()

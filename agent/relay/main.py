@@ -110,6 +110,8 @@ class Relay:
             signal.signal(number, self._stop)
         with contextlib.suppress(OSError):  # without CAP_SYS_NICE
             os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+        # A list of all targets is a large block, which comes twice a minute.
+        malloc.keep_little()
         # Objects from here on form no cycles: a collection would only cost time.
         gc.collect()
         gc.freeze()
@@ -161,7 +163,7 @@ class Relay:
 
     def _configure(self, configuration: messages.Configure) -> None:
         self._configuration = configuration
-        self._redirect = Redirect.open(pins.Pins(configuration.bpffs))
+        self._redirect = Redirect.open(pins.Pins(configuration.bpffs), configuration.programs)
         if configuration.tries_way:
             self._host = HostNetns()
         unshare_network()

@@ -125,6 +125,8 @@ class Configure(msgspec.Struct, frozen=True, tag=True):
     """The first message. subnets: the relay's own share of the ranges, in CIDR notation."""
 
     bpffs: str
+    programs: str
+    """The hash of the sources of the agent's programs: a relay needs no hash function for it."""
     cgroup: str
     subnet4: str
     subnet6: str

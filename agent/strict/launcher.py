@@ -20,7 +20,7 @@ from agent.strict.predecessors import Predecessors
 from agent.strict.process import RelayChannel, RelayError, RelayProcess
 from agent.strict.relay_gates import RelayGates
 from agent.strict.veth_pair import PairError, VethPair
-from bpf import pins
+from bpf import pins, sources
 from bpf.errors import AttachError, BpfError
 from bpf.redirect import redirected_addresses, seconds_since_beat
 from probes.netns import Netns, NetnsError, netns_cookie
@@ -124,6 +124,7 @@ class ProcessLauncher:
         subnets = [str(share.subnet) for share in strict_ranges.shares(self._ranges, slot)]
         configuration = messages.Configure(
             str(self._bpffs),
+            sources.fingerprint(),
             str(self._cgroup),
             subnets[0],
             subnets[1],

@@ -26,7 +26,7 @@ FALLBACK_REASON = "LifecycleHTTPFallback"
 _NOT_HTTPS = "http: server gave HTTP response to HTTPS client"
 
 
-def _evaluate(reader: http_get.Reader) -> ExchangeResult:
+def _evaluate(reader: "http_get.Reader") -> ExchangeResult:
     """Any status is a success, 5xx and unfollowed redirects too: the pod has received the hook."""
     return ExchangeResult(
         ProbeResult.SUCCESS, f"HTTP hook answered with statuscode: {reader.status}"

@@ -7,18 +7,26 @@ exceptions are named where they are made.
 import base64
 import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
 from probes.go_quoting import quoted
-from probes.protocols import h2c, http1, http1_requests, http2
+from probes.protocols import http1, http1_requests
 from probes.protocols.exchanges import ConnectionFailure, DialHop, Phase, join_host_port
 from probes.protocols.http1_errors import HttpError
 from probes.protocols.user_agents import PROBE_USER_AGENT
 from probes.results import ExchangeResult, ProbeResult
 from probes.spec import urls
 from probes.spec.specs import HttpGet
+
+if TYPE_CHECKING:
+    # With h2, which takes 1.4 MB: imported for the first probe with `protocol: HTTP2`.
+    from probes.protocols import h2c, http2
+
+    Request = bytes | http2.Http2Request
+    Reader = http1.Http1ResponseReader | h2c.H2cResponseReader
 
 REQUESTS_MAX = 10
 """The first request and nine redirects; Go's client stops at the tenth."""
@@ -52,11 +60,7 @@ def probe_url(handler: HttpGet, address: str) -> urls.Url:
     )
 
 
-Request = bytes | http2.Http2Request
-Reader = http1.Http1ResponseReader | h2c.H2cResponseReader
-
-
-def evaluate_probe(reader: Reader) -> ExchangeResult:
+def evaluate_probe(reader: "Reader") -> ExchangeResult:
     """The result of a final response (http.go DoHTTPProbe)."""
     status = reader.status
     assert status is not None
@@ -71,7 +75,7 @@ def evaluate_probe(reader: Reader) -> ExchangeResult:
     return ExchangeResult(ProbeResult.SUCCESS, body)
 
 
-def evaluate_content(handler: HttpGet, reader: Reader) -> ExchangeResult:
+def evaluate_content(handler: HttpGet, reader: "Reader") -> ExchangeResult:
     """The result of a final response to a probe that names statuses or a part of the body."""
     found = evaluate_probe(reader)
     if handler.statuses:
@@ -99,7 +103,7 @@ class HttpClientProfile(msgspec.Struct, frozen=True):
     keep_alive: bool
     accept_gzip: bool
     """Go's transport requests gzip unless disabled; the body is not unpacked here."""
-    evaluate: Callable[[Reader], ExchangeResult]
+    evaluate: Callable[["Reader"], ExchangeResult]
 
 
 PROBE_CLIENT = HttpClientProfile(PROBE_USER_AGENT, _PROBE_ALPN, False, False, evaluate_probe)
@@ -161,7 +165,7 @@ class HttpTarget:
     def exchange(self) -> "HttpExchange":
         return HttpExchange(self)
 
-    def request_for(self, url: urls.Url, host: str, referer: urls.Url | None) -> Request:
+    def request_for(self, url: urls.Url, host: str, referer: urls.Url | None) -> "Request":
         """The request for this or a later URL; `host` empty: the URL's. Raises HttpError."""
         headers = self.headers
         if referer is not None and not headers.get("Referer", ("",))[0]:
@@ -171,6 +175,8 @@ class HttpTarget:
             headers = {**headers, "Authorization": (_basic(url.user),)}
         host = host or url.host
         if self.is_h2c:
+            from probes.protocols import h2c
+
             return h2c.get_request(url.request_target, host, headers)
         keep_alive = self.client.keep_alive
         return http1_requests.request_bytes(
@@ -220,6 +226,8 @@ class HttpExchange:
         self._requests += 1
         if isinstance(self._request, bytes):
             return self._request
+        from probes.protocols import h2c
+
         self._reader = h2c.H2cResponseReader(self._request)
         return self._reader.outgoing()
 

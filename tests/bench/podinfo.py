@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import structlog
 
-from agent.api.podinfo.server import SERVICE, WATCH
+from agent.api.podinfo.methods import PODINFO, WATCH
 from agent.client.v1alpha1 import podinfo_pb2
 from tests import polling
 from tests.agent.api.podinfo.serving import Calls, Node, directory_for_all
@@ -98,7 +98,7 @@ async def _watching(node: Node) -> AsyncIterator[list[Any]]:
     channels = [node.channel() for _ in range(WATCHERS)]
     # Bytes as they come: a thousand readers would decode in a thousand processes.
     watches = [
-        channel.unary_stream(f"/{SERVICE}/{WATCH}")(b"", wait_for_ready=True)
+        channel.unary_stream(f"/{PODINFO}/{WATCH}")(b"", wait_for_ready=True)
         for channel in channels
     ]
     try:

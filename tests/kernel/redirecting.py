@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from agent.lab import lab as labs
 from agent.linux.cgroups import cgroup2_mount
-from bpf import abi, loader, pins
+from bpf import abi, loader, pins, sources
 from bpf.node_config import NodeConfig
 from bpf.redirect import Redirect
 from probes.netns import netns_cookie
@@ -27,8 +27,8 @@ _BEAT = struct.Struct("=Q")
 
 _ENGAGE = """
 import pathlib, sys
-from bpf import pins, redirect as redirects
-redirect = redirects.Redirect.open(pins.Pins(sys.argv[1]))
+from bpf import pins, redirect as redirects, sources
+redirect = redirects.Redirect.open(pins.Pins(sys.argv[1]), sources.fingerprint())
 redirect.engage(pathlib.Path(sys.argv[2]))
 print("engaged", flush=True)
 sys.stdin.read()
@@ -62,7 +62,7 @@ def kubelet_config(loaded: loader.Loaded, cgroup: int | None = None) -> Iterator
 @contextlib.contextmanager
 def engaged(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[Redirect]:
     """Hooks engaged at the root cgroup by this process, and beating."""
-    with Redirect.open(installation) as made:
+    with Redirect.open(installation, sources.fingerprint()) as made:
         made.engage(root_cgroup())
         beat(loaded)
         yield made

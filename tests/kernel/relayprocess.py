@@ -15,6 +15,7 @@ from agent.relay.targets import FIRST_HOST
 from agent.settings import RelayRanges, parse_range4, parse_range6
 from agent.strict import ranges as strict_ranges
 from agent.strict import veth_pair
+from bpf import sources
 from bpf.pins import Pins
 from bpf.redirect import Redirect
 from probes.netns import Netns
@@ -112,7 +113,11 @@ class RelayProcess:
     def start(self, bpffs: Pins) -> None:
         inside = veth_pair.INSIDE
         subnets = [str(share.subnet) for share in strict_ranges.shares(_RANGES, 0)]
-        self._send(messages.Configure(str(bpffs.bpffs), "/", subnets[0], subnets[1], inside))
+        self._send(
+            messages.Configure(
+                str(bpffs.bpffs), sources.fingerprint(), "/", subnets[0], subnets[1], inside
+            )
+        )
         self.wait_for(messages.NetnsReady)
         self._send(messages.PairReady(asyncio.run(_connect(self.process.pid))))
         self.wait_for(messages.RelayReady)
@@ -173,5 +178,5 @@ def relay_process(bpffs: Pins, pod: LabPod) -> Iterator[RelayProcess]:
             process.kill()
             process.wait()
             asyncio.run(veth_pair.remove_everything())
-            with Redirect.open(bpffs) as redirect:
+            with Redirect.open(bpffs, sources.fingerprint()) as redirect:
                 redirect.delete_within([share.subnet for share in strict_ranges.shares(_RANGES, 0)])

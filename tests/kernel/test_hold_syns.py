@@ -176,10 +176,10 @@ def test_unknown_ethertype_is_held(loaded: loader.Loaded) -> None:
 # Holds new flows at eth0 of the namespace that it runs in.
 HOLD = """
 import socket, sys
-from bpf import pins, redirect as redirects, tcx
+from bpf import pins, redirect as redirects, sources, tcx
 if sys.argv[2] == "clsact":
     tcx.TcxLinks.is_supported = staticmethod(lambda: False)
-redirect = redirects.Redirect.open(pins.Pins(sys.argv[1]))
+redirect = redirects.Redirect.open(pins.Pins(sys.argv[1]), sources.fingerprint())
 redirect.attach_hold(socket.if_nametoindex("eth0"))
 print("holding", flush=True)
 sys.stdin.read()

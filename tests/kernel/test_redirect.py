@@ -25,7 +25,7 @@ PAIR = 7
 
 @pytest.fixture
 def redirect(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[Redirect]:
-    with Redirect.open(installation) as made:
+    with Redirect.open(installation, sources.fingerprint()) as made:
         yield made
         made.keep_only([])
     for key, _ in list(loaded.map(abi.RELAY_PODS).items()):
@@ -103,7 +103,7 @@ def test_address_of_another_family_is_one_sentence(redirect: Redirect) -> None:
 
 def test_nothing_pinned_is_one_sentence(fresh_pins: pins.Pins) -> None:
     with pytest.raises(errors.PinError, match=r"hold_syns \(No such file.*\); the agent pins"):
-        Redirect.open(fresh_pins)
+        Redirect.open(fresh_pins, sources.fingerprint())
 
 
 @pytest.fixture
@@ -124,10 +124,10 @@ def copied_pins(loaded: loader.Loaded, fresh_pins: pins.Pins) -> pins.Pins:
 def test_program_that_the_kernel_rejected_is_one_sentence(
     copied_pins: pins.Pins, hook: abi.HookSpec
 ) -> None:
-    Redirect.open(copied_pins).close()
+    Redirect.open(copied_pins, sources.fingerprint()).close()
     os.unlink(copied_pins.programs / sources.fingerprint() / hook.name)
     with pytest.raises(errors.PinError, match=f"kernel does not accept the program {hook.name}, "):
-        Redirect.open(copied_pins)
+        Redirect.open(copied_pins, sources.fingerprint())
 
 
 @pytest.mark.parametrize("spec", [abi.RELAY_TARGETS, abi.RELAY_PODS, abi.RELAY_BEAT])
@@ -137,12 +137,12 @@ def test_map_of_another_layout_is_an_error(copied_pins: pins.Pins, spec: abi.Map
     syscalls.pin(stranger, copied_pins.map(spec))
     os.close(stranger)
     with pytest.raises(errors.PinError, match=f"{spec.name} is not the map that this version uses"):
-        Redirect.open(copied_pins)
+        Redirect.open(copied_pins, sources.fingerprint())
 
 
 def test_no_descriptor_is_left(loaded: loader.Loaded, installation: pins.Pins) -> None:
     before = os.listdir("/proc/self/fd")
-    with cgroups.cgroup() as own, Redirect.open(installation) as redirect:
+    with cgroups.cgroup() as own, Redirect.open(installation, sources.fingerprint()) as redirect:
         redirect.engage(own.directory)
         redirect.engage(own.directory)
     assert os.listdir("/proc/self/fd") == before

@@ -8,7 +8,7 @@ from prometheus_client import core
 
 from agent import state_files, tasks
 from agent.admin.report import ConditionOwnerStatus
-from agent.api import server as servers
+from agent.api import listen
 from agent.api.conditions import metrics, sockets
 from agent.api.conditions.owned_conditions import OwnedConditions
 from agent.api.conditions.owner import PodsField, domain_of
@@ -99,7 +99,7 @@ class ConditionsService:
             tasks.start(group, "condition owners", self._source.run)
             tasks.start(group, "state of owned conditions", self._saver.run)
             tasks.start(
-                group, "conditions socket", lambda: servers.run_always(self._server.run, failed)
+                group, "conditions socket", lambda: listen.run_always(self._server.run, failed)
             )
             await self._store.synced.wait()
             self.owned.drop_unknown()

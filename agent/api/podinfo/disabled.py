@@ -12,9 +12,8 @@ from typing import Final
 import grpc
 
 from agent import tasks
-from agent.api import server
-from agent.api.podinfo import pods_api, sockets
-from agent.api.podinfo import server as podinfo
+from agent.api import listen, server
+from agent.api.podinfo import methods, sockets
 from agent.api.server import LocalServer, RequestContext
 from agent.logs import Event
 
@@ -31,7 +30,7 @@ class DisabledPodInfo:
     def __init__(self, run_directory: pathlib.Path) -> None:
         self._pods_api_path = sockets.pods_api(run_directory)
         self._local = LocalServer(
-            podinfo.SERVICE,
+            methods.PODINFO,
             path=sockets.podinfo(run_directory),
             inner=sockets.inner(run_directory),
             max_calls=_MAX_CALLS,
@@ -41,29 +40,29 @@ class DisabledPodInfo:
         """Serve until cancelled."""
         failed = Event.PODINFO_NOT_SERVED
         async with asyncio.TaskGroup() as group:
-            tasks.start(group, "podinfo socket", lambda: server.run_always(self._serve, failed))
+            tasks.start(group, "podinfo socket", lambda: listen.run_always(self._serve, failed))
             tasks.start(
-                group, "pods-api socket", lambda: server.run_always(self._serve_pods_api, failed)
+                group, "pods-api socket", lambda: listen.run_always(self._serve_pods_api, failed)
             )
 
     async def _serve(self) -> None:
-        methods = {
-            podinfo.LIST: grpc.unary_stream_rpc_method_handler(_reject_stream),
-            podinfo.WATCH: grpc.unary_stream_rpc_method_handler(_reject_stream),
-            podinfo.GET: grpc.unary_unary_rpc_method_handler(_reject),
+        handlers = {
+            methods.LIST: grpc.unary_stream_rpc_method_handler(_reject_stream),
+            methods.WATCH: grpc.unary_stream_rpc_method_handler(_reject_stream),
+            methods.GET: grpc.unary_unary_rpc_method_handler(_reject),
         }
         # Never set: health reports NOT_SERVING.
         is_ready = asyncio.Event()
-        async with self._local.serve(methods, is_ready=is_ready):
+        async with self._local.serve(handlers, is_ready=is_ready):
             await asyncio.Event().wait()
 
     async def _serve_pods_api(self) -> None:
-        methods = {
-            pods_api.LIST: grpc.unary_unary_rpc_method_handler(_reject),
-            pods_api.GET: grpc.unary_unary_rpc_method_handler(_reject),
-            pods_api.WATCH: grpc.unary_stream_rpc_method_handler(_reject_stream),
+        handlers = {
+            methods.LIST_PODS: grpc.unary_unary_rpc_method_handler(_reject),
+            methods.GET_POD: grpc.unary_unary_rpc_method_handler(_reject),
+            methods.WATCH_PODS: grpc.unary_stream_rpc_method_handler(_reject_stream),
         }
-        async with server.serve_root(pods_api.SERVICE, methods, self._pods_api_path):
+        async with server.serve_root(methods.PODS, handlers, self._pods_api_path):
             await asyncio.Event().wait()
 
 

@@ -3,17 +3,14 @@
 import dataclasses
 from collections.abc import Iterator
 
-from agent.client.v1alpha1 import podinfo_pb2
 from agent.kube import pod_reports
 from agent.kube.objects import ApiPod
 from agent.kube.pod_reports import PodReports
 from agent.pods import conditions
 from agent.pods.pod import Pod
 
-PODGATE = podinfo_pb2.CONDITION_SOURCE_PODGATE
-OWNER = podinfo_pb2.CONDITION_SOURCE_OWNER
-KUBELET = podinfo_pb2.CONDITION_SOURCE_KUBELET
-API = podinfo_pb2.CONDITION_SOURCE_API
+# ConditionSource of podinfo.proto.
+PODGATE, KUBELET, API, OWNER = 1, 2, 3, 4
 
 _SOURCES = {pod_reports.KUBELET: KUBELET, pod_reports.API: API}
 

@@ -3,14 +3,43 @@
 Names of KEP-4188 and of the kubelet (1.37, pkg/kubelet/metrics) where they mean the same.
 """
 
-from collections.abc import Iterator
+import collections
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 from prometheus_client import core
 
-from agent.api.podinfo import pods_api
-from agent.api.podinfo.pods_api import PodsApiServer
-from agent.api.podinfo.server import GET, LIST, WATCH, PodInfoServer
+from agent.api.podinfo import methods
+from agent.api.podinfo.methods import GET, LIST, WATCH
 from agent.metrics import MetricFamily, labelled, single
+
+
+class PodInfoFigures(Protocol):
+    """What a server counts, as of `PodInfoServer`."""
+
+    requests: collections.Counter[str]
+    errors: collections.Counter[tuple[str, str]]
+
+    @property
+    def watches(self) -> int: ...
+
+    @property
+    def pauses(self) -> int: ...
+
+    @property
+    def rejected(self) -> Mapping[str, int]: ...
+
+
+class NoPodInfoClients:
+    """Of a server that is not started, since no client has connected."""
+
+    watches = pauses = 0
+
+    def __init__(self) -> None:
+        self.requests = collections.Counter[str]()
+        self.errors = collections.Counter[tuple[str, str]]()
+        self.rejected = {"connections": 0}
+
 
 # By the KEP's names to the letter, which its own counters have without `_total`.
 KEP_REQUESTS = MetricFamily(
@@ -82,10 +111,10 @@ KUBELET_REQUESTS_WATCH = MetricFamily(
     _KUBELET_LABELS,
 )
 
-_VERSION = pods_api.SERVICE.partition(".")[0]
+_VERSION = methods.PODS.partition(".")[0]
 
 
-def collect_podinfo(server: PodInfoServer) -> Iterator[core.Metric]:
+def collect_podinfo(server: PodInfoFigures) -> Iterator[core.Metric]:
     """Of the PodInfo API."""
     yield single(KEP_REQUESTS, server.requests.total())
     yield single(KEP_REQUESTS_LIST, server.requests[LIST])
@@ -105,17 +134,18 @@ def collect_podinfo(server: PodInfoServer) -> Iterator[core.Metric]:
     yield labelled(REJECTED, (((limit,), count) for limit, count in rejected))
 
 
-def collect_pods_api(server: PodsApiServer) -> Iterator[core.Metric]:
-    """Of the kubelet's pods API as podgate serves it."""
-    ended = sorted(server.requests.items())
+def collect_pods_api(requests: Mapping[tuple[str, str], int]) -> Iterator[core.Metric]:
+    """Of the kubelet's pods API as podgate serves it. requests: that have ended, by method and
+    status."""
+    ended = sorted(requests.items())
     totals: dict[tuple[str, str], int] = {}
     for (_, status), count in ended:
         totals[_VERSION, status] = totals.get((_VERSION, status), 0) + count
     yield labelled(KUBELET_REQUESTS, totals.items())
     for family, method in (
-        (KUBELET_REQUESTS_LIST, pods_api.LIST),
-        (KUBELET_REQUESTS_GET, pods_api.GET),
-        (KUBELET_REQUESTS_WATCH, pods_api.WATCH),
+        (KUBELET_REQUESTS_LIST, methods.LIST_PODS),
+        (KUBELET_REQUESTS_GET, methods.GET_POD),
+        (KUBELET_REQUESTS_WATCH, methods.WATCH_PODS),
     ):
         of_method = (((_VERSION, status), count) for (one, status), count in ended if one == method)
         yield labelled(family, of_method)

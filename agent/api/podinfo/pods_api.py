@@ -9,22 +9,19 @@ import asyncio
 import collections
 import contextlib
 import pathlib
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 
 from agent.api import call_status, server
+from agent.api.podinfo.methods import GET_POD, LIST_PODS, PODS, WATCH_PODS
 from agent.api.podinfo.pod_objects import PodObject, PodObjects
 from agent.api.server import RequestContext
 from agent.backoff import Bucket
 from agent.kubelet import kubelet_pb2
 from agent.pods.changes import Changes, Subscription
-
-SERVICE = "v1alpha1.Pods"
-LIST = "ListPods"
-GET = "GetPod"
-WATCH = "WatchPods"
 
 _CALLS_PER_SECOND = 100.0
 _BURST = 10
@@ -46,13 +43,16 @@ class PodsApiServer:
         synced: asyncio.Event,
         unready_because: Callable[[], str | None],
         calls_per_second: float = _CALLS_PER_SECOND,
+        listening: socket.socket | None = None,
     ) -> None:
         """changes: of the objects; synced: set once these are all pods of the node;
-        unready_because: why they are not yet; calls_per_second: of lists and single pods."""
+        unready_because: why they are not yet; calls_per_second: of lists and single pods;
+        listening: at `path` already, closed by this."""
         self.requests = collections.Counter[tuple[str, str]]()
         """Requests that have ended, by method and status."""
         self._objects = objects
         self._path = path
+        self._listening = listening
         self._changes = changes
         self._synced = synced
         self._unready_because = unready_because
@@ -61,22 +61,23 @@ class PodsApiServer:
     async def run(self) -> None:
         """Serve until cancelled. Raises `ListenError`."""
         methods = {
-            LIST: grpc.unary_unary_rpc_method_handler(self._list),
-            GET: grpc.unary_unary_rpc_method_handler(self._get),
-            WATCH: grpc.unary_stream_rpc_method_handler(self._watch),
+            LIST_PODS: grpc.unary_unary_rpc_method_handler(self._list),
+            GET_POD: grpc.unary_unary_rpc_method_handler(self._get),
+            WATCH_PODS: grpc.unary_stream_rpc_method_handler(self._watch),
         }
-        async with server.serve_root(SERVICE, methods, self._path):
+        listening, self._listening = self._listening, None
+        async with server.serve_root(PODS, methods, self._path, listening=listening):
             await asyncio.Event().wait()
 
     async def _list(self, request: bytes, context: RequestContext) -> bytes:
-        async with self._counted(LIST, context):
+        async with self._counted(LIST_PODS, context):
             await self._limit(context)
             await self._require_synced(context)
             pods = [pod.content async for _, pod in self._all()]
             return bytes(kubelet_pb2.ListPodsResponse(pods=pods).SerializeToString())
 
     async def _get(self, request: bytes, context: RequestContext) -> bytes:
-        async with self._counted(GET, context):
+        async with self._counted(GET_POD, context):
             await self._limit(context)
             await self._require_synced(context)
             uid = (await server.decode(kubelet_pb2.GetPodRequest, request, context)).podUID
@@ -86,7 +87,7 @@ class PodsApiServer:
             return bytes(kubelet_pb2.GetPodResponse(pod=pod.content).SerializeToString())
 
     async def _watch(self, request: bytes, context: RequestContext) -> AsyncIterator[bytes]:
-        async with self._counted(WATCH, context):
+        async with self._counted(WATCH_PODS, context):
             await self._require_synced(context)
             changed = self._changes.subscribe(Subscription())
             try:

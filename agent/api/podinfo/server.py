@@ -4,25 +4,18 @@ import asyncio
 import collections
 import contextlib
 import pathlib
+import socket
 from collections.abc import AsyncIterator
 
 import grpc
-import structlog
 
 from agent.api import call_status
 from agent.api.paced_user import Pace
+from agent.api.podinfo.methods import GET, LIST, PODINFO, WATCH
 from agent.api.podinfo.publisher import PodsPublisher, PodsSnapshot
 from agent.api.rate_limits import UserRates, UserSlots
 from agent.api.server import LocalServer, RequestContext, decode
 from agent.client.v1alpha1 import podinfo_pb2
-from agent.logs import Event
-
-log = structlog.get_logger(__name__)
-
-SERVICE = podinfo_pb2.DESCRIPTOR.services_by_name["PodInfo"].full_name
-LIST = "ListPodConditions"
-WATCH = "WatchPodConditions"
-GET = "GetPodConditions"
 
 # A list is 0.1 ms of the agent's time and 100 kB on a full node.
 _CALLS_PER_SECOND = 100.0
@@ -45,18 +38,21 @@ class PodInfoServer:
         burst: int = _BURST,
         connections: int = _CONNECTIONS,
         pace: Pace | None = None,
+        listening: socket.socket | None = None,
     ) -> None:
         """path: of the socket, inner: of gRPC's own, in a directory that only root enters;
         calls_per_second, burst: of each user of the node, whose calls beyond it are rejected;
-        connections: of all users together; pace: of each user, who is not read beyond it."""
+        connections: of all users together; pace: of each user, who is not read beyond it;
+        listening: at `path` already, closed by this."""
         self._publisher = publisher
         self._local = LocalServer(
-            SERVICE,
+            PODINFO,
             path=path,
             inner=inner,
             max_calls=_MAX_CALLS,
             connections=connections,
             pace=pace,
+            listening=listening,
         )
         self._rates = UserRates(per_second=calls_per_second, burst=burst)
         self._watches = UserSlots(_MAX_WATCHES_PER_USER)
@@ -97,8 +93,6 @@ class PodInfoServer:
             GET: grpc.unary_unary_rpc_method_handler(self._get),
         }
         async with self._local.serve(methods, is_ready=self._publisher.is_ready):
-            await self._publisher.is_ready.wait()
-            log.info(Event.PODINFO_SERVING, socket=str(self._local.path))
             await asyncio.Event().wait()
 
     async def _list(self, request: bytes, context: RequestContext) -> AsyncIterator[bytes]:

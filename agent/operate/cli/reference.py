@@ -13,6 +13,7 @@ import yaml
 
 from agent import labels, metrics
 from agent.admin.finding_kinds import page as finding_page
+from agent.app import pod_services
 from agent.operate.cli import log_reference, schemas
 from agent.operate.cli import main as cli
 from agent.operate.kubectl import main as plugin
@@ -77,8 +78,7 @@ def _kind(reason: Reason) -> str:
 def _metrics() -> str:
     # All collectors, which declare their families.
     for name in (
-        "agent.app.pod_services",
-        "agent.app.flow_reporting",
+        *pod_services.OPTIONAL,
         "agent.controller.controller",
         "agent.services.proxy.metrics",
     ):

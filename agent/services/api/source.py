@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from agent import tasks
-from agent.api import server as servers
+from agent.admin.report import SourceProblem
+from agent.api import listen
 from agent.api.tls import CurrentTls
 from agent.kube.pod_reports import PodReports
 from agent.logs import Event
@@ -124,18 +125,29 @@ class ServiceEndpoints:
             tasks.start(
                 group,
                 "socket of service endpoints",
-                lambda: servers.run_always(self.server.run, Event.SERVICES_NOT_SERVED),
+                lambda: listen.run_always(self.server.run, Event.SERVICES_NOT_SERVED),
             )
             if (others := self.nodes_server) is not None:
                 tasks.start(
                     group,
                     "service endpoints of other nodes",
-                    lambda: servers.run_always(others.run, Event.SERVICES_NOT_SERVED),
+                    lambda: listen.run_always(others.run, Event.SERVICES_NOT_SERVED),
                 )
 
     @property
     def is_from_api(self) -> bool:
         return self.source.name == API_SERVER
+
+    def problems(self) -> list[SourceProblem]:
+        """For the agent's report, but for those of the API server."""
+        by_part = {} if self.is_from_api else self.source.problems
+        sentences = [f"services from {part}: {problem}" for part, problem in by_part.items()]
+        if self.saved_at:
+            at = self.saved_at.isoformat(timespec="seconds")
+            sentences.append(
+                f"services are those saved at {at}; {self.source.name} has not confirmed them since"
+            )
+        return [SourceProblem(part="services", text=text) for text in sentences]
 
     def set_pod(self, uid: str, pod: PodReports) -> None:
         """A pod of this node was added or changed; uid: the runtime's."""

@@ -10,7 +10,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 
-from agent.api.podinfo.server import LIST, SERVICE, WATCH
+from agent.api.podinfo.methods import LIST, PODINFO, WATCH
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
@@ -33,7 +33,7 @@ def _headers(method: str) -> bytes:
     """A gRPC request's, by HPACK: indexed where the static table has it, else literal."""
     return (
         b"\x83\x86"  # POST, http
-        + b"\x04" + _text(f"/{SERVICE}/{method}")
+        + b"\x04" + _text(f"/{PODINFO}/{method}")
         + b"\x01" + _text("localhost")
         + b"\x00" + _text("te") + _text("trailers")
         + b"\x00" + _text("content-type") + _text("application/grpc")

@@ -20,14 +20,20 @@ AFTER_GATES = (
 )
 
 LATER = (
-    *("aiohttp", "h2", "hpack"),
-    *("agent.api.podinfo", "agent.services.api", "agent.client", "agent.operate.page"),
+    "aiohttp",
+    *("agent.api.podinfo", "agent.operate.page"),
     *("agent.drops", "agent.probing", "probes.engine", "probes.protocols"),
     *("agent.strict.launcher", "agent.strict.supervisor", "agent.strict.targets"),
-    *("agent.app.reports", "agent.app.exporter", "agent.app.cluster_outputs"),
+    *("agent.app.reports", "agent.app.exporter"),
+)
+# What only some agents need: those of clusters, and those with service endpoints, owners of
+# conditions, clients of PodInfo, or probes by HTTP/2.
+OPTIONAL = (
+    *("agent.app.cluster_outputs", "agent.app.service_outputs", "agent.network_policy"),
+    *("agent.api.conditions.service", "agent.client", "agent.services.api", "h2", "hpack"),
 )
 NEVER = (
-    # 9 MB of memory each: for certificates of its own, and for commands.
+    # 9 MB of memory each: for a process that makes a certificate, and for commands.
     *("cryptography", "pyroute2"),
     "rich",
     "pygments",
@@ -74,11 +80,22 @@ def test_agent_imports_only_the_source_that_it_has(before_gates: set[str]) -> No
     assert {"grpc", "google.protobuf"} <= before_gates - without_cluster
 
 
+def test_agent_without_a_cluster_imports_grpc_for_its_first_client() -> None:
+    without_cluster = imported(*RUN, "agent.sources.manifest_source", *AFTER_GATES)
+    with_client = imported(*RUN, *AFTER_GATES, "agent.api.podinfo.server")
+    assert {"grpc", "google.protobuf"} <= with_client - without_cluster
+
+
 def test_only_the_command_that_runs_is_imported(before_gates: set[str]) -> None:
     commands = {name for name in before_gates if name.startswith("agent.operate.cli.commands.")}
     assert {name.rpartition(".")[2] for name in commands} == {
         *("run", "cni", "flow_options", "options", "policy_ready_options", "service_options")
     }
+
+
+@pytest.mark.parametrize("module", OPTIONAL)
+def test_module_is_imported_only_where_it_is_needed(module: str, after_gates: set[str]) -> None:
+    assert module not in after_gates
 
 
 @pytest.mark.parametrize("module", NEVER)

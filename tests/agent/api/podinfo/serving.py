@@ -12,9 +12,10 @@ import grpc
 
 from agent import labels
 from agent.api.podinfo.merge import PodRecord
+from agent.api.podinfo.methods import PODINFO
 from agent.api.podinfo.publisher import PodsPublisher
 from agent.api.podinfo.records import PodRecords
-from agent.api.podinfo.server import SERVICE, PodInfoServer
+from agent.api.podinfo.server import PodInfoServer
 from agent.client.v1alpha1 import podinfo_pb2
 from agent.pods.changes import Changes
 from agent.pods.conditions import FALSE, TRUE, Conditions
@@ -29,17 +30,17 @@ class Calls:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.list = channel.unary_stream(
-            f"/{SERVICE}/ListPodConditions",
+            f"/{PODINFO}/ListPodConditions",
             request_serializer=podinfo_pb2.ListPodConditionsRequest.SerializeToString,
             response_deserializer=podinfo_pb2.ListPodConditionsResponse.FromString,
         )
         self.watch = channel.unary_stream(
-            f"/{SERVICE}/WatchPodConditions",
+            f"/{PODINFO}/WatchPodConditions",
             request_serializer=podinfo_pb2.WatchPodConditionsRequest.SerializeToString,
             response_deserializer=podinfo_pb2.WatchPodConditionsResponse.FromString,
         )
         self.get = channel.unary_unary(
-            f"/{SERVICE}/GetPodConditions",
+            f"/{PODINFO}/GetPodConditions",
             request_serializer=podinfo_pb2.GetPodConditionsRequest.SerializeToString,
             response_deserializer=podinfo_pb2.GetPodConditionsResponse.FromString,
         )

@@ -16,7 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from agent import labels
-from agent.api.podinfo.server import SERVICE
+from agent.api.podinfo import merge
+from agent.api.podinfo.methods import GET, LIST, PODINFO, WATCH
 from agent.client.v1alpha1 import podinfo_pb2
 from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, code_of
 
@@ -93,9 +94,9 @@ async def test_reader_that_has_only_reflection_can_list(node: Node) -> None:
             raise AssertionError("no answer")
 
         services = (await reflected(list_services="")).list_services_response.service
-        assert SERVICE in {one.name for one in services}
+        assert PODINFO in {one.name for one in services}
         pool = descriptor_pool.DescriptorPool()
-        wanted = [(await reflected(file_containing_symbol=SERVICE)).file_descriptor_response]
+        wanted = [(await reflected(file_containing_symbol=PODINFO)).file_descriptor_response]
         files = {}
         while wanted:
             for content in wanted.pop().file_descriptor_proto:
@@ -107,9 +108,9 @@ async def test_reader_that_has_only_reflection_can_list(node: Node) -> None:
                         wanted.append(answer.file_descriptor_response)
         for file in reversed(files.values()):
             pool.Add(file)
-        method = pool.FindServiceByName(SERVICE).methods_by_name["ListPodConditions"]
+        method = pool.FindServiceByName(PODINFO).methods_by_name["ListPodConditions"]
         call = channel.unary_stream(
-            f"/{SERVICE}/{method.name}",
+            f"/{PODINFO}/{method.name}",
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=message_factory.GetMessageClass(method.output_type).FromString,
         )
@@ -123,7 +124,7 @@ async def test_calls_fail_before_the_list_is_complete(node: Node) -> None:
     pod = node.add("web")
     async with node.serving() as calls, node.channel() as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        asked = health_pb2.HealthCheckRequest(service=SERVICE)
+        asked = health_pb2.HealthCheckRequest(service=PODINFO)
         for ask in (calls.listed, lambda: calls.got(pod.uid), lambda: calls.watched().read()):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await ask()
@@ -235,3 +236,17 @@ async def test_start_that_is_cancelled_leaves_no_socket(node: Node) -> None:
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert not node.path.exists()
+
+
+def test_names_and_numbers_that_need_no_protobuf_are_those_of_the_definition() -> None:
+    service = podinfo_pb2.DESCRIPTOR.services_by_name["PodInfo"]
+    assert service.full_name == PODINFO
+    assert {method.name for method in service.methods} == {LIST, WATCH, GET}
+    sources = {"PODGATE": merge.PODGATE, "KUBELET": merge.KUBELET, "API": merge.API}
+    expected = {"UNSPECIFIED": 0, "OWNER": merge.OWNER, **sources}
+    found = {key.removeprefix("CONDITION_SOURCE_"): number for key, number in _sources()}
+    assert found == expected
+
+
+def _sources() -> list[tuple[str, int]]:
+    return list(podinfo_pb2.ConditionSource.items())

@@ -10,9 +10,18 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from agent.api.podinfo import pods_api, sockets
+from agent.api.podinfo import sockets
 from agent.api.podinfo.disabled import MESSAGE, DisabledPodInfo
-from agent.api.podinfo.server import GET, LIST, SERVICE, WATCH
+from agent.api.podinfo.methods import (
+    GET,
+    GET_POD,
+    LIST,
+    LIST_PODS,
+    PODINFO,
+    PODS,
+    WATCH,
+    WATCH_PODS,
+)
 from agent.client import base
 from agent.client import podinfo as clients
 from tests import polling
@@ -36,12 +45,12 @@ async def disabled(run_directory: pathlib.Path) -> AsyncIterator[None]:
 @pytest.mark.parametrize(
     "method",
     [
-        *(f"/{SERVICE}/{method}" for method in (LIST, WATCH, GET)),
-        *(f"/{pods_api.SERVICE}/{one}" for one in (pods_api.LIST, pods_api.WATCH, pods_api.GET)),
+        *(f"/{PODINFO}/{method}" for method in (LIST, WATCH, GET)),
+        *(f"/{PODS}/{one}" for one in (LIST_PODS, WATCH_PODS, GET_POD)),
     ],
 )
 async def test_each_method_ends_with_unimplemented_and_what_to_do(node: Node, method: str) -> None:
-    is_podinfo = method.startswith(f"/{SERVICE}/")
+    is_podinfo = method.startswith(f"/{PODINFO}/")
     path = (sockets.podinfo if is_podinfo else sockets.pods_api)(node.directory)
     async with disabled(node.directory), grpc.aio.insecure_channel(f"unix:{path}") as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -59,7 +68,7 @@ async def test_health_is_not_serving(node: Node) -> None:
     async with disabled(node.directory), node.channel() as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         found = await stub.Check(
-            health_pb2.HealthCheckRequest(service=SERVICE), timeout=PATIENCE_SECONDS
+            health_pb2.HealthCheckRequest(service=PODINFO), timeout=PATIENCE_SECONDS
         )
         assert found.status == health_pb2.HealthCheckResponse.NOT_SERVING
 

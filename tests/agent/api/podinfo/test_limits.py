@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from agent.api import peer_credentials
 from agent.api.podinfo import metrics
-from agent.api.podinfo.server import GET, LIST, SERVICE, WATCH
+from agent.api.podinfo.methods import GET, LIST, PODINFO, WATCH
 from agent.client.v1alpha1 import podinfo_pb2
 from tests import polling, unprivileged
 from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, code_of
@@ -82,7 +82,7 @@ async def test_user_above_the_rate_is_rejected(node: Node) -> None:
         async with node.channel() as other:
             asked = podinfo_pb2.GetPodConditionsRequest(pod_uid=pod.uid).SerializeToString()
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await other.unary_unary(f"/{SERVICE}/{GET}")(asked, timeout=PATIENCE_SECONDS)
+                await other.unary_unary(f"/{PODINFO}/{GET}")(asked, timeout=PATIENCE_SECONDS)
             assert caught.value.code() is EXHAUSTED
         assert node.server.users == [os.getuid()]
         assert node.server.requests[GET] == 5
@@ -146,18 +146,18 @@ async def test_reader_without_root_has_limits_of_its_own(node: Node) -> None:
 async def test_garbage_in_requests_is_an_invalid_argument(node: Node) -> None:
     node.add("web")
     async with node.serving() as calls, node.channel() as channel:
-        for method in (f"/{SERVICE}/{LIST}", f"/{SERVICE}/WatchPodConditions"):
+        for method in (f"/{PODINFO}/{LIST}", f"/{PODINFO}/WatchPodConditions"):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await channel.unary_stream(method)(b"\xff\xff\xff").read()
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary(f"/{SERVICE}/{GET}")(b"\x0a\xff")
+            await channel.unary_unary(f"/{PODINFO}/{GET}")(b"\x0a\xff")
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary(f"/{SERVICE}/{GET}")(b"\x0a" + b"x" * 100_000)
+            await channel.unary_unary(f"/{PODINFO}/{GET}")(b"\x0a" + b"x" * 100_000)
         assert caught.value.code() is EXHAUSTED
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary(f"/{SERVICE}/Other")(b"")
+            await channel.unary_unary(f"/{PODINFO}/Other")(b"")
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
         assert [one.pod_name for one in (await calls.listed()).pods] == ["web"]
 
@@ -207,7 +207,7 @@ async def test_connections_beyond_a_users_share_are_closed_at_once(
             writer.close()
         await polling.until("one connection", lambda: node.server.connections == 1)
         async with node.channel() as channel:
-            answer = channel.unary_stream(f"/{SERVICE}/{LIST}")(b"", timeout=PATIENCE_SECONDS)
+            answer = channel.unary_stream(f"/{PODINFO}/{LIST}")(b"", timeout=PATIENCE_SECONDS)
             assert await answer.read() != grpc.aio.EOF
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from agent import labels
 from agent.api.podinfo.merge import PodRecord
-from agent.api.podinfo.pod_conditions import ConditionsEncoder
+from agent.api.podinfo.observed_pods import PodObserver
 from agent.client.v1alpha1 import podinfo_pb2
 from agent.kube.objects import ApiPod
 from agent.kube.pod_reports import PodReports
@@ -54,7 +54,7 @@ def record_of(**reports: Any) -> PodRecord:
 
 
 def encoded(record: PodRecord, at: datetime.datetime = START) -> podinfo_pb2.PodConditions:
-    content = ConditionsEncoder().encode(record, at).content
+    content = PodObserver().observe(record, at).content
     response = podinfo_pb2.ListPodConditionsResponse.FromString(content)
     first: podinfo_pb2.PodConditions = response.pods[0]
     return first
@@ -114,7 +114,7 @@ def test_static_pod_has_both_uids() -> None:
     both = record_of(of_api=mirror, of_kubelet=alone.reports.of_kubelet)
     assert encoded(both).static
     assert (encoded(both).pod_uid, encoded(both).mirror_pod_uid) == ("config-hash", "api-uid")
-    assert set(ConditionsEncoder().encode(both, START).uids) == {"config-hash", "api-uid"}
+    assert set(PodObserver().observe(both, START).uids) == {"config-hash", "api-uid"}
 
 
 def test_pod_being_deleted_has_its_deletion_timestamp() -> None:
@@ -125,14 +125,14 @@ def test_pod_being_deleted_has_its_deletion_timestamp() -> None:
 
 
 class Ageing:
-    """One pod's `ConditionsEncoder` over time."""
+    """One pod's `PodObserver` over time."""
 
     def __init__(self) -> None:
-        self.sightings = ConditionsEncoder()
+        self.sightings = PodObserver()
 
     def seconds(self, at: float, record: PodRecord) -> float | None:
         """When its only condition was first seen as it is; None if that is not record."""
-        entry = self.sightings.encode(record, START + datetime.timedelta(seconds=at))
+        entry = self.sightings.observe(record, START + datetime.timedelta(seconds=at))
         response = podinfo_pb2.ListPodConditionsResponse.FromString(entry.content)
         (condition,) = response.pods[0].conditions
         if not condition.HasField("observe_time"):

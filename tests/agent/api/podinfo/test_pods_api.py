@@ -64,7 +64,7 @@ class Kubelet:
 
 
 @contextlib.asynccontextmanager
-async def serving(node: Node, **limits: float) -> AsyncIterator[Kubelet]:
+async def serving(node: Node, **limits: Any) -> AsyncIterator[Kubelet]:
     path = node.directory / "pods-api" / "pods-api.sock"
     objects = PodObjects(node.records)
     served = PodsApiServer(
@@ -333,7 +333,7 @@ async def test_requests_are_counted_by_method_and_status(node: Node) -> None:
         assert requests["GetPod", "OK"] == requests["GetPod", "NotFound"] == 1
         samples = {
             (sample.name, *sample.labels.values()): sample.value
-            for metric in metrics.collect_pods_api(kubelet.server)
+            for metric in metrics.collect_pods_api(kubelet.server.requests)
             for sample in metric.samples
         }
         assert samples["kubelet_pod_requests_total", "v1alpha1", "NotFound"] == 1

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from agent.api.podinfo.pod_conditions import ConditionsEncoder
+from agent.api.podinfo import pod_messages
+from agent.api.podinfo.observed_pods import ObservedPod, PodObserver
 from agent.api.podinfo.publisher import PodsSnapshot
 from tests import polling
 from tests.agent.api.podinfo.serving import Node
@@ -17,42 +18,40 @@ async def _revision_after(node: Node, rev: int) -> None:
 
 
 @pytest.fixture
-def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of pods in the order in which they are encoded."""
+def observed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of pods in the order in which they are observed."""
     found: list[str] = []
-    actual = ConditionsEncoder.encode
+    actual = PodObserver.observe
 
-    def encode(self: ConditionsEncoder, record: object, now: object) -> object:
+    def observe(self: PodObserver, record: object, now: object) -> object:
         found.append(record.identity[2])  # type: ignore[attr-defined]
         return actual(self, record, now)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ConditionsEncoder, "encode", encode)
+    monkeypatch.setattr(PodObserver, "observe", observe)
     return found
 
 
-async def test_change_reads_and_encodes_only_the_pod_that_changed(
-    node: Node, encoded: list[str]
-) -> None:
+async def test_change_reads_only_the_pod_that_changed(node: Node, observed: list[str]) -> None:
     pods = [node.add(f"pod{number}") for number in range(_PODS)]
     async with node.serving():
-        assert len(encoded) == _PODS
-        encoded.clear()
+        assert len(observed) == _PODS
+        observed.clear()
         for pod in pods[:20]:
             node.records.read, rev = 0, node.publisher.rev
             node.set(pod, False)
             await _revision_after(node, rev)
             assert node.records.read == 1
-        assert encoded == [pod.name for pod in pods[:20]]
+        assert observed == [pod.name for pod in pods[:20]]
 
 
-async def test_crowd_costs_as_many_reads_as_it_has_changes(node: Node, encoded: list[str]) -> None:
+async def test_crowd_costs_as_many_reads_as_it_has_changes(node: Node, observed: list[str]) -> None:
     """Pods that come one after the other, each read once: not all of them again each time."""
     async with node.serving():
         for number in range(_PODS):
             rev = node.publisher.rev
             node.add(f"pod{number}")
             await _revision_after(node, rev)
-        assert node.records.read == len(encoded) == _PODS
+        assert node.records.read == len(observed) == _PODS
 
 
 async def test_lists_are_joined_for_clients_only(
@@ -87,3 +86,28 @@ async def test_hint_without_a_change_is_no_revision(node: Node) -> None:
         node.change("unknown")
         await polling.until("both are read", lambda: node.records.read >= 3)
         assert node.publisher.rev == rev
+
+
+async def test_pods_are_encoded_for_clients_only_and_once_for_each_change(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+    actual = pod_messages.encode
+
+    def encode(pod: ObservedPod) -> bytes:
+        encoded.append(pod.identity[2])
+        return actual(pod)
+
+    monkeypatch.setattr(pod_messages, "encode", encode)
+    pods = [node.add(f"pod{number}") for number in range(5)]
+    async with node.serving() as calls:
+        assert encoded == []
+        await calls.listed()
+        assert sorted(encoded) == [pod.name for pod in pods]
+        encoded.clear()
+        rev = node.publisher.rev
+        node.set(pods[3], False)
+        await _revision_after(node, rev)
+        await calls.listed()
+        await calls.got(pods[3].uid)
+        assert encoded == [pods[3].name]

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from agent import labels
-from agent.api.podinfo import server as podinfo_server
+from agent.api.podinfo import service as podinfo_service
 from agent.api.podinfo import sockets
 from agent.api.podinfo.service import PodInfoService
 from agent.client.v1alpha1 import podinfo_pb2
@@ -184,7 +184,7 @@ async def test_log_line_is_written_once_pods_can_be_served(
 ) -> None:
     logged: list[Event] = []
     recorder = SimpleNamespace(info=lambda event, **fields: logged.append(event))
-    monkeypatch.setattr(podinfo_server, "log", recorder)
+    monkeypatch.setattr(podinfo_service, "log", recorder)
     server.put(thing("web", "True"))
     agent = Agent(api, node.directory)
     held = asyncio.Event()
@@ -214,3 +214,58 @@ async def test_pods_api_serves_whole_pods_of_the_api_server(
         # Image, hostIP and qosClass.
         for value in (b"docker.io/rig/app:1", b"198.18.100.1", b"BestEffort"):
             assert value in pod
+
+
+async def test_metrics_are_zero_before_the_first_client_and_count_the_first_one(
+    node: Node, api: ApiClient, server: ApiServer
+) -> None:
+    server.put(thing("web", "True"))
+    agent = Agent(api, node.directory)
+
+    def count(name: str) -> float:
+        metrics = agent.pod_info.collect()
+        return next(one.value for found in metrics for one in found.samples if one.name == name)
+
+    async with running(agent, node) as calls:
+        await agent.pod_info.is_ready.wait()
+        assert count("pod_info_endpoint_requests_total") == 0
+        assert count("podgate_podinfo_watches") == 0
+        assert len((await calls.listed()).pods) == 1
+        assert count("pod_info_endpoint_requests_list") == 1
+
+
+async def test_clients_that_connect_at_once_are_all_served(
+    node: Node, api: ApiClient, server: ApiServer
+) -> None:
+    """All wait while gRPC is imported and started."""
+    server.put(thing("web", "True"))
+    agent = Agent(api, node.directory)
+    async with running(agent, node):
+        await agent.pod_info.is_ready.wait()
+        pods_api = sockets.pods_api(node.directory)
+
+        async def list_conditions() -> int:
+            async with node.channel() as channel:
+                return len((await Calls(channel).listed()).pods)
+
+        async def list_pods() -> int:
+            # Channels of one process share a connection unless they may not.
+            options = (("grpc.use_local_subchannel_pool", 1),)
+            async with grpc.aio.insecure_channel(f"unix:{pods_api}", options) as channel:
+                call = channel.unary_unary("/v1alpha1.Pods/ListPods")
+                content = await call(b"", timeout=PATIENCE_SECONDS)
+            return len(kubelet_pb2.ListPodsResponse.FromString(content).pods)
+
+        found = await asyncio.gather(
+            *(list_conditions() for _ in range(5)), *(list_pods() for _ in range(5))
+        )
+        assert found == [1] * 10
+
+
+async def test_sockets_without_clients_are_removed_at_the_end(
+    node: Node, api: ApiClient, server: ApiServer
+) -> None:
+    async with running(Agent(api, node.directory), node):
+        paths = [make(node.directory) for make in (sockets.podinfo, sockets.pods_api)]
+        await polling.until("both sockets", lambda: all(path.exists() for path in paths))
+    assert not any(path.exists() for path in paths)

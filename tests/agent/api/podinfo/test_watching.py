@@ -6,7 +6,7 @@ import time
 import grpc
 import pytest
 
-from agent.api.podinfo.server import SERVICE
+from agent.api.podinfo.methods import PODINFO
 from agent.client.v1alpha1 import podinfo_pb2
 from agent.pods.pod import Pod
 from tests import polling
@@ -90,7 +90,7 @@ async def test_thousand_watchers_of_a_full_node_get_a_change(node: Node) -> None
         # Bytes as they come: a thousand readers decode in a thousand processes, not in this one.
         channels = [node.channel() for _ in range(_WATCHERS // 50)]
         watches = [
-            channel.unary_stream(f"/{SERVICE}/WatchPodConditions")(b"")
+            channel.unary_stream(f"/{PODINFO}/WatchPodConditions")(b"")
             for channel in channels
             for _ in range(50)
         ]

@@ -492,7 +492,7 @@ async def test_socket_that_cannot_be_created_is_retried(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("agent.api.server._RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("agent.api.listen._RETRY_SECONDS", 0.05)
     put_node(server)
     in_the_way = tmp_path / "localnet"
     in_the_way.write_text("not a directory", encoding="utf-8")
