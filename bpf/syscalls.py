@@ -14,6 +14,7 @@ import os
 import platform
 import resource
 import struct
+import sys
 from collections.abc import Iterable, Sequence
 
 from bpf import errors
@@ -183,9 +184,12 @@ def map_lookup_batch(
     )
 
 
-def array_values(map_fd: int, count: int, value_size: int) -> bytes:
-    """The first `count` values of an array, one after another. Raises `BpfError`."""
-    found, _, values, _ = _lookup_batch(map_fd, None, count, 4, value_size)
+def array_values(map_fd: int, count: int, value_size: int, first: int = 0) -> bytes:
+    """Up to `count` values of an array from number `first` on, one after another. Raises
+    `BpfError`."""
+    # A position is the key before the next one.
+    position = (first - 1).to_bytes(4, sys.byteorder) if first else None
+    found, _, values, _ = _lookup_batch(map_fd, position, count, 4, value_size)
     return values[: found * value_size]
 
 

@@ -40,6 +40,7 @@ from tests.kernel.cgroups import Cgroup
 from tests.kernel.strictnode import RANGE4, RANGE6
 from tests.kernel.test_policy_sources import UIDS, Kubelet
 from tests.node.node import NAME, NAMESPACE, PORT, Node, reason_of, status_of
+from tests.nodes.worker import Worker
 from tests.processes import BARE_PYTHON
 from tests.tracing.journeys import PAGE, Journey, Step, journeys, problems
 from tests.tracing.trace import Entry, Trace
@@ -63,11 +64,11 @@ sys.exit(socket.socket().connect_ex(("127.0.0.1", int(sys.argv[1]))))
 
 
 @pytest.fixture
-def trace(node: Node, tmp_path: pathlib.Path) -> Iterator[Trace]:
+def trace(node: Node, worker: Worker, tmp_path: pathlib.Path) -> Iterator[Trace]:
     """Of the agent, its relay and commands that the test starts."""
     directory = tmp_path / "trace"
     directory.mkdir()
-    made = Trace(directory)
+    made = Trace(directory, worker.made_once("traced-code", pathlib.Path.mkdir))
     # What is forked has started before.
     node.operator.launch = node.operator.launch_command = agent_process.execute
     with made.recording():

@@ -7,13 +7,18 @@ its test take.
 import asyncio
 import collections
 import contextlib
+import mmap
 import os
 import pathlib
+from collections.abc import Iterator
 
 from bpf import errors, loader, maps, pins, syscalls
 from bpf.drop_events import DropEventReader
 
 _ARRAYS = (2, 6)  # BPF_MAP_TYPE_ARRAY and BPF_MAP_TYPE_PERCPU_ARRAY of linux/bpf.h
+# Memory of this size is used again and again. What is larger is new each time, with a page fault
+# for each of its pages, which takes longer than reading the array.
+_PART_BYTES = 1 << 16
 
 
 class Installation:
@@ -26,7 +31,7 @@ class Installation:
         self._pinned: dict[pathlib.Path, int] = {}
         self._open_pins()
         self._arrays = {
-            name: opened.array_values()
+            name: list(_parts(opened))
             for name, opened in self.loaded.open_maps.items()
             if opened.spec.type in _ARRAYS
         }
@@ -62,15 +67,28 @@ class Installation:
                 self._pinned[path] = syscalls.open_pin(str(path))
 
 
-def _write(opened: maps.Map, wanted: bytes) -> None:
-    found = opened.array_values()
-    if found == wanted:
-        return
+def _write(opened: maps.Map, wanted: list[tuple[int, bytes]]) -> None:
     size = opened.value_size
-    for number in range(opened.spec.max_entries):
-        value = wanted[number * size : (number + 1) * size]
-        if found[number * size : (number + 1) * size] != value:
-            opened.set(number.to_bytes(4, "little"), value)
+    for (first, part), (_, found) in zip(wanted, _parts(opened), strict=True):
+        if found == part:
+            continue
+        for at in range(0, len(part), size):
+            value = part[at : at + size]
+            if found[at : at + size] != value:
+                opened.set((first + at // size).to_bytes(4, "little"), value)
+
+
+def _parts(opened: maps.Map) -> Iterator[tuple[int, bytes]]:
+    """All values of an array in parts: the number of the first value, and the part."""
+    size, entries = opened.value_size, opened.spec.max_entries
+    count = max(1, _PART_BYTES // size)
+    if not opened.spec.is_mmapable:
+        for first in range(0, entries, count):
+            yield first, syscalls.array_values(opened.fd, count, size, first)
+        return
+    with mmap.mmap(opened.fd, entries * size, prot=mmap.PROT_READ) as values:
+        for first in range(0, entries, count):
+            yield first, values[first * size : (first + count) * size]
 
 
 def _empty(opened: maps.Map) -> None:

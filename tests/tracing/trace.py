@@ -23,8 +23,11 @@ class Entry:
 class Trace:
     """Of the processes that start within `recording`."""
 
-    def __init__(self, directory: pathlib.Path) -> None:
+    def __init__(self, directory: pathlib.Path, code: pathlib.Path) -> None:
+        """directory: of this trace alone; code: where the processes of a run keep the code that
+        they compile for it."""
         self._directory = directory
+        self._code = code
         self._pattern = directory / "pattern"
         self._pattern.write_bytes(bytes(_SIZE))
 
@@ -34,6 +37,7 @@ class Trace:
         ours = {
             "PYTHONPATH": str(pathlib.Path(__file__).parent / "hook"),
             "PODGATE_TEST_TRACE": str(self._directory),
+            "PODGATE_TEST_TRACED_CODE": str(self._code),
         }
         before = dict(os.environ)
         os.environ.update(ours)

@@ -11,8 +11,10 @@ copies the local variables of each frame to and fro, crashed one agent of ten.
 
 import ast
 import builtins
+import hashlib
 import importlib.machinery
 import json
+import marshal
 import mmap
 import os
 import pathlib
@@ -30,6 +32,8 @@ F = TypeVar("F", ast.FunctionDef, ast.AsyncFunctionDef)
 
 _ROOT = pathlib.Path(__file__).parents[3]
 _PACKAGES = ("agent", "bpf", "probes")
+# Of the modules with the calls.
+_CODE = pathlib.Path(os.environ["PODGATE_TEST_TRACED_CODE"])
 # Names that the modules are given; without underscores at their ends they would be mangled.
 _CALLED, _RETURNED = "__podgate_called__", "__podgate_returned__"
 # Here an event loop calls what was handed over to it.
@@ -145,12 +149,21 @@ def _call(name: str, *arguments: ast.expr) -> ast.Call:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Compiles podgate's modules with the calls, and keeps no bytecode of them."""
+    """Compiles podgate's modules with the calls. The code is kept for other interpreters of the
+    run, apart from the bytecode of the modules as they are."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
-        tree = _Calls().visit(ast.parse(self.get_data(path), path))
-        code: CodeType = compile(ast.fix_missing_locations(tree), path, "exec")
+        source = self.get_data(path)
+        kept = _CODE / hashlib.sha256(source + path.encode()).hexdigest()
+        try:
+            code: CodeType = marshal.loads(kept.read_bytes())
+        except FileNotFoundError:
+            tree = _Calls().visit(ast.parse(source, path))
+            code = compile(ast.fix_missing_locations(tree), path, "exec")
+            made = kept.with_suffix(f".{os.getpid()}")
+            made.write_bytes(marshal.dumps(code))
+            made.rename(kept)
         return code
 
 
