@@ -349,6 +349,11 @@ def is_forbidden(error: KubectlError) -> bool:
     return "(Forbidden)" in str(error)
 
 
+def is_missing(error: KubectlError) -> bool:
+    """Whether the object does not exist, or not any more."""
+    return "(NotFound)" in str(error)
+
+
 def why_unreachable(agent: AgentPod | None, node: ClusterNode) -> str:
     """Why no command can run in the agent's pod."""
     if node.problem:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from agent.labels import DOMAIN, LEFT_LABEL, MODE_LABEL
 from agent.operate.kubectl import printing
-from agent.operate.kubectl.cluster import Cluster, KubectlError, Object
+from agent.operate.kubectl.cluster import Cluster, KubectlError, Object, is_missing
 
 POLICIES = "hostaccesspolicies.policy.podgate.io"
 _CLOSED = ("enforce", "strict")
@@ -87,20 +87,32 @@ def remove_labels(cluster: Cluster, found: Iterable[Labelled]) -> list[Labelled]
     """What is left: pods' own labels, which their workloads would set again."""
     left = []
     for one in found:
-        if one.labels:
-            cluster.run(*one.removal)
-        if one.pods:
+        is_there = not one.labels or _is_changed(cluster, one.removal)
+        if is_there and one.pods:
             left.append(dataclasses.replace(one, labels={}))
-    mark(cluster, left)
-    return left
+    return mark(cluster, left)
 
 
-def mark(cluster: Cluster, found: Iterable[Labelled]) -> None:
-    """Have the next installation wait for a confirmation of labels that enforce."""
-    for one in found:
-        if one.enforces:
-            label = f"{LEFT_LABEL}={one.labels.get(MODE_LABEL, '')}"
-            cluster.run("label", one.kind, one.name, label, "--overwrite")
+def mark(cluster: Cluster, found: Iterable[Labelled]) -> list[Labelled]:
+    """Have the next installation wait for a confirmation of labels that enforce. Returns those that
+    still exist, as far as this shows it."""
+
+    def is_marked(one: Labelled) -> bool:
+        label = f"{LEFT_LABEL}={one.labels.get(MODE_LABEL, '')}"
+        return _is_changed(cluster, ["label", one.kind, one.name, label, "--overwrite"])
+
+    return [one for one in found if not one.enforces or is_marked(one)]
+
+
+def _is_changed(cluster: Cluster, command: Sequence[str]) -> bool:
+    """False: the object was deleted after it was listed."""
+    try:
+        cluster.run(*command)
+    except KubectlError as error:
+        if not is_missing(error):
+            raise
+        return False
+    return True
 
 
 def save_policies(cluster: Cluster, file: pathlib.Path) -> str:

@@ -139,7 +139,7 @@ def run(arguments: argparse.Namespace, cluster: Cluster) -> int:
     problems = _settle(cluster)
     # Before the DaemonSet is gone: without it, the next installation may come at any time.
     if arguments.labels != "remove":
-        leftovers.mark(cluster, labelled)
+        labelled = leftovers.mark(cluster, labelled)
     _delete_own(cluster, _NAMESPACED, cluster.namespace)
     cleaning.delete_pods(cluster)
     # Pods that started meanwhile; no agent is left that could write.

@@ -10,6 +10,7 @@ from agent.operate.kubectl.cluster import (
     Object,
     ReadAnswer,
     is_forbidden,
+    is_missing,
 )
 from agent.operate.kubectl.exit_status import NO, YES
 from agent.operate.kubectl.node_status import NodeStatus
@@ -88,7 +89,7 @@ def _node(cluster: Cluster, pod: Object) -> Object | None:
     try:
         return cluster.get("node", name)
     except KubectlError as error:
-        if "(NotFound)" in str(error):
+        if is_missing(error):
             return None
         if is_forbidden(error):
             printing.progress(f"The state of node {name} is missing: {error}")

@@ -27,10 +27,6 @@ class Access(Protocol):
         """The output of a command in an agent's container."""
 
 
-def is_missing(error: KubectlError) -> bool:
-    return "(NotFound)" in str(error)
-
-
 class KubectlAccess:
     """By kubectl, with the rights of its user."""
 

@@ -7,9 +7,9 @@ from agent.labels import VERIFY_LABEL
 from agent.operate.kubectl import agent_pods
 from agent.operate.kubectl import nodes as node_facts
 from agent.operate.kubectl.agent_pods import AgentPod
-from agent.operate.kubectl.cluster import KubectlError, Object
+from agent.operate.kubectl.cluster import KubectlError, Object, is_missing
 from agent.operate.kubectl.nodes import ClusterNode
-from agent.operate.kubectl.verification.access import Access, is_missing
+from agent.operate.kubectl.verification.access import Access
 from agent.operate.kubectl.verification.manifests import Image
 
 _SELECTOR = urllib.parse.quote(f"{VERIFY_LABEL}=true")

@@ -8,9 +8,9 @@ import urllib.parse
 from collections.abc import Sequence
 
 from agent.operate.kubectl.agent_pods import AgentPod
-from agent.operate.kubectl.cluster import KubectlError, Object, is_forbidden
+from agent.operate.kubectl.cluster import KubectlError, Object, is_forbidden, is_missing
 from agent.operate.kubectl.verification import manifests, results, targets
-from agent.operate.kubectl.verification.access import Access, is_missing
+from agent.operate.kubectl.verification.access import Access
 from agent.operate.kubectl.verification.manifests import Image
 from agent.operate.kubectl.verification.results import HOLE, NodeResult, Path
 from agent.operate.kubectl.verification.targets import Target

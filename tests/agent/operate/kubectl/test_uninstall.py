@@ -290,6 +290,23 @@ def test_labels_that_a_new_installation_would_enforce_need_a_decision(
     assert "These labels stay" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("labels", ["keep", "remove"])
+def test_labelled_namespace_that_is_deleted_meanwhile_stops_nothing(
+    nodes: KubectlStandin,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    labels: str,
+) -> None:
+    serve_labels(nodes, shop="enforce", dev="enforce")
+    gone = 'Error from server (NotFound): namespaces "shop" not found'
+    nodes.respond("label", "namespace", "shop", error=gone)
+    assert run(nodes, tmp_path, "--yes", f"--labels={labels}") == 0
+    assert nodes.calls("label", "namespace", "dev")
+    printed = capsys.readouterr().out
+    assert "podgate is removed." in printed
+    assert "namespace shop" not in printed
+
+
 def test_labels_are_marked_before_the_daemonset_is_gone(
     nodes: KubectlStandin, tmp_path: pathlib.Path
 ) -> None:
