@@ -110,10 +110,10 @@ test-meshes: setup
 	PODGATE_TEST_MESHES=$(MESHES) $(PYTEST) $(LONG) tests/meshes -n $(shell nproc) $(ARGS)
 
 # podgate beside a real network plugin, in a cluster of one node as test-cluster has it: NET is
-# calico-iptables, calico-nftables, calico-ebpf or aws, and NETWORKS a directory whose subdirectory
-# calico or aws has the programs, built from their sources (tests/networks/calico.py and aws.py list
-# them). Twenty minutes for each; the results go to tests/networks/recorded and
-# docs/internals/networks.md.
+# calico-iptables, calico-nftables, calico-ebpf, aws or kube-router, and NETWORKS a directory whose
+# subdirectory calico, aws or kube-router has the programs, built from their sources (calico.py, aws.py
+# and kube_router.py of tests/networks list them). Twenty minutes for each; the results go to
+# tests/networks/recorded and docs/internals/networks.md.
 test-networks: setup
 	PODGATE_TEST_BIN=$(BIN) PODGATE_TEST_NETWORK=$(NET) PODGATE_TEST_NETWORKS=$(NETWORKS) \
 		$(PYTEST) $(LONG) $(or $(FILES),tests/networks)

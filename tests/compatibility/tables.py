@@ -27,7 +27,7 @@ _NETWORKS: dict[str, tuple[str, ...]] = {
     "AWS VPC CNI, network policy agent": ("aws",),
     "Azure CNI": (),
     "kindnet": (),
-    "kube-router": (),
+    "kube-router, without its service proxy": ("kube-router",),
 }
 _NO_PAIR = unsupported("the pod's interface is no veth pair; doctor reports NotSupported")
 _WITHOUT_GATES = ("macvlan, ipvlan, SR-IOV", "netkit")

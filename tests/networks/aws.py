@@ -21,7 +21,7 @@ from tests import polling
 from tests.cluster.api import Api, Json
 from tests.cluster.daemons import Daemon
 from tests.cluster.one_node import OneNode
-from tests.networks import ec2, uplink
+from tests.networks import ec2, traffic, uplink
 
 _AGENT, _CONTROLLER, _PLUGIN = "network-policy-agent", "network-policy-controller", "aws-cni"
 _PROBES = ("tc.v4ingress.bpf.o", "tc.v4egress.bpf.o", "v4events.bpf.o")
@@ -35,6 +35,7 @@ _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _DEFINITIONS = ("policyendpoints", "clusterpolicyendpoints")
 _SOCKETS = pathlib.Path("/run/aws-node")
 _METADATA_PORT, _HEALTH_PORT, _METRICS_PORT = 18161, 8163, 8162
+_PREFIX = "eni"
 _INSTALLED = "host/opt/cni/bin"
 # The agent's image: its programs are in the root, where it starts.
 _IN_ROOT = (
@@ -45,7 +46,6 @@ _IN_ROOT = (
 class Aws:
     """AWS' network of one cluster, IPv4: a `Network`."""
 
-    interface_prefix = "eni"
     families = 1
     has_programs = True
     translates = False
@@ -84,6 +84,9 @@ class Aws:
     @property
     def api(self) -> Api:
         return self._node.api
+
+    def pod_addresses(self) -> set[str]:
+        return traffic.routed_addresses(_PREFIX)
 
     def install(self) -> None:
         """What the init container of aws-node does."""
@@ -157,7 +160,7 @@ class Aws:
         plugin = {
             "name": "aws-cni",
             "type": _PLUGIN,
-            "vethPrefix": self.interface_prefix,
+            "vethPrefix": _PREFIX,
             "mtu": "1500",
             "podSGEnforcingMode": "strict",
             "pluginLogFile": str(self._node.runtime.directory / "aws-cni.log"),

@@ -22,7 +22,7 @@ from tests import polling
 from tests.cluster.api import Api, Json
 from tests.cluster.daemons import Daemon
 from tests.cluster.one_node import NAME, OneNode
-from tests.networks import uplink
+from tests.networks import traffic, uplink
 
 PROGRAMS = ("calico-felix", "calico", "calico-ipam", "bpf/tc_preamble_ingress.o", "crd", "VERSION")
 """In the directory `calico` of NETWORKS. crd: libcalico-go/config/crd of the sources; VERSION: one
@@ -65,7 +65,6 @@ class DataPlane(enum.Enum):
 class Calico:
     """Calico of one cluster: a `Network`."""
 
-    interface_prefix = "cali"
     families = 2
 
     def __init__(self, node: OneNode, programs: pathlib.Path, data_plane: DataPlane) -> None:
@@ -99,6 +98,9 @@ class Calico:
     @property
     def translates(self) -> bool:
         return self.data_plane is DataPlane.EBPF
+
+    def pod_addresses(self) -> set[str]:
+        return traffic.routed_addresses("cali")
 
     def install(self) -> None:
         """What calico-node's start and its operator do."""

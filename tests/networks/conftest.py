@@ -19,7 +19,7 @@ from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import OneNode
 from tests.cluster.workloads import MODE
 from tests.compatibility import page as compatibility
-from tests.networks import aws, records
+from tests.networks import aws, kube_router, records
 from tests.networks import calico as calico_plugin
 from tests.networks.network import Network
 
@@ -53,6 +53,9 @@ _KINDS = {
         for one in calico_plugin.DataPlane
     },
     "aws": _Kind("aws", aws.missing, aws.Aws, (_OF_CALICO,)),
+    "kube-router": _Kind(
+        "kube-router", kube_router.missing, kube_router.KubeRouter, (_OF_CALICO, _OF_AWS)
+    ),
 }
 _NAME = os.environ.get(_NETWORK, "")
 _HOW = (

@@ -12,8 +12,6 @@ class Network(Protocol):
     """One cluster's. `install` before the first pod, then `start`."""
 
     version: str
-    interface_prefix: str
-    """Of the names of pods' interfaces on the node."""
     families: int
     """Of addresses that each pod has: 1 for IPv4 alone, 2 for both."""
     cgroup: pathlib.Path
@@ -37,6 +35,9 @@ class Network(Protocol):
     @property
     def translates(self) -> bool:
         """Whether it translates addresses of services at connect(2)."""
+
+    def pod_addresses(self) -> set[str]:
+        """Of all pods of the node, also of those that are being made."""
 
     def install(self) -> None: ...
 

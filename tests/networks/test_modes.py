@@ -58,7 +58,7 @@ def test_pods_and_clients_outside_reach_pods(users: Workloads, pods: dict[str, J
     client = traffic.netns_of(pods["client"])
     for name in ("web", "tcp"):
         for address in traffic.addresses(pods[name]):
-            assert traffic.dial(address, PORT, client) == ""
+            assert traffic.dial(address, PORT, client) == "", address
     assert traffic.dial(SERVICE_IPV4, SERVICE_PORT, client) == ""
     assert traffic.dial(pods["web"]["status"]["podIP"], PORT, traffic.outside()) == ""
 

@@ -79,7 +79,7 @@ def test_uninstall_in_strict_leaves_the_network_plugin_alone(
         assert any(before[0].values())
     engine = network.engine.pid
     status, output = plugin.run("uninstall", "--yes", "--labels=keep")
-    assert status == 0, output
+    assert status == 0, (output, plugin.errors)
     assert "podgate is removed." in output
     polling.wait_until("podgate's pins are gone", lambda: not (BPFFS / "podgate").exists())
     assert (rules(marks), programs(names)) == before

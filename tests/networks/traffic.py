@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import dataclasses
-import functools
 import ipaddress
 import json
 import os
@@ -106,24 +105,26 @@ def _dial(address: str, port: int, netns: pathlib.Path | None) -> str:
 
 
 def syns(network: Network) -> RawSyns:
-    """To each pod whose route appears from now on."""
-    routes = functools.partial(_routes, network.interface_prefix)
-    return RawSyns(routes, source=str(NODE_IPV4), port=PORT, ignore_first=True)
+    """To each pod that gets its addresses from now on."""
+    return RawSyns(network.pod_addresses, source=str(NODE_IPV4), port=PORT, ignore_first=True)
 
 
-def _routes(interface_prefix: str) -> set[str]:
-    """Addresses of pods, by the routes that the network plugin makes for them."""
+def routed_addresses(interface_prefix: str) -> set[str]:
+    """Addresses of pods, by the routes that the network plugin makes for each of them.
+
+    interface_prefix: of the names of pods' interfaces on the node.
+    """
     found = set()
     for family in ("-4", "-6"):
         command = ["ip", family, "-j", "route", "show", "table", "main"]
         listed = subprocess.run(command, check=True, capture_output=True, timeout=30).stdout
         for route in json.loads(listed or b"[]"):
-            if route.get("dev", "").startswith(interface_prefix) and _is_pod_address(route["dst"]):
+            if route.get("dev", "").startswith(interface_prefix) and is_pod_address(route["dst"]):
                 found.add(route["dst"])
     return found
 
 
-def _is_pod_address(destination: str) -> bool:
+def is_pod_address(destination: str) -> bool:
     try:
         address = ipaddress.ip_address(destination)
     except ValueError:  # a network, or the default route
