@@ -53,6 +53,8 @@ INJECTABLE_IFINDEXES = 1 << 23
 MAX_RELAY_TARGETS = 65536
 MAX_RELAY_BYPASSES = 8192
 RELAY_BEAT_LIMIT_NS = 300_000_000
+MAX_WATCHED_WORDS = 2048
+WORD_CHANGE_RING_BYTES = 4096
 
 HOST_SLOT = 0
 FALLBACK_SLOT = 1
@@ -399,6 +401,22 @@ class CRelayPod(ctypes.Structure):
     )
 
 
+class CWatchedWord(ctypes.Structure):
+    """`struct watched_word`: eight bytes of the kernel's memory."""
+
+    _fields_ = (("address", ctypes.c_uint64), ("expected", ctypes.c_uint64))
+
+
+class CWatchedWords(ctypes.Structure):
+    """`struct watched_words`: how many words are compared, how often they were, and the words."""
+
+    _fields_ = (
+        ("count", ctypes.c_uint64),
+        ("comparisons", ctypes.c_uint64),
+        ("words", CWatchedWord * MAX_WATCHED_WORDS),
+    )
+
+
 CType = Any
 """A key's or a value's type, by which it is described to the kernel (`bpf/map_types.py`)."""
 
@@ -509,6 +527,10 @@ RELAY_PODS = MapSpec(
 )
 RELAY_BEAT = MapSpec("relay_beat", _ARRAY, U32, U64, 1)
 RELAY_BYPASSES = MapSpec("relay_bypasses", _LRU_HASH, U64, CAddress, MAX_RELAY_BYPASSES)
+
+WATCHED_WORDS = MapSpec("words", _ARRAY, U32, CWatchedWords, 1)
+WORD_CHANGES = MapSpec("word_changes", _RINGBUF, None, None, WORD_CHANGE_RING_BYTES)
+"""Of `bpf.memory_watch`, not pinned."""
 
 MAPS = (
     *(GATE_SLOTS, GATES, COUNTERS, FREQUENT_COUNTS, MORE_RULES, GATE_ADDRESSES_MAP),

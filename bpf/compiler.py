@@ -18,6 +18,7 @@ from bpf import (
     listener_lookup,
     listeners,
     loader,
+    memory_watch,
 )
 from bpf.features import Feature
 from bpf.program_sets import ProgramSet
@@ -29,6 +30,7 @@ PROGRAM_SETS = (
     listener_lookup.PROGRAM_SET,
     services.PROGRAM_SET,
     host_egress.PROGRAM_SET,
+    memory_watch.PROGRAM_SET,
 )
 
 

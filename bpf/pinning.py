@@ -102,6 +102,30 @@ async def add(programs: ProgramSet, directory: pathlib.Path, map_directory: path
     await asyncio.to_thread(load)
 
 
+async def load_unpinned(programs: ProgramSet) -> dict[str, int]:
+    """Load the programs, and make their maps. Returns descriptors of both, by name.
+
+    Raises `CompileError` or `BpfError`; then none is left open.
+    """
+    artefact, _ = await _artefact(programs)
+
+    def load() -> dict[str, int]:
+        with contextlib.ExitStack() as undo:
+            descriptors: dict[str, int] = {}
+            for spec in programs.maps:
+                descriptors[spec.name] = maps.create(spec)
+                undo.callback(os.close, descriptors[spec.name])
+            for program in programs.programs:
+                fd = _load(program, artefact, descriptors, programs.needs)
+                if fd is not None:
+                    descriptors[program.name] = fd
+                    undo.callback(os.close, fd)
+            undo.pop_all()
+        return descriptors
+
+    return await asyncio.to_thread(load)
+
+
 async def _artefact(programs: ProgramSet) -> tuple[Artefact, Outcome]:
     """Of the image, else compiled in a process. Raises `CompileError`."""
     offered = features.offered(programs.features)

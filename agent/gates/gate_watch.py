@@ -15,7 +15,7 @@ import errno
 import functools
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Mapping, Set
 
 import structlog
 
@@ -26,8 +26,9 @@ from agent.gates.metrics import GateMetrics
 from agent.gates.worker import GateWorker
 from agent.logs import Event
 from agent.pods.store import PodStore
+from bpf import memory_watch
 from bpf.attachment import Attachment
-from bpf.errors import AttachError, BpfError
+from bpf.errors import AttachError, BpfError, CompileError
 from bpf.gates import GateCheck, Gates
 from bpf.host_devices import HostDevicePrograms
 from bpf.memory_watch import MemoryWatch
@@ -77,7 +78,7 @@ class GateWatch:
         on_lost: Callable[[frozenset[int]], None],
         is_off: Callable[[], bool],
         open_chains: Callable[[], TcxChains] = TcxChains,
-        open_memory: Callable[[float], MemoryWatch] = MemoryWatch,
+        open_memory: Callable[[float], Awaitable[MemoryWatch]] = memory_watch.load,
     ) -> None:
         """store: pods whose gates changed are marked there. is_off: whether the node was just
         switched off, so that gates are missing on purpose; it may block. on_put_back gets the
@@ -144,8 +145,8 @@ class GateWatch:
     async def _compare_chains(self) -> None:
         """Once the work of the start is done."""
         await asyncio.sleep(_START_SECONDS)
-        with contextlib.suppress(BpfError):
-            memory = await asyncio.to_thread(self._open_memory, POLL_SECONDS)
+        with contextlib.suppress(OSError, CompileError):
+            memory = await self._open_memory(POLL_SECONDS)
             if self._chains:
                 self._chains.compare_by(memory)
             else:

@@ -475,4 +475,20 @@ struct relay_pod {
 #define INJECTABLE_IFINDEXES (1 << 23)
 #define INJECTABLE_WORDS     (INJECTABLE_IFINDEXES / 64)
 
+/* The verifier follows each turn of the loop: 25 ms, once. One comparison of all takes 50 us. */
+#define MAX_WATCHED_WORDS 2048
+
+/* Eight bytes of the kernel's memory. */
+struct watched_word {
+	__u64 address;
+	__u64 expected;
+};
+
+/* Of memory_watch.c alone, whose maps are not pinned. */
+struct watched_words {
+	__u64 count;	   /* of the words that are compared; 0 after a change */
+	__u64 comparisons; /* of all words together, since user space wrote them */
+	struct watched_word words[MAX_WATCHED_WORDS];
+};
+
 #endif

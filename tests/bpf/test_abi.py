@@ -58,6 +58,7 @@ def test_constants_are_those_of_the_c_side() -> None:
         "TUNNEL_PORTS",
         "EVENT_RING_BYTES",
         "INJECTABLE_IFINDEXES",
+        "MAX_WATCHED_WORDS",
         "MAX_RELAY_TARGETS",
         "KUBELET_PATH_BYTES",
         "RELAY_BEAT_LIMIT_NS",
@@ -93,6 +94,7 @@ def test_struct_has_no_hole() -> None:
         *(abi.CDropEvent, abi.CEventBudget),
         *(abi.CRelayTargetKey, abi.CRelayPod),
         *(abi.CKubeletUnit, abi.CKubeletRemade),
+        *(abi.CWatchedWord, abi.CWatchedWords),
     ):
         end = 0
         for name, kind in structure._fields_:

@@ -7,7 +7,9 @@ from bpf import abi, btf, listeners, map_types
 from bpf.services import tables
 
 SPECS = [
-    spec for spec in (*abi.MAPS, *tables.MAPS, tables.PEERS, *listeners.MAPS) if spec.value_size
+    spec
+    for spec in (*abi.MAPS, abi.WATCHED_WORDS, *tables.MAPS, tables.PEERS, *listeners.MAPS)
+    if spec.value_size
 ]
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from agent.gates.chain_changes import POLL_SECONDS, ChainChanges
 from agent.lab.lab import Lab
-from bpf import syscalls
-from bpf.memory_watch import MemoryWatch
+from bpf import memory_watch, syscalls
 from bpf.tcx_chains import TcxChains
 from tests import polling
 from tests.kernel import offers
@@ -50,7 +49,7 @@ async def test_change_is_noticed_in_time_and_chains_at_rest_are_not_read(
     chains = CountedChains()
     took = []
     with contextlib.closing(ChainChanges(chains, noticed.set)) as changes, program() as others:
-        changes.compare_by(MemoryWatch(POLL_SECONDS))
+        changes.compare_by(await memory_watch.load(POLL_SECONDS))
         for command in [syscalls.Command.PROG_ATTACH, syscalls.Command.PROG_DETACH] * CHANGES:
             state = changes.state()
             assert state is not None

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.kernel
 _DESCRIBE = """
 import ctypes, json, sys
 import bcc
-from bpf import loader, sources
+from bpf import compiling, loader, memory_watch, sources
 from bpf.features import compiler_flags
 
 def layout(type):
@@ -27,17 +27,20 @@ def layout(type):
         return [type._length_, layout(type._type_)]
     return ctypes.sizeof(type)
 
-features = loader.PROGRAM_SET.features
-flags = compiler_flags(features, features)
-module = bcc.BPF(text=sources.expand("programs.c"), cflags=flags)
-
-def described(name):
+def described(module, name):
     # Not module[name]: bcc has no class for the storage of sockets.
     for describe in (bcc.lib.bpf_table_key_desc, bcc.lib.bpf_table_leaf_desc):
         text = describe(module.module, name.encode())
         yield layout(bcc.BPF._decode_table_type(json.loads(text)))
 
-print(json.dumps({name: list(described(name)) for name in sys.argv[1:]}))
+found = {}
+for programs in (loader.PROGRAM_SET, memory_watch.PROGRAM_SET):
+    flags = [*compiling.FLAGS, *compiler_flags(programs.features, programs.features)]
+    module = bcc.BPF(text=sources.expand(programs.source), cflags=flags)
+    for spec in programs.maps:
+        if spec.name in sys.argv[1:]:
+            found[spec.name] = list(described(module, spec.name))
+print(json.dumps(found))
 """
 
 
@@ -54,8 +57,8 @@ def layout(type_: Any) -> object:
 
 
 def with_values() -> list[abi.MapSpec]:
-    """All but the ring, whose records the C side casts: test_hooks.py reads some."""
-    return [spec for spec in abi.MAPS if spec.value_size]
+    """All but the rings, whose records the C side casts: test_hooks.py reads some."""
+    return [spec for spec in (*abi.MAPS, abi.WATCHED_WORDS) if spec.value_size]
 
 
 @pytest.fixture(scope="module")

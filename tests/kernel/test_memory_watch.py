@@ -1,18 +1,22 @@
 """The kernel reports changes of tcx chains that it compares itself, and nothing else."""
 
+import asyncio
 import contextlib
+import json
 import os
+import pathlib
 import select
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from agent.lab.lab import Lab
-from bpf import memory_watch, syscalls
+from bpf import abi, artefacts, errors, memory_watch, syscalls
 from bpf.memory_watch import MemoryWatch
 from bpf.tcx_chains import TcxChains
 from tests import polling
 from tests.kernel import offers
+from tests.kernel.test_prebuilt import open_descriptors
 from tests.kernel.test_tcx_chains import EGRESS, attach, program
 
 pytestmark = pytest.mark.kernel
@@ -21,9 +25,9 @@ PERIOD_SECONDS = 0.02
 
 
 @pytest.fixture
-def watch() -> Iterator[MemoryWatch]:
+def watch(isolated: None) -> Iterator[MemoryWatch]:
     offers.need_tcx()
-    with contextlib.closing(MemoryWatch(PERIOD_SECONDS)) as opened:
+    with contextlib.closing(asyncio.run(memory_watch.load(PERIOD_SECONDS))) as opened:
         yield opened
 
 
@@ -86,8 +90,33 @@ def test_deleted_interface_is_reported(lab: Lab, watch: MemoryWatch, chains: Tcx
 
 
 def test_more_words_than_there_is_room_for_are_not_compared(watch: MemoryWatch) -> None:
-    assert not watch.expect(dict.fromkeys(range(memory_watch.MOST_WORDS + 1), 1))
+    assert not watch.expect(dict.fromkeys(range(abi.MAX_WATCHED_WORDS + 1), 1))
     compare(watch)
     assert not is_reported(watch, 0)
-    assert watch.expect(dict.fromkeys(range(memory_watch.MOST_WORDS), 1))
+    assert watch.expect(dict.fromkeys(range(abi.MAX_WATCHED_WORDS), 1))
     assert is_reported(watch, 10 * polling.PATIENCE)
+
+
+def test_nothing_is_left_open_without_a_clock(
+    isolated: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_watch, "_SYSCALL_NUMBERS", {})
+    before = open_descriptors()
+    with pytest.raises(errors.BpfError, match="no perf_event_open"):
+        asyncio.run(memory_watch.load(PERIOD_SECONDS))
+    assert open_descriptors() == before
+
+
+def test_nothing_is_left_open_where_the_kernel_rejects_the_program(
+    prebuilt_programs: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = artefacts.path(prebuilt_programs, memory_watch.PROGRAM_SET, ())
+    fields = json.loads(file.read_bytes())
+    # An exit without a return value.
+    fields["functions"][memory_watch.PROGRAM] = {"instructions": "lQAAAAAAAAA=", "maps": {}}
+    (tmp_path / file.name).write_text(json.dumps(fields), encoding="ascii")
+    monkeypatch.setenv(artefacts.DIRECTORY_VARIABLE, str(tmp_path))
+    before = open_descriptors()
+    with pytest.raises(errors.CompileError, match="R0 !read_ok"):
+        asyncio.run(memory_watch.load(PERIOD_SECONDS))
+    assert open_descriptors() == before

@@ -20,6 +20,7 @@ from bpf import (
     listener_lookup,
     listeners,
     loader,
+    memory_watch,
     pinning,
     pins,
     sources,
@@ -81,6 +82,7 @@ def directories(installation: pins.Pins) -> dict[str, pathlib.Path]:
         "listener_lookup.c": next(iter(installation.schema.glob("listener-lookup-*"))),
         "host_egress.c": next(iter(installation.schema.glob("host-egress-*"))),
         "services.c": next(iter((installation.root / "services").iterdir())),
+        "memory_watch.c": installation.schema / "memory-watch",
     }
 
 
@@ -93,6 +95,9 @@ def test_programs_are_those_that_bcc_loads(fresh_pins: pins.Pins) -> None:
     asyncio.run(listener_lookup.load(fresh_pins))
     asyncio.run(host_egress.load(fresh_pins))
     asyncio.run(services.load(fresh_pins))
+    # The agent pins it nowhere.
+    directory = fresh_pins.schema / "memory-watch"
+    asyncio.run(pinning.ensure_pinned(memory_watch.PROGRAM_SET, directory))
     ours = {}
     for programs in PROGRAM_SETS:
         for program in programs.programs:

@@ -24,7 +24,7 @@ from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
 from bpf.attachment import Attachment
-from bpf.errors import AttachError, BpfError
+from bpf.errors import AttachError, BpfError, CompileError
 from bpf.gates import GateCheck
 
 pytestmark = pytest.mark.looptime
@@ -84,6 +84,10 @@ class Node:
     chains: Chains | None = None
     """None: the kernel does not offer their state."""
 
+    memory_error: Exception = dataclasses.field(
+        default_factory=lambda: BpfError(errno.EPERM, "opening a clock")
+    )
+
     stops: int = 0
 
     def __post_init__(self) -> None:
@@ -108,8 +112,8 @@ class Node:
             raise BpfError(errno.EPERM, "loading the program tcx_chains")
         return self.chains
 
-    def open_memory(self, _: float) -> Any:
-        raise BpfError(errno.EPERM, "opening a clock")
+    async def open_memory(self, _: float) -> Any:
+        raise self.memory_error
 
     @property
     def gates(self) -> "Node":
@@ -207,6 +211,28 @@ async def test_unchanged_chains_are_not_read_and_a_change_is_noticed_within_a_te
         await asyncio.sleep(0.2)
         assert node.put_back_at[0] - lost_at < 0.1
     assert node.chains.is_closed
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BpfError(errno.ENODEV, "opening a clock"),
+        CompileError("bcc is not installed for this Python"),
+        OSError(errno.EMFILE, "Too many open files"),
+    ],
+    ids=repr,
+)
+async def test_a_change_is_noticed_where_the_kernel_cannot_compare_chains(
+    node: Node, error: Exception
+) -> None:
+    node.memory_error = error
+    node.chains = Chains()
+    async with running(node):
+        await asyncio.sleep(10)
+        node.lost.add(IFINDEX)
+        node.chains.changes += 1
+        await asyncio.sleep(0.2)
+        assert len(node.put_back_at) == 1
 
 
 async def test_gates_without_any_change_are_checked_twice_a_minute(node: Node) -> None:
