@@ -8,7 +8,7 @@ import datetime
 import os
 import pathlib
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -60,7 +60,9 @@ class Runtime(Protocol):
     async def list_containers(self) -> list[CriContainer]: ...
     async def container_started(self, container_id: str) -> datetime.datetime | None: ...
     def events(self) -> AsyncGenerator[str, None]: ...
-    def networked_sandboxes(self) -> AsyncGenerator[NetworkedSandbox, None]: ...
+    def networked_sandboxes(
+        self, is_added: Callable[[str], bool]
+    ) -> AsyncGenerator[NetworkedSandbox, None]: ...
     async def aclose(self) -> None: ...
 
 
@@ -164,9 +166,13 @@ class RuntimeClient:
                 is_named = kind in runtime_pb2.ContainerEventType.values()
                 yield runtime_pb2.ContainerEventType.Name(kind) if is_named else str(kind)
 
-    async def networked_sandboxes(self) -> AsyncGenerator[NetworkedSandbox, None]:
-        """Each new sandbox once or more often, as soon as it has its network: some 30 ms before the
-        CRI lists it, which waits for its process. Until the stream ends.
+    async def networked_sandboxes(
+        self, is_added: Callable[[str], bool]
+    ) -> AsyncGenerator[NetworkedSandbox, None]:
+        """Each new sandbox as soon as it has its network: some 30 ms before the CRI lists it, which
+        waits for its process. Until the stream ends.
+
+        is_added: whether a sandbox needs to be reported no more. containerd 1.6 updates each twice.
 
         Of containerd alone, by what its CRI plugin stores (containerd, pkg/cri/store/sandbox:
         Metadata). Raises `CriUnimplementedError` for other runtimes.
@@ -175,6 +181,8 @@ class RuntimeClient:
             # Its content is up to containerd.
             with contextlib.suppress(CriNotFoundError, DecodeError):
                 container = containerd_pb2.ContainerEvent.FromString(envelope.event.value)
+                if is_added(container.id):
+                    continue
                 response = await self._call(
                     "Get",
                     containerd_pb2.GetContainerRequest(id=container.id),

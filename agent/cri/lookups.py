@@ -76,6 +76,10 @@ class SandboxLookups:
         found = self._found.get(sandbox_id)
         return found.sandbox if found else None
 
+    def has(self, sandbox_id: str) -> bool:
+        """Whether it has been looked up, or added."""
+        return sandbox_id in self._found or sandbox_id in self._added
+
     def started(self, container_id: str) -> datetime.datetime | None:
         start = self._starts.get(container_id)
         return start.at if start else None

@@ -18,16 +18,18 @@ _UNIMPLEMENTED_SECONDS = 300.0
 
 async def follow(
     runtime: Callable[[], Runtime | None],
+    is_added: Callable[[str], bool],
     add: Callable[[NetworkedSandbox], Awaitable[None]],
     set_open: Callable[[bool], None],
 ) -> None:
-    """Add each sandbox until cancelled. runtime: None while there is no connection; set_open:
-    called with whether the runtime has reported one and still reports."""
+    """Add each sandbox until cancelled. runtime: None while there is no connection; is_added: as
+    of `networked_sandboxes`; set_open: called with whether the runtime has reported one and still
+    reports."""
     while True:
         seconds = _RETRY_SECONDS
         try:
             if found := runtime():
-                async with contextlib.aclosing(found.networked_sandboxes()) as sandboxes:
+                async with contextlib.aclosing(found.networked_sandboxes(is_added)) as sandboxes:
                     async for sandbox in sandboxes:
                         set_open(True)
                         await add(sandbox)

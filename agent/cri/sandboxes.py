@@ -177,7 +177,7 @@ class Sandboxes:
                 # What the runtime itself has stored is what it would respond.
                 self._lookups.add(added)
 
-        await networked.follow(lambda: self._runtime, add, set_open)
+        await networked.follow(lambda: self._runtime, self._lookups.has, add, set_open)
 
     async def relist(self) -> None:
         """List once, and mark changes. Raises `CriError`; then nothing changes."""

@@ -71,32 +71,11 @@ class NodeRoutes:
 
     async def route_to(self, address: IPAddress) -> NodeRoute:
         """The main lookup of the FIB, as for a packet of a local process. Raises `OSError`."""
-        body = _ROUTE.pack(_family(address), address.max_prefixlen, *[0] * 7)
-        body += attribute(_RTA_DST, address.packed)
-        try:
-            (answer,) = await netlink.request(_RTM_GETROUTE, body)
-        except OSError as error:
-            if error.errno in _NO_ROUTE:
-                return NodeRoute(RouteKind.NONE)
-            raise OSError(error.errno, f"route to {address}") from error
-        kind = _ROUTE.unpack_from(answer, HEADER_BYTES)[7]
-        if kind in _OWN_TYPES:
-            return NodeRoute(RouteKind.OWN)
-        interface = attributes(answer, _ROUTE_ATTRIBUTES).get(_RTA_OIF)
-        if kind != _RTN_UNICAST or not interface:
-            return NodeRoute(RouteKind.NONE)
-        return NodeRoute(RouteKind.SENT, *_U32.unpack(interface))
+        return await netlink.within(lambda host: _route_in(host, address))
 
     async def uplinks(self) -> set[int]:
         """Interfaces of the default routes. Raises `OSError`."""
-        found = set()
-        for address in _ELSEWHERE:
-            try:
-                found.add((await self.route_to(address)).ifindex)
-            except OSError as error:
-                if error.errno not in _NOT_THERE:
-                    raise
-        return found - {0}
+        return await netlink.within(_uplinks_in)
 
     async def routes_by(self, ifindex: int) -> list[DeviceRoute]:
         """Unicast routes by one interface. Raises `OSError`."""
@@ -162,6 +141,35 @@ async def _entry(key: bytes) -> _Entry | None:
     _, ifindex, state, _, _ = _NEIGHBOUR.unpack_from(answer, HEADER_BYTES)
     lladdr = attributes(answer, _NEIGHBOUR_ATTRIBUTES).get(_NDA_LLADDR, b"")
     return _Entry(ifindex, state, lladdr)
+
+
+def _route_in(host: netlink.Exchange, address: IPAddress) -> NodeRoute:
+    body = _ROUTE.pack(_family(address), address.max_prefixlen, *[0] * 7)
+    body += attribute(_RTA_DST, address.packed)
+    try:
+        (answer,) = host.request(_RTM_GETROUTE, body)
+    except OSError as error:
+        if error.errno in _NO_ROUTE:
+            return NodeRoute(RouteKind.NONE)
+        raise OSError(error.errno, f"route to {address}") from error
+    kind = _ROUTE.unpack_from(answer, HEADER_BYTES)[7]
+    if kind in _OWN_TYPES:
+        return NodeRoute(RouteKind.OWN)
+    interface = attributes(answer, _ROUTE_ATTRIBUTES).get(_RTA_OIF)
+    if kind != _RTN_UNICAST or not interface:
+        return NodeRoute(RouteKind.NONE)
+    return NodeRoute(RouteKind.SENT, *_U32.unpack(interface))
+
+
+def _uplinks_in(host: netlink.Exchange) -> set[int]:
+    found = set()
+    for address in _ELSEWHERE:
+        try:
+            found.add(_route_in(host, address).ifindex)
+        except OSError as error:
+            if error.errno not in _NOT_THERE:
+                raise
+    return found - {0}
 
 
 def _family(address: IPAddress) -> int:

@@ -78,10 +78,9 @@ class PodNetworkReader:
     async def read(self, netns: Netns) -> PodNetwork:
         """Raises `NetnsGoneError`, `OSError` or `TimeoutError`."""
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            found, assigned = await netlink.within(
-                lambda pod: (rtnetlink.read_in(pod), _addresses_in(pod)), netns=netns
+            found, assigned, peers, nsid = await netlink.within(
+                lambda pod: _read(pod, netns.path), netns=netns
             )
-            peers, nsid = await netlink.within(lambda host: _other_ends(host, found, netns.path))
         own = [
             (link, peer)
             for link, peer in peers
@@ -121,6 +120,15 @@ async def netns_number(path: str) -> int | None:
     memory left.
     """
     return await netlink.within(lambda host: _netns_number(host, path))
+
+
+def _read(
+    pod: netlink.Exchange, path: str
+) -> tuple[list[Link], list[tuple[int, IPAddress]], list[tuple[Link, Link | None]], int | None]:
+    """A namespace's links and addresses, and its `_other_ends`."""
+    found, assigned = rtnetlink.read_in(pod), _addresses_in(pod)
+    with netlink.opened(None) as host:
+        return found, assigned, *_other_ends(netlink.Exchange(host), found, path)
 
 
 def _other_ends(

@@ -75,7 +75,7 @@ class KubeRouter:
 
     def install(self) -> None:
         uplink.add()
-        # Both families of the node's own address, which it wants for IPv6.
+        # The node's addresses of both families: without the second it ends.
         self._node.kubelet.restart_at(str(NODE_IPV4), str(NODE_IPV6))
         polling.wait_until("the node has both addresses", self._has_both)
         spec = {"podCIDR": POD_NETWORKS[0], "podCIDRs": list(POD_NETWORKS)}

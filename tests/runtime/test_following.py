@@ -6,7 +6,7 @@ import datetime
 import itertools
 import json
 import pathlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import msgspec
 import pytest
@@ -139,7 +139,9 @@ class _Runtime:
         finally:
             self.streams.remove(stream)
 
-    def networked_sandboxes(self) -> AsyncGenerator[NetworkedSandbox, None]:
+    def networked_sandboxes(
+        self, is_added: Callable[[str], bool]
+    ) -> AsyncGenerator[NetworkedSandbox, None]:
         raise CriUnimplementedError("it has no events of its own.")
 
     async def aclose(self) -> None:

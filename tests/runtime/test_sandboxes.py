@@ -6,7 +6,7 @@ import datetime
 import os
 import signal
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 import pytest
@@ -301,7 +301,9 @@ class _WithoutMounts:
         self.aclose = runtime.aclose
         self._sandbox_details = runtime.sandbox_details
 
-    def networked_sandboxes(self) -> AsyncGenerator[NetworkedSandbox, None]:
+    def networked_sandboxes(
+        self, is_added: Callable[[str], bool]
+    ) -> AsyncGenerator[NetworkedSandbox, None]:
         raise CriUnimplementedError("it is not containerd.")
 
     async def sandbox_details(self, sandbox_id: str) -> SandboxDetails:

@@ -6,7 +6,7 @@ import ipaddress
 import json
 import os
 import pathlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
@@ -29,6 +29,8 @@ class Runtime:
         self.listed: list[Sandbox] = []
         self.lists = 0
         self.requested: list[str] = []
+        self.requests = 0
+        """Of reported sandboxes that were not known."""
         self.networked: asyncio.Queue[NetworkedSandbox | None] = asyncio.Queue()
         self.folder = folder
 
@@ -70,9 +72,13 @@ class Runtime:
         await asyncio.Event().wait()
         yield ""
 
-    async def networked_sandboxes(self) -> AsyncGenerator[NetworkedSandbox, None]:
+    async def networked_sandboxes(
+        self, is_added: Callable[[str], bool]
+    ) -> AsyncGenerator[NetworkedSandbox, None]:
         while found := await self.networked.get():
-            yield found
+            if not is_added(found.sandbox.id):
+                self.requests += 1
+                yield found
 
     async def aclose(self) -> None: ...
 
@@ -127,6 +133,21 @@ async def test_reported_sandbox_is_listed_without_a_request(runtime: Runtime) ->
         assert (web.ips, web.netns and web.netns.path) == (IPS, str(runtime.folder / "web"))
         assert other.ips == IPS
         assert runtime.requested == ["other"]
+
+
+@pytest.mark.looptime
+async def test_update_of_an_added_sandbox_causes_no_request(runtime: Runtime) -> None:
+    async with followed(runtime) as sandboxes:
+        runtime.report("web")
+        await _changed(sandboxes)
+        runtime.report("web")
+        runtime.listed = [runtime.sandbox("web")]
+        sandboxes.hint()
+        await _changed(sandboxes)
+        runtime.report("web")
+        runtime.report("other")
+        await _changed(sandboxes)
+        assert runtime.requests == 2
 
 
 @pytest.mark.looptime

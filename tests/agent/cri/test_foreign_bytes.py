@@ -68,7 +68,7 @@ async def test_event_that_cannot_be_read_ends_no_stream(
     monkeypatch.setattr(RuntimeClient, "_containerd_events", events)
     runtime = RuntimeClient(tmp_path / "none.sock")
     try:
-        assert [found async for found in runtime.networked_sandboxes()] == []
+        assert [found async for found in runtime.networked_sandboxes(lambda _: False)] == []
     finally:
         await runtime.aclose()
 
