@@ -74,7 +74,7 @@ class Run:
     def add(self, report: pytest.TestReport) -> None:
         """A test's end; of a failed fixture, too."""
         match = _NAME.search(report.nodeid)
-        if match is None or (report.when != "call" and not report.failed):
+        if not self._network or match is None or (report.when != "call" and not report.failed):
             return
         modes = [str(text) for name, text in report.user_properties if name == MODES]
         for mode in modes[-1].split(",") if modes else [match["case"] or ""]:
@@ -177,6 +177,10 @@ def _host() -> str:
 
 
 def _revision() -> str:
+    """Empty without git."""
+    if shutil.which("git") is None:
+        return ""
+
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(ROOT), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
