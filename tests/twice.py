@@ -214,6 +214,8 @@ class _Turns:
             fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
         except BlockingIOError:
             self._terminal.write_line(f"waiting for the end of {of}")
+            # Now, also in a pipe: the wait may be long.
+            self._terminal.flush()
             fcntl.flock(self._descriptor, how)
 
 
