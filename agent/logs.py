@@ -438,18 +438,19 @@ def configure(log_format: LogFormat, level: LogLevel = LogLevel.INFO) -> None:
 
 class _LossyStream(io.TextIOBase):
     """A stream that loses what cannot be written: a full disk, or a reader that has ended, must not
-    end the component that logs, nor the supervisor that reports its failure."""
+    end the component that logs, nor the supervisor that reports its failure. A closed stream raises
+    `ValueError`, which the interpreter reports at the end since Python 3.13."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             self._stream.flush()
 
 

@@ -7,12 +7,14 @@ have no record.
 
 import gzip
 import pathlib
+import ssl
 from collections.abc import Sequence
 
 import urllib3
 from google.protobuf import message
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
 from opentelemetry.proto.logs.v1 import logs_pb2
+from urllib3.util import ssl_
 
 from agent.flows import otlp_records
 from agent.flows.outlet import RecordsRejectedError
@@ -54,6 +56,7 @@ class OtlpOutput:
             timeout=urllib3.Timeout(total=timeout_seconds),
             retries=False,
             ca_certs=str(authority) if authority else None,
+            ssl_context=_context(has_authority=authority is not None),
         )
 
     def send(self, records: Sequence[Record]) -> None:
@@ -118,3 +121,13 @@ def read_headers(path: pathlib.Path) -> dict[str, str]:
                 raise ValueError(f"{path} has a line that is no header (Name: value)")
             found[name.strip()] = value.strip()
     return found
+
+
+def _context(*, has_authority: bool) -> ssl.SSLContext:
+    """Accepts the servers that OpenTelemetry's programs accept (Go's crypto/x509): urllib3 demands,
+    since Python 3.13, extensions that many authorities of companies leave out."""
+    context = ssl_.create_urllib3_context()
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if not has_authority:
+        context.load_default_certs()
+    return context

@@ -64,11 +64,14 @@ class Port:
                 bound.listen()
         except OSError as error:
             self.close()
-            is_taken = error.errno == errno.EADDRINUSE
+            # Without a number where asyncio has passed over all addresses, since no interface has
+            # them (since Python 3.13, in `create_server`).
+            number = error.errno or errno.EADDRNOTAVAIL
+            is_taken = number == errno.EADDRINUSE
             owner = await asyncio.to_thread(describe_owner, self._port) if is_taken else ""
             self.problem = (
                 f"cannot listen on {self._host}:{self._port} "
-                f"({os.strerror(error.errno or 0)}{owner}); choose another address with "
+                f"({os.strerror(number)}{owner}); choose another address with "
                 f"{self._option}"
             )
             raise ListenError(self.problem) from error

@@ -6,6 +6,7 @@ them. Names are the API's wherever
 the API has the field (KEP-4559: moving from `tcpSocket:` to `tcp:` is the whole migration).
 """
 
+import inspect
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -187,7 +188,12 @@ def schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"The annotation {ANNOTATION}, {API_VERSION}",
     }
-    return made | msgspec.json.schema(ProbeSpec)
+    made |= msgspec.json.schema(ProbeSpec)
+    for definition in made["$defs"].values():
+        # As Python 3.13 and later compile them.
+        if "description" in definition:
+            definition["description"] = inspect.cleandoc(definition["description"])
+    return made
 
 
 _AT = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")

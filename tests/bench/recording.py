@@ -7,6 +7,7 @@ import datetime
 import os
 import pathlib
 import platform
+import shutil
 import subprocess
 
 import msgspec
@@ -81,6 +82,10 @@ def all_records() -> list[Record]:
 
 
 def _revision() -> str:
+    """Empty without git."""
+    if shutil.which("git") is None:
+        return ""
+
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(_ROOT), *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
