@@ -200,14 +200,15 @@ def test_host_network_pod_below_a_deep_cgroup_root_is_admitted(
 ) -> None:
     """A process of the pod shows where the kubelet makes cgroups."""
     node.write("a.yaml", policy("agents", AGENTS, PORT))
-    add_host_pod(node, UIDS[0])
     with (
         cgroups.cgroup(below=cgroups.root()) as top,
         cgroups.cgroup("deep", below=top) as deep,
         Kubelet(deep).pod(UIDS[0]) as container,
     ):
         node.start(web)
+        # Before there is such a pod: what tries to connect is a process of it, too.
         assert is_rejected(container, web)
+        add_host_pod(node, UIDS[0])
         with container.popen(["sleep", "1000"]) as process:
             try:
                 await_admission(node, container, web)
