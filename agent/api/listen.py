@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from agent.linux import descriptors
 from agent.logs import Event
 from agent.serving.ports import ListenError
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+BACKLOG = 4096
+"""After a restart all clients reconnect at once; the kernel rejects those beyond this."""
 _RETRY_SECONDS = 10.0
 
 
@@ -41,13 +44,7 @@ def close(listening: socket.socket, path: pathlib.Path) -> None:
 async def first_client(listening: socket.socket) -> None:
     """Return once a connection waits to be accepted."""
     listening.setblocking(False)
-    loop = asyncio.get_running_loop()
-    arrived = asyncio.Event()
-    loop.add_reader(listening, arrived.set)
-    try:
-        await arrived.wait()
-    finally:
-        loop.remove_reader(listening)
+    await descriptors.readable(listening)
 
 
 async def run_always(serve: Callable[[], Awaitable[None]], failed: Event) -> None:

@@ -32,8 +32,6 @@ from agent.serving.ports import Port
 
 log = structlog.get_logger(__name__)
 
-# After a restart all clients reconnect at the same moment; the kernel rejects those beyond this.
-_BACKLOG = 4096
 # A user who is dropped from the table starts again.
 _MAX_USERS = 1024
 
@@ -189,7 +187,7 @@ class PeerCredentialProxy:
 def listen_publicly(path: pathlib.Path) -> socket.socket:
     """A listening socket that every process of the node may open. Raises `ListenError`."""
     listening = listen.unix_socket(path, directory_mode=0o755, mode=0o666)
-    listening.listen(_BACKLOG)
+    listening.listen(listen.BACKLOG)
     return listening
 
 

@@ -12,8 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 
 from agent.lab.lab import NODE_IPV4
 from agent.linux.cgroups import cgroup2_mount
@@ -21,7 +19,7 @@ from tests import polling
 from tests.cluster.api import Api, Json
 from tests.cluster.daemons import Daemon
 from tests.cluster.one_node import OneNode
-from tests.networks import ec2, traffic, uplink
+from tests.networks import ec2, health, traffic, uplink
 
 _AGENT, _CONTROLLER, _PLUGIN = "network-policy-agent", "network-policy-controller", "aws-cni"
 _PROBES = ("tc.v4ingress.bpf.o", "tc.v4egress.bpf.o", "v4events.bpf.o")
@@ -150,11 +148,7 @@ class Aws:
     def _is_ready(self) -> bool:
         self.engine.check()
         url = f"http://127.0.0.1:{_HEALTH_PORT}/readyz"
-        try:
-            with urllib.request.urlopen(url, timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (OSError, urllib.error.URLError):
-            return False
+        return health.is_healthy(url)
 
     def _conflist(self) -> Json:
         plugin = {

@@ -10,8 +10,6 @@ import pathlib
 import shutil
 import signal
 import subprocess
-import urllib.error
-import urllib.request
 from typing import Any
 
 import yaml
@@ -22,7 +20,7 @@ from tests import polling
 from tests.cluster.api import Api, Json
 from tests.cluster.daemons import Daemon
 from tests.cluster.one_node import NAME, OneNode
-from tests.networks import traffic, uplink
+from tests.networks import health, traffic, uplink
 
 PROGRAMS = ("calico-felix", "calico", "calico-ipam", "bpf/tc_preamble_ingress.o", "crd", "VERSION")
 """In the directory `calico` of NETWORKS. crd: libcalico-go/config/crd of the sources; VERSION: one
@@ -183,11 +181,7 @@ class Calico:
 
     def _is_ready(self) -> bool:
         self.engine.check()
-        try:
-            with urllib.request.urlopen(_READINESS, timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (OSError, urllib.error.URLError):
-            return False
+        return health.is_healthy(_READINESS)
 
     def _define(self) -> None:
         names = []

@@ -6,8 +6,6 @@ import os
 import pathlib
 import signal
 import subprocess
-import urllib.error
-import urllib.request
 
 from agent.lab.lab import NODE_IPV4, NODE_IPV6
 from agent.linux.cgroups import cgroup2_mount
@@ -15,7 +13,7 @@ from tests import polling
 from tests.cluster.api import Api, Json
 from tests.cluster.daemons import Daemon
 from tests.cluster.one_node import NAME, OneNode
-from tests.networks import traffic, uplink
+from tests.networks import health, traffic, uplink
 
 PROGRAMS = ("kube-router", "VERSION")
 """In the directory `kube-router` of NETWORKS; VERSION: one line, for the record. It runs Debian's
@@ -114,11 +112,7 @@ class KubeRouter:
     def _is_ready(self) -> bool:
         self.engine.check()
         url = f"http://127.0.0.1:{_HEALTH_PORT}/healthz"
-        try:
-            with urllib.request.urlopen(url, timeout=2) as answer:
-                return answer.status == 200 and "subnet" in self._conflist.read_text()
-        except (OSError, urllib.error.URLError):
-            return False
+        return health.is_healthy(url) and "subnet" in self._conflist.read_text()
 
 
 _CONFLIST: Json = {

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-# Clients that connect before gRPC is started wait here.
-_BACKLOG = 4096
-
 
 class PodInfoService:
     """Publishes the state of all pods of the node.
@@ -115,7 +112,7 @@ class PodInfoService:
     async def _serve_pods_api(self) -> None:
         path = sockets.pods_api(self._run_directory)
         listening = listen.unix_socket(path, directory_mode=0o700, mode=0o600)
-        listening.listen(_BACKLOG)
+        listening.listen(listen.BACKLOG)
         with _removed_on_failure(listening, path):
             await listen.first_client(listening)
             module = await asyncio.to_thread(_import_pods_api)

@@ -85,8 +85,8 @@ async def test_reader_that_has_only_reflection_can_list(node: Node) -> None:
     async with node.serving(), node.channel() as channel:
         reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
 
-        async def reflected(**asked: Any) -> Any:
-            request = reflection_pb2.ServerReflectionRequest(**asked)
+        async def reflected(**fields: Any) -> Any:
+            request = reflection_pb2.ServerReflectionRequest(**fields)
             async for answer in reflection.ServerReflectionInfo(
                 iter([request]), timeout=PATIENCE_SECONDS
             ):
@@ -124,16 +124,16 @@ async def test_calls_fail_before_the_list_is_complete(node: Node) -> None:
     pod = node.add("web")
     async with node.serving() as calls, node.channel() as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        asked = health_pb2.HealthCheckRequest(service=PODINFO)
+        request = health_pb2.HealthCheckRequest(service=PODINFO)
         for ask in (calls.listed, lambda: calls.got(pod.uid), lambda: calls.watched().read()):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await ask()
             code, details = code_of(caught.value)
             assert code is UNREADY
             assert "the API server has not told of the pods yet" in details
-        answer = await health.Check(asked, timeout=PATIENCE_SECONDS)
+        answer = await health.Check(request, timeout=PATIENCE_SECONDS)
         assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
-        watching = health.Watch(asked, timeout=PATIENCE_SECONDS)
+        watching = health.Watch(request, timeout=PATIENCE_SECONDS)
         assert (await watching.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
         node.unready_because = None
         assert (await watching.read()).status == health_pb2.HealthCheckResponse.SERVING

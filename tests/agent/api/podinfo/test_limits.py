@@ -80,9 +80,9 @@ async def test_user_above_the_rate_is_rejected(node: Node) -> None:
             assert "try again" in details
         # Another connection is no other user.
         async with node.channel() as other:
-            asked = podinfo_pb2.GetPodConditionsRequest(pod_uid=pod.uid).SerializeToString()
+            request = podinfo_pb2.GetPodConditionsRequest(pod_uid=pod.uid).SerializeToString()
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await other.unary_unary(f"/{PODINFO}/{GET}")(asked, timeout=PATIENCE_SECONDS)
+                await other.unary_unary(f"/{PODINFO}/{GET}")(request, timeout=PATIENCE_SECONDS)
             assert caught.value.code() is EXHAUSTED
         assert node.server.users == [os.getuid()]
         assert node.server.requests[GET] == 5
