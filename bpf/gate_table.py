@@ -17,11 +17,14 @@ import pathlib
 import struct
 from collections.abc import Iterator
 
-from bpf import abi, errors, loader, rcu
+from bpf import abi, errors, loader, locks, rcu
 from bpf.gate_config import GateConfig
 from bpf.gate_reader import Addresses, GateReader, rules_key
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode
+
+# A change takes less than a millisecond; podgate-cni and an agent that starts take turns.
+_LOCK_SECONDS = 5.0
 
 _NUMBER = struct.Struct("=I")
 _TCP = 6
@@ -33,7 +36,10 @@ _FALLBACK = GateConfig(
 
 
 class GateTable(GateReader):
-    """Writes configurations by ifindex. One writer in this process; others wait meanwhile."""
+    """Writes configurations by ifindex. One writer in this process; others wait meanwhile.
+
+    Each change raises `BpfError` (EBUSY) if another process keeps the maps locked.
+    """
 
     def __init__(self, loaded: loader.Loaded, directory: pathlib.Path) -> None:
         """directory: that of the pinned maps, which podgate-cni locks as well."""
@@ -93,7 +99,7 @@ class GateTable(GateReader):
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        locks.take(self._lock, _LOCK_SECONDS)
         try:
             yield
         finally:

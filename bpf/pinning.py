@@ -10,7 +10,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import enum
-import fcntl
 import functools
 import hashlib
 import os
@@ -19,9 +18,12 @@ import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping
 
-from bpf import abi, artefacts, btf, compiling, errors, features, maps, sources, syscalls
+from bpf import abi, artefacts, btf, compiling, errors, features, locks, maps, sources, syscalls
 from bpf.artefacts import Artefact
 from bpf.program_sets import ProgramSet, ProgramSpec
+
+LOCK_SECONDS = 60.0
+"""A load waits so long for another process's, which takes a second, or ten on emulated machines."""
 
 
 class Origin(enum.StrEnum):
@@ -77,7 +79,8 @@ async def ensure_pinned(
     def load() -> None:
         with _pinning(directory, names) as unfinished:
             if unfinished is not None:
-                _load_and_pin(loaded, artefact, unfinished, map_directory or unfinished)
+                with _loaded(loaded, artefact, map_directory or unfinished) as descriptors:
+                    _pin(loaded, descriptors, unfinished)
 
     await asyncio.to_thread(load)
     return dataclasses.replace(outcome, seconds=time.perf_counter() - started)
@@ -96,8 +99,12 @@ async def add(programs: ProgramSet, directory: pathlib.Path, map_directory: path
     artefact, _ = await _artefact(programs)
 
     def load() -> None:
-        with _exclusive(directory.parent):
-            _load_and_pin(missing(), artefact, directory, map_directory)
+        # Not while it verifies: who is stopped meanwhile would lock all others out.
+        with (
+            _loaded(missing(), artefact, map_directory) as descriptors,
+            _exclusive(directory.parent),
+        ):
+            _pin(missing(), descriptors, directory)
 
     await asyncio.to_thread(load)
 
@@ -166,9 +173,11 @@ def _are_pinned(directory: pathlib.Path, names: Collection[str]) -> bool:
     return all(os.path.lexists(directory / name) for name in names)
 
 
-def _load_and_pin(
-    programs: ProgramSet, artefact: Artefact, directory: pathlib.Path, map_directory: pathlib.Path
-) -> None:
+@contextlib.contextmanager
+def _loaded(
+    programs: ProgramSet, artefact: Artefact, map_directory: pathlib.Path
+) -> Iterator[Mapping[str, int]]:
+    """Descriptors of maps, which are pinned in `map_directory`, and of programs, by name."""
     with contextlib.ExitStack() as close:
         descriptors: dict[str, int] = {}
         templates = {spec.template for spec in programs.maps}
@@ -184,12 +193,19 @@ def _load_and_pin(
                 program: threads.submit(_load, program, artefact, descriptors, programs.needs)
                 for program in programs.programs
             }
-        for load in loading.values():
-            if not load.exception() and (fd := load.result()) is not None:
-                close.callback(os.close, fd)
         for program, load in loading.items():
-            if (fd := load.result()) is not None:
-                syscalls.pin(fd, str(directory / program.name))
+            if not load.exception() and (fd := load.result()) is not None:
+                descriptors[program.name] = fd
+                close.callback(os.close, fd)
+        for load in loading.values():
+            load.result()
+        yield descriptors
+
+
+def _pin(programs: ProgramSet, descriptors: Mapping[str, int], directory: pathlib.Path) -> None:
+    for program in programs.programs:
+        if program.name in descriptors:
+            syscalls.pin(descriptors[program.name], str(directory / program.name))
 
 
 def _ensure_map(
@@ -261,10 +277,14 @@ def _pinning(directory: pathlib.Path, names: Collection[str]) -> Iterator[pathli
 
 @contextlib.contextmanager
 def _exclusive(directory: pathlib.Path) -> Iterator[None]:
-    """Hold the directory's lock; the kernel releases it when the process ends."""
+    """Hold the directory's lock; the kernel releases it when the process ends. Raises `PinError`
+    if another keeps it."""
     lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            locks.take(lock, LOCK_SECONDS)
+        except errors.BpfError as error:
+            raise errors.PinError(error.strerror) from error
         yield
     finally:
         os.close(lock)

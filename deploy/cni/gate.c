@@ -13,6 +13,7 @@
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "gate.h"
@@ -29,6 +30,8 @@
 #define MOVING		"-moving"
 #define SEVERAL		0 /* the interface of an address that several pods have */
 #define LAST_PORT	65535
+#define LOCK_SECONDS	5
+#define TRIES_A_SECOND	100
 
 /* The kernel copies a value for each CPU that is possible; NR_CPUS is not larger (CONFIG_MAXSMP).
  */
@@ -266,17 +269,30 @@ static void detach(const struct installation *at, const struct pod_netns *pod, i
 	delete_filter(pod->netlink, ifindex, is_egress);
 }
 
-/* Excludes the agent and other calls from the maps of gates; as GateTable of bpf/gate_table.py. */
+/* Excludes the agent and other calls from the maps of gates; as GateTable of bpf/gate_table.py. A
+ * process that is stopped or frozen keeps its lock. */
 static int lock_gates(const struct installation *at)
 {
+	const struct timespec pause = {.tv_nsec = 1000 * 1000 * 1000 / TRIES_A_SECOND};
 	char path[PATH_MAX];
 	int lock;
 
 	snprintf(path, sizeof(path), "%s/" DIRECTORY "/maps", at->bpffs);
 	lock = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (lock < 0 || flock(lock, LOCK_EX))
-		set_error("%s cannot be locked (%s)", path, strerror(errno));
-	return lock;
+	if (lock < 0) {
+		set_error("%s cannot be opened (%s)", path, strerror(errno));
+		return -1;
+	}
+	for (int tries = 0; tries < LOCK_SECONDS * TRIES_A_SECOND; tries++) {
+		if (!flock(lock, LOCK_EX | LOCK_NB))
+			return lock;
+		nanosleep(&pause, NULL);
+	}
+	set_error("another process has kept %s locked for more than %d s; it may be stopped or "
+		  "frozen: let it continue, or end it (/proc/locks)",
+		  path, LOCK_SECONDS);
+	close(lock);
+	return -1;
 }
 
 /* The configuration of an interface; false if it has none. */

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import fcntl
 import os
 import pathlib
 import socket
@@ -302,6 +303,17 @@ def test_map_of_another_layout_is_an_error(
             network.add("web", path)
         assert "is not the map that this version uses" in failure.value.answer.error["details"]
         network.delete("web", path)
+
+
+def test_an_agent_that_is_stopped_with_the_maps_locked_holds_no_pod_up(node: Node) -> None:
+    node.publish(Mode.ENFORCE)
+    lock = os.open(node.installation.maps, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with added(node.network(), "web", words="maps locked for more than 5 s; it may be stopped"):
+            pass
+    finally:
+        os.close(lock)
 
 
 def test_no_filter_where_another_qdisc_would_run_it_in_the_other_direction(

@@ -3,10 +3,11 @@
 import asyncio
 import dataclasses
 import errno
+import fcntl
 import os
 import pathlib
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -20,6 +21,7 @@ from bpf import (
     listeners,
     loader,
     maps,
+    pinning,
     pins,
     sources,
     syscalls,
@@ -171,6 +173,49 @@ async def test_an_agent_that_defers_no_program_keeps_those_that_are_loaded(
     assert origin is Origin.PINNED
     assert len(ids) == len(first) + len(abi.DEFERRABLE)
     assert first < {*ids}
+
+
+async def test_an_agent_that_is_stopped_while_it_verifies_deferred_programs_has_locked_nothing(
+    fresh_pins: pins.Pins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (await loader.load(fresh_pins, defers=True)).close()
+    are_locked = []
+    load_program = syscalls.program_load
+
+    def load_and_look(*arguments: Any, **options: Any) -> int:
+        are_locked.append(is_locked(fresh_pins.programs))
+        return load_program(*arguments, **options)
+
+    monkeypatch.setattr(syscalls, "program_load", load_and_look)
+    await load(fresh_pins)
+    assert len(are_locked) >= len(abi.DEFERRABLE)
+    assert not any(are_locked)
+
+
+def is_locked(directory: pathlib.Path) -> bool:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+async def test_load_that_another_process_locks_out_ends_with_its_pid(
+    fresh_pins: pins.Pins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh_pins.prepare()
+    monkeypatch.setattr(pinning, "LOCK_SECONDS", 0.05)
+    descriptor = os.open(fresh_pins.programs, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(errors.PinError, match=f"process {os.getpid()} has kept .* locked"):
+            await loader.load(fresh_pins)
+    finally:
+        os.close(descriptor)
+    assert (await load(fresh_pins))[0] is Origin.PREBUILT
 
 
 async def test_what_is_compiled_is_loaded_whole(

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 DURATIONS = pathlib.Path(__file__).with_name("durations.json")
 UNIT = "unit"
@@ -32,6 +33,29 @@ class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]
         self._durations = durations
         # Otherwise by the number of their tests.
         config.option.loadscopereorder = False
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """As in the base, which hands out again whatever the worker was given: also the units that
+        it has finished, after which the next one gets no other, and the test that ended it."""
+        left = {
+            scope: {test: False for test, is_done in unit.items() if not is_done}
+            for scope, unit in self.assigned_work.pop(node).items()
+        }
+        crashed: str | None = next((test for unit in left.values() for test in unit), None)
+        if crashed is not None:
+            del left[self._split_scope(crashed)][crashed]
+            self.workqueue.update({scope: unit for scope, unit in left.items() if unit})
+            for other in self.assigned_work:
+                self._reschedule(other)
+        return crashed
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """A worker begins a test when it has the next one, too, or knows that none follows."""
+        if node not in self.registered_collections:
+            return
+        super()._reschedule(node)
+        while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            super()._reschedule(node)
 
     def _split_scope(self, nodeid: str) -> str:
         return nodeid if nodeid in self._durations else _file(nodeid)

@@ -67,8 +67,7 @@ class _Unit:
         with theirs, warnings.catch_warnings():
             # Since Python 3.12, of threads: those of xdist, which no child uses.
             warnings.simplefilter("ignore", DeprecationWarning)
-            # Its thread would not be in the child, where pytest cancels it again.
-            faulthandler.cancel_dump_traceback_later()
+            _cancel_fault_timer()
             self._pid = os.fork()
             if self._pid == 0:
                 # As tests/conftest.py did: since Python 3.12 a fork forgets it (CPython gh-66285).
@@ -79,6 +78,7 @@ class _Unit:
     def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         """nextitem: of the same unit; None for the last one, which ends the unit's fixtures."""
         following = None if nextitem is None else self._numbers[nextitem]
+        _cancel_fault_timer()
         try:
             self._connection.send((self._numbers[item], following))
             answer = self._connection.recv()
@@ -98,6 +98,12 @@ class _Unit:
             node.remove(self._name)
         _, status = os.waitpid(self._pid, 0)
         self.status = os.waitstatus_to_exitcode(status)
+
+
+def _cancel_fault_timer() -> None:
+    """Of `faulthandler_timeout`: a unit has its own, and ends alone. The thread of this one would
+    not be in a child, where pytest cancels it again."""
+    faulthandler.cancel_dump_traceback_later()
 
 
 class _Runner:

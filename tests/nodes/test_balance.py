@@ -1,0 +1,52 @@
+"""Units of tests in real runs with workers."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+
+from tests.polling import PATIENCE_SECONDS
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_FILES = {
+    "pytest.ini": "[pytest]\naddopts = -p xdist -p tests.nodes.balance",
+    "conftest.py": """
+        from tests.nodes import balance
+
+        pytest_addoption = balance.add_option
+    """,
+    "test_first.py": "def test_before(): pass",
+    "test_second.py": """
+        import os
+
+        def test_passes(): pass
+        def test_crashes(): os._exit(1)
+        def test_follows(): pass
+    """,
+    "test_third.py": "def test_after(): pass",
+}
+
+
+def test_worker_that_crashes_is_replaced_and_every_test_runs_once(tmp_path: pathlib.Path) -> None:
+    for name, text in _FILES.items():
+        (tmp_path / name).write_text(textwrap.dedent(text))
+    environment = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-v", "-n", "1"],
+        cwd=tmp_path,
+        env=environment | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(_ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    reported = re.findall(r"\] (PASSED|FAILED) \S+::(\w+)", done.stdout)
+    assert reported == [
+        ("PASSED", "test_before"),
+        ("PASSED", "test_passes"),
+        ("FAILED", "test_crashes"),
+        ("PASSED", "test_follows"),
+        ("PASSED", "test_after"),
+    ]
