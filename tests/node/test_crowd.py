@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from bpf import abi, maps, pins
+from bpf import abi, maps, pins, tcx
 from probes.netns import netns_cookie
 from tests.kernel import dialling
 from tests.node.node import Node, reason_of
@@ -41,6 +41,9 @@ async def test_created_and_deleted_pods_leave_nothing(node: Node) -> None:
     node.create("first")
     first = await node.run_pod("first")
     await node.ready("first")
+    if tcx.TcxLinks.is_supported():
+        # Five seconds after the first gate.
+        await node.until("the comparison of chains", lambda: held(node)["anon_inode:[perf_event]"])
     node.delete("first")
     await node.end_pod(first)
     await node.report("no pods", lambda report: not report.pods)

@@ -12,6 +12,7 @@ from agent import labels
 from agent.admin import finding_kinds as kinds
 from agent.admin.finding_kinds import Kind
 from agent.admin.report import AgentReport
+from agent.lab.agent_process import condition_of
 from agent.network_policy.source import POLICIES
 from tests.node.node import NAMESPACE, Node, reason_of, status_of
 
@@ -85,6 +86,17 @@ async def condition(node: Node, name: str, status: str, reason: str) -> str:
     return str(node.condition(name, KIND)["message"])
 
 
+async def said(node: Node, name: str, text: str) -> None:
+    """The agent has the condition with this text. The API server gets a change of text only once a
+    minute."""
+
+    def has_text(report: AgentReport) -> bool:
+        found = condition_of(report, name, KIND)
+        return found is not None and text in found.message
+
+    await node.report(text, has_text)
+
+
 def statuses(node: Node, name: str, after: int) -> list[dict[str, str]]:
     """The condition in each patch of the pod after the first ones."""
     return [
@@ -114,9 +126,8 @@ async def test_pod_waits_until_the_engine_has_its_policies(node: Node) -> None:
     put_policy(node)
     await start(node)
     await run_gated(node)
-    text = await condition(node, "web", "False", "PoliciesPending")
-    await node.until("a try", lambda: "arrives, though" in node.condition("web", KIND)["message"])
-    assert "Ingress from the witness: TCP 65535" in node.condition("web", KIND)["message"], text
+    await condition(node, "web", "False", "PoliciesPending")
+    await said(node, "web", "Ingress from the witness: TCP 65535 arrives, though")
 
     with engine(await address_of(node, "web")):
         text = await condition(node, "web", "True", "PoliciesProgrammed")
@@ -191,13 +202,10 @@ async def test_egress_and_a_default_deny_are_seen_at_the_witness_in_strict(node:
     put_policy(node, policyTypes=["Ingress", "Egress"], ingress=[], egress=[])
     await start(node, "--mode", "strict")
     await run_gated(node)
-    await node.until("a try", lambda: "arrives" in node.condition("web", KIND).get("message", ""))
+    await said(node, "web", "Ingress from the witness: TCP 65535 arrives")
     address = await address_of(node, "web")
     with engine(address):
-        await node.until(
-            "the egress",
-            lambda: "Egress to the witness" in node.condition("web", KIND).get("message", ""),
-        )
+        await said(node, "web", "Egress to the witness")
         await asyncio.to_thread(drop_from, address)
         text = await condition(node, "web", "True", "PoliciesProgrammed")
     assert "from the witness: TCP 65535 is dropped" in text
