@@ -1,5 +1,6 @@
 """What podgate has attached to the kernel and installed on the node, object by object."""
 
+import contextlib
 import errno
 import os
 import re
@@ -35,6 +36,16 @@ def programs(installation: pins.Pins) -> list[str]:
             filters += _filters(interface, direction)
     lines = (_HANDLE.sub("", line) for line in filters.splitlines() if "podgate/" in line)
     return sorted({*found, *lines})
+
+
+def compares_chains(pid: int) -> bool:
+    """Whether this agent has had the kernel compare the chains of interfaces (bpf/memory_watch.py),
+    for which it has six descriptors."""
+    found = set()
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(entry.path))
+    return "anon_inode:[perf_event]" in found
 
 
 def everything(installation: pins.Pins) -> list[str]:

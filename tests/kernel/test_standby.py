@@ -16,8 +16,8 @@ from agent.lab import attempts
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess, pod_of
 from agent.logs import Event
-from bpf import abi, pins, syscalls
-from tests.kernel import versions
+from bpf import abi, pins, syscalls, tcx
+from tests.kernel import attached, versions
 from tests.kernel.secondagent import SecondAgent
 from tests.kernel.test_attach import attacked
 from tests.polling import wait_until
@@ -226,6 +226,9 @@ def test_handovers_leave_no_descriptor(first: SecondAgent, second: SecondAgent) 
     def descriptors() -> int:
         return len(os.listdir(f"/proc/{first.pid}/fd"))
 
+    if tcx.TcxLinks.is_supported():
+        # Some seconds after each first gate.
+        wait_until("the kernel compares chains", lambda: attached.compares_chains(first.pid))
     before = descriptors()
     for turn in range(3):
         take_over(first, second)

@@ -11,7 +11,7 @@ import pytest
 
 from bpf import abi, maps, pins, tcx
 from probes.netns import netns_cookie
-from tests.kernel import dialling
+from tests.kernel import attached, dialling
 from tests.node.node import Node, reason_of
 
 pytestmark = pytest.mark.kernel
@@ -43,7 +43,9 @@ async def test_created_and_deleted_pods_leave_nothing(node: Node) -> None:
     await node.ready("first")
     if tcx.TcxLinks.is_supported():
         # Five seconds after the first gate.
-        await node.until("the comparison of chains", lambda: held(node)["anon_inode:[perf_event]"])
+        await node.until(
+            "the kernel compares chains", lambda: attached.compares_chains(node.operator.pid)
+        )
     node.delete("first")
     await node.end_pod(first)
     await node.report("no pods", lambda report: not report.pods)
