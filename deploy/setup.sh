@@ -59,8 +59,13 @@ fi
 
 if [ ! -x .venv/bin/python ]; then
 	log "creating a virtual environment in .venv"
-	/usr/bin/python3 -m venv --system-site-packages .venv
+	/usr/bin/python3 -m venv .venv
 fi
+# The machine's other Python packages, and what they run at each start of Python, take no part. An
+# environment of a previous version has them.
+sed -i 's/^include-system-site-packages = true/include-system-site-packages = false/' .venv/pyvenv.cfg
+ln -sfn "$(/usr/bin/python3 -c 'import bcc; print(*bcc.__path__)')" \
+	"$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/bcc"
 log "installing Python packages (the first time: some 10 s)"
 # Python compiles the modules that it imports. To compile all others takes as long as the rest of the
 # installation.
