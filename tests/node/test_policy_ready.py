@@ -86,7 +86,7 @@ async def condition(node: Node, name: str, status: str, reason: str) -> str:
     return str(node.condition(name, KIND)["message"])
 
 
-async def said(node: Node, name: str, text: str) -> None:
+async def await_text(node: Node, name: str, text: str) -> None:
     """The agent has the condition with this text. The API server gets a change of text only once a
     minute."""
 
@@ -127,7 +127,7 @@ async def test_pod_waits_until_the_engine_has_its_policies(node: Node) -> None:
     await start(node)
     await run_gated(node)
     await condition(node, "web", "False", "PoliciesPending")
-    await said(node, "web", "Ingress from the witness: TCP 65535 arrives, though")
+    await await_text(node, "web", "Ingress from the witness: TCP 65535 arrives, though")
 
     with engine(await address_of(node, "web")):
         text = await condition(node, "web", "True", "PoliciesProgrammed")
@@ -202,10 +202,10 @@ async def test_egress_and_a_default_deny_are_seen_at_the_witness_in_strict(node:
     put_policy(node, policyTypes=["Ingress", "Egress"], ingress=[], egress=[])
     await start(node, "--mode", "strict")
     await run_gated(node)
-    await said(node, "web", "Ingress from the witness: TCP 65535 arrives")
+    await await_text(node, "web", "Ingress from the witness: TCP 65535 arrives")
     address = await address_of(node, "web")
     with engine(address):
-        await said(node, "web", "Egress to the witness")
+        await await_text(node, "web", "Egress to the witness")
         await asyncio.to_thread(drop_from, address)
         text = await condition(node, "web", "True", "PoliciesProgrammed")
     assert "from the witness: TCP 65535 is dropped" in text
