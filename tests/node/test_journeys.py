@@ -219,6 +219,8 @@ async def test_kubelets_connection_in_strict(
 async def test_host_access_policy_to_the_gates_map(node: Node, trace: Trace) -> None:
     await node.start_agent()
     await run_pod(node)
+    # Otherwise the pod itself may still be reconciled, with the newest rules.
+    await node.saved(POD)
     spec = {
         "pods": {"namespaces": [NAMESPACE]},
         "from": [{"anyProcess": {}}],
