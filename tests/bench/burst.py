@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -54,18 +55,23 @@ async def _run(directory: pathlib.Path, runtime: containerd.Containerd) -> None:
     without: list[float] = []
     ready: list[float] = []
     cpu: list[float] = []
+    unready: list[float] = []
     async with Driver(runtime.socket, runtime.pods_cgroup, runtime.directory / "logs") as driver:
         for number in range(_RUNS):
             _note(f"{_PODS} pods without an agent, {number + 1} of {_RUNS}")
             without.append(await _start_without(driver, number))
             _note(f"{_PODS} pods with an agent, {number + 1} of {_RUNS}")
-            seconds, cpu_seconds = await _start_with(driver, directory, runtime, number)
+            seconds, cpu_seconds, unready_seconds = await _start_with(
+                driver, directory, runtime, number
+            )
             ready.append(seconds)
             cpu.append(cpu_seconds * 1000 / _PODS)
+            unready.append(unready_seconds)
     figures.emit("burst", f"burst_{_PODS}_ready_seconds", ready, "s", baseline=without)
     ratios = [one / other for one, other in zip(ready, without, strict=True)]
     figures.emit("burst", f"burst_{_PODS}_ready_ratio", ratios, "ratio")
     figures.emit("burst", f"burst_{_PODS}_agent_cpu_ms_per_pod", cpu, "ms")
+    figures.emit("burst", f"burst_{_PODS}_agent_unready_seconds", unready, "s")
 
 
 async def _start_without(driver: Driver, number: int) -> float:
@@ -80,16 +86,54 @@ async def _start_without(driver: Driver, number: int) -> float:
 
 async def _start_with(
     driver: Driver, directory: pathlib.Path, runtime: containerd.Containerd, number: int
-) -> tuple[float, float]:
-    """Seconds until all are ready, and of the agent's CPU time from its start."""
+) -> tuple[float, float, float]:
+    """Seconds until all are ready, of the agent's CPU time from its start, and in which the agent
+    itself was not ready meanwhile."""
     names = [f"with-{number}-{pod}" for pod in range(_PODS)]
     async with node_with_agent(driver, directory, runtime, str(number), "enforce") as node:
         begun = time.monotonic()
-        async with pods_at_once(node, names):
+        readiness = _Readiness(node)
+        async with readiness.watched(), pods_at_once(node, names):
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while not all(node.is_ready(name) for name in names):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
-            return time.monotonic() - begun, cpu_seconds_of(node.operator.pid)
+            seconds = time.monotonic() - begun
+            return seconds, cpu_seconds_of(node.operator.pid), readiness.unready_seconds
+
+
+class _Readiness:
+    """Reads ten times a second whether the agent is ready, as a kubelet does less often."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.unready_seconds = 0.0
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        report = await self._node.report("an agent", lambda report: True)
+        watching = asyncio.create_task(self._watch(f"http://{report.http_address}/readyz"))
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch(self, url: str) -> None:
+        seen_at = time.monotonic()
+        while True:
+            await asyncio.sleep(0.1)
+            is_ready = await asyncio.to_thread(_is_ready, url)
+            now = time.monotonic()
+            self.unready_seconds += 0 if is_ready else now - seen_at
+            seen_at = now
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
 
 
 @contextlib.asynccontextmanager

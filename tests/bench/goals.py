@@ -44,6 +44,7 @@ GOALS = (
     ),
     Goal("burst", "burst_250_ready_ratio", 1.15, "250 pods at once, likewise"),
     Goal("burst", "burst_250_agent_cpu_ms_per_pod", 15, "CPU of the agent for a pod that starts"),
+    Goal("burst", "burst_250_agent_unready_seconds", 0, "the agent is not ready meanwhile"),
     *(
         Goal(
             "probe", f"{kind}_cpu_over_kubelet_ratio_{in_flight}", limit, f"{kind} probes over Go's"
