@@ -34,6 +34,9 @@ class ChainChanges:
         self._timer: asyncio.TimerHandle | None = None
         self._seen: bytes | None = None
         """The state whose changes are noticed; None: none are."""
+        self._has_own = False
+        """Whether podgate may have changed chains after the last state was read. Its attachment and
+        another program's detachment make the same state again."""
         self._own_until = 0.0
         self._memory: MemoryWatch | None = None
         self._compared: bytes | None = None
@@ -48,7 +51,11 @@ class ChainChanges:
         self._forget_memory()
 
     def state(self) -> bytes | None:
-        """Of all chains; None if it cannot be read."""
+        """Of all chains, to check them and then `watch`; None if it cannot be read."""
+        self._has_own = False
+        return self._read()
+
+    def _read(self) -> bytes | None:
         with contextlib.suppress(OSError):
             return self._chains.state()
         return None
@@ -63,7 +70,8 @@ class ChainChanges:
         """Notice changes since this state, at the earliest after this time where it is read. To be
         repeated, since the kernel may have stopped to compare."""
         self._seen = state
-        if not self._is_compared(state) and self._timer is None:
+        is_noticed = self._is_compared(state) and not self._has_own
+        if not is_noticed and self._timer is None:
             self._timer = self._loop.call_later(pause_seconds, self._look)
 
     def stop(self) -> None:
@@ -72,7 +80,8 @@ class ChainChanges:
         self._cancel()
 
     def note_own(self) -> None:
-        """podgate may have changed chains."""
+        """podgate may have changed chains. Noticed as a change, whatever their state is."""
+        self._has_own = True
         self._own_until = self._loop.time() + _OWN_SECONDS
         if self._seen is not None and self._timer is None:
             self._timer = self._loop.call_later(POLL_SECONDS, self._look)
@@ -87,7 +96,7 @@ class ChainChanges:
         seen = self._seen
         if seen is None:
             return
-        if self.state() != seen:
+        if self._has_own or self._read() != seen:
             self._on_change()
         elif self._loop.time() < self._own_until or not self._compare(seen):
             self._timer = self._loop.call_later(POLL_SECONDS, self._look)

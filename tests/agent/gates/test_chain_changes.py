@@ -90,7 +90,9 @@ class Kernel:
         self.watch()
 
     def watch(self) -> None:
-        self.changes.watch(bytes(self.chains.changes), PAUSE_SECONDS)
+        state = self.changes.state()
+        assert state is not None
+        self.changes.watch(state, PAUSE_SECONDS)
 
     async def settle(self, *, is_compared: bool = True) -> None:
         """Until nothing has happened for a while."""
@@ -152,6 +154,28 @@ async def test_chains_are_read_after_a_change_of_podgate_itself() -> None:
         (noticed_at,) = made.noticed
         assert noticed_at - changed_at <= 0.1
         assert made.memory.expected == made.chains.changes
+
+
+@pytest.mark.parametrize("is_compared", [True, False], ids=["compared", "read"])
+@pytest.mark.parametrize("is_watched", [True, False], ids=["watched", "during a check"])
+async def test_what_another_program_detaches_right_after_podgate_attached_it_is_noticed(
+    is_watched: bool, is_compared: bool
+) -> None:
+    """The chain is then as it was before."""
+    async with kernel() as made:
+        await made.settle(is_compared=is_compared)
+        state = made.changes.state()
+        assert state is not None
+        if not is_watched:
+            made.changes.stop()
+        made.chains.changes += 1
+        made.changes.note_own()
+        made.chains.changes -= 1
+        made.changes.watch(state, PAUSE_SECONDS)
+        changed_at = asyncio.get_running_loop().time()
+        await asyncio.sleep(SETTLED_SECONDS)
+        (noticed_at,) = made.noticed
+        assert noticed_at - changed_at <= PAUSE_SECONDS
 
 
 async def test_change_while_nothing_is_watched_is_noticed_afterwards() -> None:
