@@ -36,13 +36,14 @@ from bpf.tcx_chains import TcxChains
 
 log = structlog.get_logger(__name__)
 
+QUIET_SECONDS = 30.0
+"""Between checks without any change; nothing should be found then."""
+
 # A check reads chains under RTNL: where there are many, checks take at most a fiftieth of the time.
 # One that had to wait for RTNL shows little about the next one.
 _PAUSE_PER_SECOND, _LONGEST_PAUSE_SECONDS = 50.0, 0.5
 # What cannot be repaired is tried again, and its pods are marked, at this pace.
 _REPEAT_SECONDS = 5.0
-# Without any change; nothing should be found then.
-_QUIET_SECONDS = 30.0
 # To load the program of `MemoryWatch` takes 25 ms of CPU, which a start has better uses for.
 _START_SECONDS = 5.0
 # podgate-cni removes a gate, then the network plugin the interface, within milliseconds: that is no
@@ -201,7 +202,7 @@ class GateWatch:
         """Until filters changed, or chains since this state, or it is time to check without
         that."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + (_REPEAT_SECONDS if self._displaced else _QUIET_SECONDS)
+        until = loop.time() + (_REPEAT_SECONDS if self._displaced else QUIET_SECONDS)
         try:
             while not self._woken.is_set() and loop.time() < until:
                 chains.watch(state, pause_seconds)
