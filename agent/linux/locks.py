@@ -16,6 +16,7 @@ from agent.linux import directories
 from agent.linux.procfs import Procfs
 
 _NAME = "lock"
+_TRIES = 3
 
 
 class AlreadyRunningError(PodgateError):
@@ -110,8 +111,16 @@ def _previous_lock(directory: pathlib.Path) -> Iterator[None]:
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if not _take(descriptor) and _is_held_by_root(descriptor):
-            raise AlreadyRunningError(f"an agent of a previous version has locked {directory}.")
+        for _ in range(_TRIES):
+            if _take(descriptor):
+                break
+            # None if it has just ended, or is in another pid namespace.
+            if users := _holders(descriptor):
+                if {0} in users:
+                    raise AlreadyRunningError(
+                        f"an agent of a previous version has locked {directory}."
+                    )
+                break
         yield
     finally:
         os.close(descriptor)
@@ -136,8 +145,9 @@ def _take(descriptor: int) -> bool:
     return True
 
 
-def _is_held_by_root(descriptor: int) -> bool:
+def _holders(descriptor: int) -> list[set[int]]:
+    """The users of each process that holds the lock and has not exited."""
     status = os.fstat(descriptor)
     file = os.major(status.st_dev), os.minor(status.st_dev), status.st_ino
     procfs = Procfs()
-    return any(set(procfs.users(pid)) == {0} for pid in procfs.lock_holders(*file))
+    return [users for pid in procfs.lock_holders(*file) if (users := set(procfs.users(pid)))]

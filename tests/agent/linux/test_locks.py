@@ -47,6 +47,27 @@ def test_lock_that_its_holder_removed_is_made_again(tmp_path: pathlib.Path) -> N
             assert not locks.is_current(lock, first)
 
 
+@pytest.mark.parametrize("ends", ["before", "after"])
+def test_previous_versions_lock_is_held_although_its_holder_ends_meanwhile(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """Before or after its number is read."""
+    previous = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(previous, fcntl.LOCK_EX)
+
+    def end(*_: object) -> set[int]:
+        monkeypatch.undo()
+        os.close(previous)
+        return set() if ends == "before" else {1 << 30}
+
+    monkeypatch.setattr(Procfs, "lock_holders", end)
+    with locks.exclusive(tmp_path):
+        descriptor = os.open(tmp_path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
+
+
 def test_lock_that_others_can_open_is_not_used(tmp_path: pathlib.Path) -> None:
     (tmp_path / "lock").mkdir()
     (tmp_path / "lock").chmod(0o755)
