@@ -36,8 +36,9 @@ def running(program: str, *arguments: str, user: int = USER) -> Iterator[str]:
 
 @contextlib.contextmanager
 def visible_directory() -> Iterator[pathlib.Path]:
-    """A directory that every user may enter, as /run is: pytest's are for its user only."""
-    with tempfile.TemporaryDirectory(prefix="podgate-", dir="/tmp") as name:
+    """A directory that every user may enter, as /run is: pytest's are for its user only. Where
+    TMPDIR is, or /tmp."""
+    with tempfile.TemporaryDirectory(prefix="podgate-") as name:
         path = pathlib.Path(name)
         path.chmod(0o755)
         yield path

@@ -8,6 +8,8 @@ Both kinds of starts alternate in one run.
 
 import asyncio
 import contextlib
+import dataclasses
+import datetime
 import functools
 import os
 import pathlib
@@ -15,6 +17,7 @@ import signal
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -22,7 +25,8 @@ from typing import TypeVar
 
 from agent.default_deny import table as default_deny_table
 from agent.lab import lab as labs
-from agent.lab.agent_process import AgentProcess
+from agent.lab.agent_process import AgentProcess, log_time
+from agent.logs import Event
 from bpf import pins
 from tests.agent.kube.apiserver import ApiServer, Json
 from tests.agent.kube.conftest import write_kubeconfig
@@ -41,6 +45,17 @@ _AT_ONCE = 10
 PATIENCE_SECONDS = 300.0
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Start:
+    """With an agent: seconds until all are ready, of the agent's CPU time from its start, and in
+    which the agent itself was not ready meanwhile, by its log and by /readyz."""
+
+    seconds: float
+    cpu_seconds: float
+    unready_seconds: float
+    readyz_seconds: float
+
+
 def main() -> None:
     labs.isolate()
     with (
@@ -56,22 +71,23 @@ async def _run(directory: pathlib.Path, runtime: containerd.Containerd) -> None:
     ready: list[float] = []
     cpu: list[float] = []
     unready: list[float] = []
+    failing: list[float] = []
     async with Driver(runtime.socket, runtime.pods_cgroup, runtime.directory / "logs") as driver:
         for number in range(_RUNS):
             _note(f"{_PODS} pods without an agent, {number + 1} of {_RUNS}")
             without.append(await _start_without(driver, number))
             _note(f"{_PODS} pods with an agent, {number + 1} of {_RUNS}")
-            seconds, cpu_seconds, unready_seconds = await _start_with(
-                driver, directory, runtime, number
-            )
-            ready.append(seconds)
-            cpu.append(cpu_seconds * 1000 / _PODS)
-            unready.append(unready_seconds)
+            start = await _start_with(driver, directory, runtime, number)
+            ready.append(start.seconds)
+            cpu.append(start.cpu_seconds * 1000 / _PODS)
+            unready.append(start.unready_seconds)
+            failing.append(start.readyz_seconds)
     figures.emit("burst", f"burst_{_PODS}_ready_seconds", ready, "s", baseline=without)
     ratios = [one / other for one, other in zip(ready, without, strict=True)]
     figures.emit("burst", f"burst_{_PODS}_ready_ratio", ratios, "ratio")
     figures.emit("burst", f"burst_{_PODS}_agent_cpu_ms_per_pod", cpu, "ms")
     figures.emit("burst", f"burst_{_PODS}_agent_unready_seconds", unready, "s")
+    figures.emit("burst", f"burst_{_PODS}_readyz_failing_seconds", failing, "s")
 
 
 async def _start_without(driver: Driver, number: int) -> float:
@@ -86,27 +102,44 @@ async def _start_without(driver: Driver, number: int) -> float:
 
 async def _start_with(
     driver: Driver, directory: pathlib.Path, runtime: containerd.Containerd, number: int
-) -> tuple[float, float, float]:
-    """Seconds until all are ready, of the agent's CPU time from its start, and in which the agent
-    itself was not ready meanwhile."""
+) -> _Start:
     names = [f"with-{number}-{pod}" for pod in range(_PODS)]
     async with node_with_agent(driver, directory, runtime, str(number), "enforce") as node:
-        begun = time.monotonic()
-        readiness = _Readiness(node)
-        async with readiness.watched(), pods_at_once(node, names):
+        begun, begun_at = time.monotonic(), datetime.datetime.now(datetime.UTC)
+        readyz = _Readyz(node)
+        async with readyz.watched(), pods_at_once(node, names):
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while not all(node.is_ready(name) for name in names):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
-            seconds = time.monotonic() - begun
-            return seconds, cpu_seconds_of(node.operator.pid), readiness.unready_seconds
+            return _Start(
+                seconds=time.monotonic() - begun,
+                cpu_seconds=cpu_seconds_of(node.operator.pid),
+                unready_seconds=_unready_seconds(node.operator, begun_at),
+                readyz_seconds=readyz.failing_seconds,
+            )
 
 
-class _Readiness:
-    """Reads ten times a second whether the agent is ready, as a kubelet does less often."""
+def _unready_seconds(operator: AgentProcess, since: datetime.datetime) -> float:
+    """For how long the file for the readiness probe of the agent's own pod was missing."""
+    seconds, missing_at = 0.0, None
+    for line in operator.log_lines():
+        at = log_time(line)
+        if line["event"] == Event.AGENT_NOT_READY and at >= since:
+            missing_at = missing_at or at
+        elif line["event"] == Event.AGENT_READY and missing_at:
+            seconds += (at - missing_at).total_seconds()
+            missing_at = None
+    now = datetime.datetime.now(datetime.UTC)
+    return seconds + ((now - missing_at).total_seconds() if missing_at else 0)
+
+
+class _Readyz:
+    """Reads /readyz ten times a second."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self.unready_seconds = 0.0
+        self.failing_seconds = 0.0
+        self._reasons: set[str] = set()
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -117,23 +150,30 @@ class _Readiness:
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+            for reason in sorted(self._reasons):
+                _note(f"/readyz: {reason}")
 
     async def _watch(self, url: str) -> None:
         seen_at = time.monotonic()
         while True:
             await asyncio.sleep(0.1)
-            is_ready = await asyncio.to_thread(_is_ready, url)
+            reason = await asyncio.to_thread(_unready_reason, url)
             now = time.monotonic()
-            self.unready_seconds += 0 if is_ready else now - seen_at
+            if reason:
+                self.failing_seconds += now - seen_at
+                self._reasons.add(reason)
             seen_at = now
 
 
-def _is_ready(url: str) -> bool:
+def _unready_reason(url: str) -> str:
     try:
-        with urllib.request.urlopen(url, timeout=5) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
+        with urllib.request.urlopen(url, timeout=5):
+            return ""
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.read().decode()
+    except OSError as error:
+        return str(error)
 
 
 @contextlib.asynccontextmanager

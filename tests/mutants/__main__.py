@@ -7,6 +7,7 @@ import os
 import pathlib
 import queue
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -227,6 +228,8 @@ def _paths(options: argparse.Namespace) -> list[str]:
 
 def main() -> int:
     options = _options()
+    # What is in temporary directories, and in namespaces, ends with this process.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if os.geteuid() != 0:
         _print("make mutants needs root: mutants run in namespaces of their own")
         return 1
