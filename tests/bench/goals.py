@@ -49,8 +49,18 @@ GOALS = (
         Goal(
             "probe", f"{kind}_cpu_over_kubelet_ratio_{in_flight}", limit, f"{kind} probes over Go's"
         )
-        for kind, limit in (("http", 0.45), ("tcp", 0.05), ("https", 0.6), ("grpc", 0.6))
+        for kind, limit in (("http", 0.45), ("https", 0.6), ("grpc", 0.6))
         for in_flight in (1, 16, 50)
+    ),
+    *(
+        goal
+        for way, text in (("lookup", "by lookups alone"), ("default", "as the agent runs them"))
+        for goal in (
+            Goal(
+                "probe", f"cpu_percent_1000_tcp_by_{way}", 0.5, f"1,000 tcp probes a second {text}"
+            ),
+            Goal("probe", f"tcp_by_{way}_over_kubelet_ratio", 0.05, f"the same over Go's, {text}"),
+        )
     ),
     *(
         Goal("localapi", f"podinfo_{kind}_p99_ms", 5, f"PodInfo's {kind} by KEP-4188's objective")
