@@ -95,7 +95,12 @@ class Agent:
                 await self._gating.store.synced.wait()
         pod_services = await asyncio.to_thread(_import_pod_services, self._settings)
         self._pod_services = pod_services.PodServices(
-            self._settings, self._gating, self._api, self._handover, self._rings
+            self._settings,
+            self._gating,
+            self._api,
+            self._handover,
+            self._rings,
+            unready_reason=self._readiness.reason,
         )
         await self._pod_services.run()
 

@@ -36,7 +36,10 @@ HOOK_ATTACHED = MetricFamily(
     ("hook",),
 )
 READY = MetricFamily(
-    "podgate_ready", "gauge", "1 if the agent is ready, as /readyz reports with the reason."
+    "podgate_ready",
+    "gauge",
+    "1 if the agent is ready, as /readyz reports with the reason. A ready agent's problem counts "
+    "after 5 s.",
 )
 TURNS = MetricFamily(
     "podgate_node_turns_total",

@@ -98,8 +98,9 @@ class PodServices:
         api: ApiClient | None,
         handover: Handover,
         rings: Rings,
+        unready_reason: Callable[[], str | None],
     ) -> None:
-        """api: for a node of a cluster."""
+        """api: for a node of a cluster; unready_reason: None while the agent is ready."""
         self._gating = gating
         ports = Ports(settings)
         store, gate_worker = gating.store, gating.gate_worker
@@ -213,7 +214,7 @@ class PodServices:
                 ComponentCollector(
                     gate_worker,
                     checks,
-                    unready_reason=gating.unready_reason,
+                    unready_reason=unready_reason,
                     turns=lambda: handover.turns,
                 ),
             ),
@@ -300,6 +301,7 @@ class PodServices:
         manifest_services = self._manifest_services
         reports = Reports(
             gating,
+            unready_reason=unready_reason,
             outputs=self._outputs,
             services=manifest_services.endpoints if manifest_services else None,
             isolation=self._isolation,

@@ -1,7 +1,8 @@
 """Readiness of this agent: it holds the node, and its pods are synchronised.
 
 It is a file in a directory of the agent's own pod, for a probe that runs `test`. A probe over HTTP
-may be answered by another agent: pods on the node's network share its ports.
+may be answered by another agent: pods on the node's network share its ports. `/readyz` and
+`podgate_ready` are for people and alerts.
 """
 
 import asyncio
@@ -63,6 +64,10 @@ class Readiness:
         self._failing_since: float | None = None
         self.overdue = asyncio.Event()
         """Set if a take-over has not led to readiness: the previous agent should hold the node."""
+
+    def reason(self) -> str | None:
+        """Why the agent is not ready now, as the file will have it; None if it is."""
+        return self._lasting_problem() or None
 
     async def run(self) -> None:
         """Maintain the file until cancelled."""

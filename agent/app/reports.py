@@ -67,6 +67,7 @@ class Reports:
         self,
         gating: Gating,
         *,
+        unready_reason: Callable[[], str | None],
         outputs: "ClusterOutputs | None",
         services: "ServiceEndpoints | None",
         isolation: IsolationConditions,
@@ -86,12 +87,14 @@ class Reports:
         conditions: "ConditionsService | None" = None,
         flow_problem: Callable[[], str] = lambda: "",
     ) -> None:
-        """services: of a node without a cluster; node: its name, empty without a cluster; checks:
-        of components, as for `podgate_component_up`; component_problems: of those that fail;
-        conditions: of other owners; flow_problem: why records of flows are not written."""
+        """unready_reason: None while the agent is ready; services: of a node without a cluster;
+        node: its name, empty without a cluster; checks: of components, as for
+        `podgate_component_up`; component_problems: of those that fail; conditions: of other
+        owners; flow_problem: why records of flows are not written."""
         self._ports = ports
         self._started = datetime.datetime.now(datetime.UTC)
         self._gating = gating
+        self._unready_reason = unready_reason
         self._store = gating.store
         self._modes = gating.modes
         self._gate_worker = gating.gate_worker
@@ -121,7 +124,7 @@ class Reports:
         return self._gating.unhealthy_reason()
 
     def unready_reason(self) -> str | None:
-        return self._gating.unready_reason()
+        return self._unready_reason()
 
     async def metrics(self) -> bytes:
         return await self._metrics.render()

@@ -36,12 +36,15 @@ async def test_file_exists_while_the_agent_is_ready(tmp_path: pathlib.Path) -> N
     async with agent.running():
         await asyncio.sleep(1)
         assert not file.exists()
+        assert agent.readiness.reason() == "initial pod sync not finished"
         agent.problem = None
         await asyncio.sleep(1)
         assert file.exists()
+        assert agent.readiness.reason() is None
         agent.problem = "container runtime down"
         await asyncio.sleep(6)
         assert not file.exists()
+        assert agent.readiness.reason() == "container runtime down"
         assert agent.readiness.problem == "container runtime down"
         agent.problem = None
         await asyncio.sleep(1)
@@ -61,6 +64,7 @@ async def test_short_problems_of_a_ready_agent_do_not_end_its_readiness(
             for _ in range(8):
                 await asyncio.sleep(0.5)
                 assert file.exists()
+                assert agent.readiness.reason() is None
                 assert agent.readiness.problem == ""
             agent.problem = None
             await asyncio.sleep(1)
