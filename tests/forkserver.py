@@ -17,6 +17,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import pathlib
@@ -30,6 +31,22 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from tests.nodes import node
+
+_COMMANDS = ("bugtool", "cleanup", "doctor", "drops", "explain", "off", "pods", "run", "status")
+_VIEWS = ("doctor", "explain", "pinned_status", "pods", "status")
+_MODULES = (
+    *("kubernetes.aio.client", "kubernetes.aio.config"),  # of agents with a kubeconfig
+    *("agent.app.http_server", "agent.app.preflight", "agent.app.removal", "agent.app.startup"),
+    *("agent.linux.malloc", "agent.linux.scheduling", "agent.admin.client"),
+    *("agent.sources.cluster", "agent.sources.manifest_source"),
+    *("agent.operate.meshes", "agent.operate.doctor.checks"),
+    *("agent.operate.cli.answers", "agent.operate.cli.explaining"),
+    *(f"agent.operate.cli.commands.{name}" for name in _COMMANDS),
+    *(f"agent.operate.cli.views.{name}" for name in _VIEWS),
+    *("agent.operate.pinned.installation", "agent.operate.pinned.report"),
+    *("agent.operate.pinned.status", "probes.protocols.tcp"),
+)
+"""What agents and commands import besides the command line."""
 
 _MAX_REQUEST_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
@@ -187,29 +204,12 @@ def _run(main: Callable[..., object]) -> None:
 if __name__ == "__main__":
     # Of a terminal, for the worker, which then ends what it started.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from kubernetes.aio import client, config  # noqa: F401  # of agents with a kubeconfig
-
-    from agent.admin import client as admin_client  # noqa: F401
-    from agent.app import http_server, pod_services, preflight, removal, startup  # noqa: F401
-    from agent.linux import malloc, scheduling  # noqa: F401
-    from agent.operate.cli.commands import (  # noqa: F401
-        bugtool,
-        cleanup,
-        doctor,
-        drops,
-        explain,
-        off,
-        run,
-        status,
-    )
+    from agent.app import pod_services
     from agent.operate.cli.main import main
-    from agent.operate.cli.views import pinned_status  # noqa: F401
-    from agent.operate.cli.views import status as status_view  # noqa: F401
-    from agent.operate.pinned import report  # noqa: F401
-    from agent.sources import manifest_source  # noqa: F401
     from bpf import btf, errors
-    from probes.protocols import tcp  # noqa: F401
 
+    for module in (*_MODULES, *pod_services.OPTIONAL):
+        importlib.import_module(module)
     # Where the kernel's types are is found once.
     with contextlib.suppress(errors.BpfError):
         btf.function_id("bpf_rdonly_cast")

@@ -32,6 +32,8 @@ _ONCE = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]", "/dev/urandom", "/dev
 
 
 _lasting: list[None] = []
+_sockets: dict[str, str] = {}
+"""Their names, by inode."""
 
 
 @contextlib.contextmanager
@@ -126,19 +128,25 @@ def _descriptors() -> list[str]:
     # `probes.netns` keeps the namespace to which threads return.
     kept = (*_ONCE, os.readlink("/proc/thread-self/ns/net"))
     targets = []
-    for number in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # the one of listdir
-            target = os.readlink(f"/proc/self/fd/{number}")
-            targets.append(_socket(number) if target.startswith("socket:") else target)
+    directory = os.open("/proc/self/fd", os.O_PATH)
+    try:
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # the one of listdir
+                target = os.readlink(name, dir_fd=directory)
+                targets.append(_socket(int(name), target) if target[:7] == "socket:" else target)
+    finally:
+        os.close(directory)
     return [target for target in targets if target and not target.startswith(kept)]
 
 
-def _socket(descriptor: int) -> str:
+def _socket(descriptor: int, target: str) -> str:
     """Empty for one end of a pair: event loops have these, and gRPC keeps one."""
-    with socket.socket(fileno=os.dup(descriptor)) as found:
-        family = socket.AddressFamily(found.family).name.removeprefix("AF_")
-        address = found.getsockname()
-        return f"{family} socket {address}" if address or family != "UNIX" else ""
+    if target not in _sockets:
+        with socket.socket(fileno=os.dup(descriptor)) as found:
+            family = socket.AddressFamily(found.family).name.removeprefix("AF_")
+            address = found.getsockname()
+        _sockets[target] = f"{family} socket {address}" if address or family != "UNIX" else ""
+    return _sockets[target]
 
 
 def _command(pid: int) -> str:
