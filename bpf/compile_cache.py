@@ -4,20 +4,21 @@ Only where the environment names a directory, as the Makefile does. A file's nam
 that its content depends on: the sources, this package, the set of features, and the installed bcc.
 """
 
-import fcntl
 import hashlib
 import importlib.util
 import os
 import pathlib
 from collections.abc import Callable, Collection
 
-from bpf import artefacts, sources
+from bpf import artefacts, locks, sources
 from bpf.features import Feature
 from bpf.program_sets import ProgramSet
 
 DIRECTORY_VARIABLE = "PODGATE_COMPILE_CACHE"
 """Environment variable that names the directory; none if it is empty or not set."""
 
+# A set of programs is compiled in some seconds, on an emulated machine in minutes.
+_LOCK_SECONDS = 600.0
 _PACKAGE = pathlib.Path(__file__).parent
 
 
@@ -28,14 +29,15 @@ def artefact(
 ) -> bytes:
     """The encoded artefact; one process compiles it, and those that need the same meanwhile wait.
 
-    Raises `OSError`, and what `compile_it` raises: then nothing is kept.
+    Raises `OSError`, `BpfError` if the other process does not end, and what `compile_it` raises:
+    then nothing is kept.
     """
     if not (directory := os.environ.get(DIRECTORY_VARIABLE)):
         return compile_it(programs, used)
     name = artefacts.path(pathlib.Path(directory, _key()), programs, used)
     name.parent.mkdir(parents=True, exist_ok=True)
     with name.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        locks.take(lock.fileno(), _LOCK_SECONDS)
         try:
             return name.read_bytes()
         except FileNotFoundError:

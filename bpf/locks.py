@@ -1,4 +1,4 @@
-"""Locks of directories, which the agent, podgate-cni and commands take one after the other.
+"""Locks of files, which the agent, podgate-cni and commands take one after the other.
 
 A process that is stopped (SIGSTOP) or frozen (a cgroup's freezer) keeps its locks, so waiting for
 one has a limit.
@@ -16,7 +16,7 @@ _PAUSE_SECONDS = 0.01
 
 
 def take(descriptor: int, seconds: float) -> None:
-    """Lock the directory of this descriptor (flock(2)); the kernel releases it with the descriptor.
+    """Lock the file of this descriptor (flock(2)); the kernel releases it with the descriptor.
 
     Blocks. Raises `BpfError` (EBUSY) with the holder if that keeps it for `seconds`.
     """
@@ -33,9 +33,9 @@ def take(descriptor: int, seconds: float) -> None:
 
 
 def _describe(descriptor: int, seconds: float) -> str:
-    directory = os.readlink(f"/proc/self/fd/{descriptor}")
+    path = os.readlink(f"/proc/self/fd/{descriptor}")
     return (
-        f"{_holder(descriptor)} has kept {directory} locked for more than {seconds:g} s; it may be "
+        f"{_holder(descriptor)} has kept {path} locked for more than {seconds:g} s; it may be "
         "stopped or frozen: let it continue, or end it"
     )
 
