@@ -82,9 +82,9 @@ def _candidates(own: Selected, of_witness: Selected, destination: End) -> Iterat
     the destination does not declare. Datagrams go to no declared port."""
     ports = {1, MAX_PORT}
     for first, last in (*own.port_ranges(), *of_witness.port_ranges()):
-        ports |= {first - 1, first, last, last + 1}
+        ports |= {first, last, last + 1}
     for declared in destination.ports:
-        ports |= {declared.port - 1, declared.port, declared.port + 1}
+        ports |= {declared.port, declared.port + 1}
     valid = sorted((port for port in ports if 1 <= port <= MAX_PORT), reverse=True)
     for protocol in _PROTOCOLS:
         taken = {one.port for one in destination.ports if one.protocol == protocol}

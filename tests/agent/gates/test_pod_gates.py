@@ -4,8 +4,10 @@ import asyncio
 import dataclasses
 
 import pytest
+import structlog
 
 from agent.gates import pod_gates
+from agent.logs import Event
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.pod import Pod
 from bpf.verdicts import Mode
@@ -126,6 +128,23 @@ async def test_path_that_is_no_namespace_is_named(
     await settled(node)
     assert node.status("web") == (FALSE, "NetnsInvalid")
     assert node.message("web") == "/run/netns/web is no network namespace."
+
+
+async def test_gate_without_room_is_logged_when_it_begins_and_when_it_changes(node: Node) -> None:
+    node.add("web", 7)
+    node.gates.problem = "no room for 3 of 70 rules"
+    with structlog.testing.capture_logs() as lines:
+        async with node.running():
+            for problem in ("no room for 3 of 70 rules", "", "no room for 1 of 68 rules"):
+                node.gates.problem = problem
+                for _ in range(2):
+                    node.store.mark("web")
+                    await asyncio.sleep(1)
+    logged = [line for line in lines if line["event"] is Event.GATE_HAS_NO_ROOM]
+    assert [(line["pod"], line["problem"]) for line in logged] == [
+        ("demo/web", "no room for 3 of 70 rules"),
+        ("demo/web", "no room for 1 of 68 rules"),
+    ]
 
 
 async def test_pod_without_an_interface_waits_for_one(node: Node) -> None:

@@ -160,8 +160,12 @@ def test_forgotten_pod_has_neither_answers_nor_verdicts(answered: AnsweredProbes
 def test_checks_of_other_types_are_ignored(answered: AnsweredProbes) -> None:
     answered.record(check(UID, type=LIVENESS))
     kept = verdict(answered)
+    verdicts = answered.verdicts.subscribe()
+    verdicts.take()
+    answered.record(check(UID, type=READINESS))
     answered.record(check("unknown"))
     assert verdict(answered) == kept
+    assert verdicts.is_empty
 
 
 def test_requests_have_the_user_agent_of_the_nodes_kubelet(answered: AnsweredProbes) -> None:

@@ -66,6 +66,16 @@ def test_targets_are_found_by_relay_address_until_removed() -> None:
     assert list(targets) == [ipv6]
 
 
+def test_address_of_a_removed_target_is_used_again_after_its_quarantine() -> None:
+    clock = _Clock()
+    targets = Targets([_SUBNET4], clock)
+    count = _SUBNET4.num_addresses - 1 - FIRST_HOST
+    added = [targets.add(_spec(str(number))) for number in range(count)]
+    targets.remove(added[3])
+    clock.seconds += 301
+    assert targets.add(_spec("next")).relay == added[3].relay
+
+
 def test_ports_are_admitted_by_range() -> None:
     target = Targets([_SUBNET4], _Clock()).add(_spec("a"))
     assert [port for port in (79, 80, 81, 8999, 9000, 9010, 9011) if target.admits(port)] == [
