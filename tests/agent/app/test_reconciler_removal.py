@@ -43,6 +43,26 @@ async def test_a_gate_that_cannot_be_detached_is_retried(monkeypatch: pytest.Mon
     assert node.store.removed == {}
 
 
+async def test_gate_of_a_previous_agent_that_cannot_be_detached_is_logged_and_retried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(monkeypatch)
+    node.gates.gates = {9: None}
+    node.gates.failing["remove"] = BUSY
+    node.add("a", 1)
+    with structlog.testing.capture_logs() as lines:
+        async with node.running():
+            await asyncio.sleep(0.5)
+            # Other pods do not wait for it.
+            assert node.status("a") == ENFORCED
+            del node.gates.failing["remove"]
+            await asyncio.sleep(60)
+    events = [line["event"] for line in lines]
+    assert events.count(Event.LEFTOVERS_NOT_REMOVED) == 1
+    assert events.count(Event.STALE_GATE_REMOVED) == 1
+    assert set(node.gates.gates) == {1}
+
+
 async def test_a_pod_that_is_added_again_keeps_its_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """A renamed manifest is one that is removed and one that is added."""
     node = Node(monkeypatch)

@@ -228,6 +228,7 @@ async def test_candidate_that_another_one_precedes_has_no_problem(
             for one in candidates:
                 await stack.enter_async_context(running(one))
             await asyncio.sleep(60)
+            assert [one.spans for one in candidates] == [[]] * 5
     assert [line for line in lines if line["log_level"] != "info"] == []
     assert {one.lease.problem for one in candidates} == {""}
 

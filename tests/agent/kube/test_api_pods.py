@@ -317,6 +317,9 @@ async def test_nothing_is_written_at_rest(
     async with Published(api, state=state).running():
         await asyncio.sleep(5)
         before = state.stat().st_ino, state.stat().st_mtime_ns
+        annotated = labelled("default")
+        annotated["metadata"]["annotations"] = {"example.com/seen": "today"}
+        furnished.put(annotated, path=NAMESPACES)
         await asyncio.sleep(600)
         assert (state.stat().st_ino, state.stat().st_mtime_ns) == before
 

@@ -5,11 +5,13 @@ import pathlib
 from typing import Any
 
 import pytest
+import structlog
 
 from agent.kubelet import search as kubelet_search
 from agent.kubelet.identity import KubeletIdentity
 from agent.kubelet.search import AmbiguousKubeletError, KubeletCgroup, KubeletCgroupError
 from agent.linux.procfs import Procfs
+from agent.logs import Event
 from agent.settings import ByCgroup, ByProcess, KubeletSetting
 
 NODE_NET = "net:[1]"
@@ -457,6 +459,46 @@ async def test_mounts_are_read_until_cgroup_v2_is_found(
     for _ in range(3):
         assert await identity.refresh() is not None
     assert mounts == []
+
+
+async def test_found_kubelet_is_logged_once(node: Node) -> None:
+    identity = KubeletIdentity(
+        ByProcess(), lambda _: None, procfs=Procfs(node.proc), cgroup2=node.cgroup2
+    )
+    node.add(700)
+    with structlog.testing.capture_logs() as lines:
+        await identity.refresh()
+        await identity.refresh()
+    found = [line for line in lines if line["event"] is Event.KUBELET_FOUND]
+    assert [(line["pid"], line["cgroup"]) for line in found] == [(700, UNIT)]
+
+
+async def test_all_processes_are_read_for_a_minute_and_then_twice_a_minute(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second kubelet may start with the first one, and hardly later."""
+    now = 1000.0
+    identity = KubeletIdentity(
+        ByProcess(),
+        lambda _: None,
+        procfs=Procfs(node.proc),
+        cgroup2=node.cgroup2,
+        now=lambda: now,
+    )
+    scanned: list[float] = []
+
+    def find(*arguments: Any, scans: bool, **named: Any) -> KubeletCgroup | None:
+        if scans:
+            scanned.append(now - 1000)
+        return search(*arguments, scans=scans, **named)
+
+    search = kubelet_search.find
+    monkeypatch.setattr(kubelet_search, "find", find)
+    node.add(700)
+    for _ in range(13):
+        await identity.refresh()
+        now += 10
+    assert scanned == [0, 10, 20, 30, 40, 50, 80, 110]
 
 
 async def test_kubelet_is_overdue_after_longer_than_a_restart_takes(node: Node) -> None:

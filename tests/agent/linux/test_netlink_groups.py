@@ -37,6 +37,6 @@ def test_after_a_loss_there_is_no_list() -> None:
     assert received(b"one", lost, b"two") is None
 
 
-def test_another_error_is_the_callers() -> None:
+def test_another_error_is_raised() -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         received(b"one", OSError(errno.EBADF, "Bad file descriptor"))

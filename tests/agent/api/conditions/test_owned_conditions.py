@@ -207,6 +207,11 @@ async def test_owner_that_is_gone_and_awaited_is_a_finding(node: Node) -> None:
     assert one.kind == kinds.CONDITION_OWNER_GONE.name
     assert "reports conditions gpu.example.com/*" in one.sentence
     assert one.pod_names == ["shop/web"]
+    web = Pod(uid="uid-web", namespace="shop", name="web")
+    life.store.conditions.set(web, HEALTHY, "True", "Fine", "")
+    assert findings.find(agent_report(condition_owners=life.service.statuses())) == []
+    life.store.conditions.set(web, HEALTHY, "False", "Ill", "")
+    assert len(findings.find(agent_report(condition_owners=life.service.statuses()))) == 1
     session = life.service.owned.open(DOMAIN)
     assert findings.find(agent_report(condition_owners=life.service.statuses())) == []
     life.service.owned.close(session)

@@ -28,6 +28,7 @@ from agent.operate.explain.pod_checks import PodFacts
 from agent.operate.explain.pods import NamedPods
 from agent.operate.meshes import PodMesh
 from bpf.verdicts import Mode
+from tests.agent.operate.page.reports import probe
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 ISOLATED = "podgate.io/isolation-ready"
@@ -121,6 +122,18 @@ def test_mode_names_what_decides_it(
 ) -> None:
     found = facts(report(mode, **changes), pod=pod, namespace=namespace)
     assert words in checks(found)["mode"].text
+
+
+def test_failed_probe_names_the_command_that_tries_it() -> None:
+    found = report()
+    failed = probe(type="Liveness", result="failure", last_message="refused", failures=3)
+    pod = msgspec.structs.replace(found.pods[0], probes=[failed, probe()])
+    of_pod = facts(msgspec.structs.replace(found, pods=[pod]))
+    shown = [check for check in pod_checks.check(of_pod).checks if check.name == "probe"]
+    assert [(check.state, check.next) for check in shown] == [
+        ("problem", "podgate probe --pod shop/web"),
+        ("ok", ""),
+    ]
 
 
 def test_readiness_that_others_lack_is_named() -> None:

@@ -120,6 +120,10 @@ def test_pods_that_end_and_those_of_no_agent_are_left_out() -> None:
     ending["metadata"]["deletionTimestamp"] = "2026-01-01T12:00:00Z"
     assert effects((reported(LIVENESS), ending)) == Effects()
     assert effects((reported(LIVENESS), of_api("other"))) == Effects()
+    comparison = Comparison()
+    both = [reporting.encoded(reported(LIVENESS, name=name)) for name in ("ending", "web")]
+    comparison.add(both, [of_api("web")])
+    assert len(comparison.effects().restarts) == 1
 
 
 def test_report_without_newer_fields_is_enough() -> None:

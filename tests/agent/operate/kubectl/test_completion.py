@@ -48,6 +48,9 @@ def test_options_are_those_of_the_command(
     assert completed(named, capsys, "status", "--pro") == ["--problems"]
     assert completed(named, capsys, "drops", "--pro") == []
     assert "--timeout" in completed(named, capsys, "--")
+    # A hyphen alone may become either; both forms of one option would be twice the list.
+    assert {text[:2] for text in completed(named, capsys, "status", "-")} == {"--"}
+    assert completed(named, capsys, "status", "-o") == ["-o"]
 
 
 def test_values_of_an_option_are_its_choices(

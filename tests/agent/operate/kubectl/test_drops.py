@@ -306,6 +306,12 @@ def test_too_many_nodes_to_follow_is_one_sentence(
     kubectl.serve_nodes(*(f"node-{number}" for number in range(65)))
     assert main.main(["--kubectl", kubectl.command, "drops", "--follow"]) == 1
     assert "65 nodes are too many to follow at once (at most 64)" in capsys.readouterr().err
+    # As many as are possible, of which none has an agent.
+    names = [f"node-{number}" for number in range(64)]
+    kubectl.serve_nodes(*names, without_agent=names)
+    chosen = [f"--node={name}" for name in names]
+    assert main.main(["--kubectl", kubectl.command, "drops", "--follow", *chosen]) == 3
+    assert "no agent responds" in capsys.readouterr().err
 
 
 class _EndOfStreams(Exception):

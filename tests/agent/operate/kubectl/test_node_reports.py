@@ -37,6 +37,9 @@ def in_order(of: Json, pod: Json | None = None, of_node: Json | None = None) -> 
 
 def test_node_is_in_order_by_its_report() -> None:
     assert in_order(report("a"))
+    found = node_reports.fleet(DAEMONSET, [node("a")], [agent_pod("a")], [report("a")])
+    status_of_a = found.in_order["a"]
+    assert (status_of_a.default_mode, status_of_a.max_mode) == ("audit", "strict")
     assert in_order(report("a", desired={}, inForce={}))
 
 

@@ -114,6 +114,11 @@ def test_nothing_that_may_be_read_is_no_all_clear(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "serviceaccounts in shop is forbidden; nor by exec: Error" in shown.err
+    before = len(proxied.requests())
+    assert proxied.run("drops") == 3
+    assert "serviceaccounts in podgate is forbidden; nor by exec" in capsys.readouterr().err
+    # There is no other account to try.
+    assert len(proxied.requests()) == before + 1
 
 
 def test_agent_without_these_answers_is_read_by_exec(

@@ -409,6 +409,8 @@ def test_one_forgotten_node_is_cleaned_alone(
     assert run(nodes, tmp_path, "--node=a", "--yes") == 1
     assert "a is selected by DaemonSet podgate" in capsys.readouterr().err
     assert run(nodes, tmp_path, "--node=nowhere", "--yes") == 1
+    assert run(nodes, tmp_path, "--node=b") == 1
+    assert "This removes podgate from b. Run it with --yes." in capsys.readouterr().out
     assert verbs(nodes) == []
     nodes.respond(
         "get",

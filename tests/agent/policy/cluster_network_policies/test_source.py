@@ -121,9 +121,21 @@ async def test_network_policy_precedes_the_baseline_tier(
         assert seen.changed.take() == ["shop"]
         assert seen.mode(app="web")[0] == "audit"
         assert seen.mode(app="db")[0] == "enforce"
+        server.put(
+            {"metadata": metadata | {"labels": {"seen": "today"}}, "spec": spec},
+            path=NETWORK_POLICIES.path,
+        )
+        await asyncio.sleep(1)
+        assert seen.changed.take() == []
+        spec = {"podSelector": {"matchLabels": {"app": "db"}}, "policyTypes": ["Ingress"]}
+        server.put({"metadata": metadata, "spec": spec}, path=NETWORK_POLICIES.path)
+        await asyncio.sleep(1)
+        assert seen.changed.take() == ["shop"]
+        assert seen.mode(app="web")[0] == "enforce"
+        assert seen.mode(app="db")[0] == "audit"
         server.delete("web", namespace="shop", path=NETWORK_POLICIES.path)
         await asyncio.sleep(1)
-        assert seen.mode(app="web")[0] == "enforce"
+        assert seen.mode(app="db")[0] == "enforce"
 
 
 async def test_label_of_a_namespace_selects_its_pods(

@@ -127,6 +127,15 @@ def test_node_whose_canary_does_not_start_is_not_proven() -> None:
     assert cluster.pods == {}
 
 
+def test_canary_that_may_not_be_made_is_named() -> None:
+    cluster = MadeCluster("a")
+    cluster.forbidden = ["canary"]
+    report = running.run(cluster, NO_WAIT)
+    assert not report.is_well
+    assert report.sentences() == [f"a: no canary can be made: {made_cluster.FORBIDDEN}."]
+    assert cluster.pods == {}
+
+
 def test_node_that_is_not_ready_is_named_and_not_tried() -> None:
     cluster = MadeCluster("a", "b")
     cluster.not_ready = ["b"]

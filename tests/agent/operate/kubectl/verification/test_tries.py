@@ -35,6 +35,18 @@ def test_closed_port_shows_that_the_packet_arrived(kind: int) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("packet", "checksum"),
+    [
+        ("0001f203f4f5f6f7", 0x220D),  # RFC 1071, section 3
+        ("ffff0002", 0xFFFD),  # a carry into the lowest bit
+        ("0800000000000001", 0xF7FE),
+    ],
+)
+def test_checksum_of_an_echo(packet: str, checksum: int) -> None:
+    assert tries._checksum(bytes.fromhex(packet)) == checksum
+
+
 def test_connection_is_open() -> None:
     with bound(socket.SOCK_STREAM) as listening:
         listening.listen()
