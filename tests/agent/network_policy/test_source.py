@@ -93,6 +93,8 @@ async def test_missing_right_is_the_problem(
     server.faults.append(forbidden)
     async with running(api, state) as policies:
         assert policies.problem.startswith("The API server has not listed networkpolicies yet: ")
+        # Pods that wait get it, too.
+        assert policies.changed.is_set()
 
 
 async def test_cluster_without_cluster_network_policies_has_none(

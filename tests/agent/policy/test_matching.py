@@ -9,8 +9,8 @@ from agent.pods.object_labels import LabelSnapshot
 from agent.pods.pod import Pod
 from agent.pods.pod_state import Admission
 from agent.policy import api_types
-from agent.policy.api_types import Policy
-from agent.policy.matching import RuleSet
+from agent.policy.api_types import Policy, RuleSource
+from agent.policy.matching import RuleSet, compared
 from bpf import abi
 from bpf.rules import Rule, SourceKind
 from probes.spec.specs import parse_pod
@@ -215,3 +215,12 @@ def test_changed_labels_of_a_pod_select_other_policies() -> None:
     assert len(book.admit(POD, ()).rules) == 1
     changed = msgspec.structs.replace(POD, labels={"app": "other"})
     assert book.admit(changed, ()).rules == ()
+
+
+def test_subtree_is_compared_at_its_level_and_an_exact_cgroup_at_any() -> None:
+    found = [CgroupId(7, 2), CgroupId(8, None)]
+    assert list(compared(RuleSource("exact", "/a"), found)) == [
+        (SourceKind.CGROUP, 7, 0),
+        (SourceKind.CGROUP, 8, 0),
+    ]
+    assert list(compared(RuleSource("subtree", "/a"), found)) == [(SourceKind.ANCESTOR, 7, 2)]

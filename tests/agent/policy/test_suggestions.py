@@ -11,7 +11,7 @@ from agent.drops.source_processes import GONE, NO_SOCKET
 from agent.policy import api_types, replay, suggested_yaml, suggestions
 from agent.policy.suggestions import Suggestion
 from bpf import abi
-from tests.agent.policy.observing import DAY, IN_POD, OTHER, WEB, flows
+from tests.agent.policy.observing import DAY, IN_POD, OTHER, WEB, flows, node
 
 A, B = "/system.slice/a.service", "/opt/b"
 INGRESS = ObservedPod(
@@ -211,3 +211,9 @@ def test_more_than_a_policy_holds_becomes_several() -> None:
 )
 def test_duration_has_the_unit_that_makes_it_readable(seconds: float, text: str) -> None:
     assert suggested_yaml.duration(seconds) == text
+
+
+def test_minute_without_an_agent_is_in_the_comment() -> None:
+    (short, long) = suggested_yaml.spans(node(unobserved_seconds=one) for one in (59.0, 60.0))
+    assert "without an agent" not in short
+    assert long.endswith(" of it without an agent")

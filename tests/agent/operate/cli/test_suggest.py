@@ -114,6 +114,9 @@ def test_nothing_to_suggest_is_one_sentence(command: Command) -> None:
 
 def test_json_can_be_read_again(command: Command, tmp_path: pathlib.Path) -> None:
     output = command.run([SEEN], "--output", "json").output
+    # Those without a doubt, as in the manifests.
+    listed = [one["metadata"]["name"] for one in msgspec.json.decode(output)["policies"]]
+    assert listed == policies(GOLDEN.read_text(encoding="utf-8"))
     again = tmp_path / "again.json"
     again.write_text(output, encoding="utf-8")
     done = CliRunner().invoke(main, ["suggest", "--from", str(again)])

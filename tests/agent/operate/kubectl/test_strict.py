@@ -47,6 +47,7 @@ def test_namespace_without_a_difference_gets_strict(
     assert comparing.run() == 0
     assert comparing.step.labels() == ["podgate.io/mode=strict"]
     output = capsys.readouterr().out
+    assert output.startswith("Comparing podgate's results of the probes in namespace shop")
     assert "All 1 probes have the same result from inside.\n" in output
     assert "stays in strict; its gates are in force for 1 pods." in output
     assert comparing.clock.now >= 40

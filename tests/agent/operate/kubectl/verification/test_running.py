@@ -256,6 +256,10 @@ def test_pods_run_podgates_image_as_the_daemonset_pulls_it_without_rights() -> N
         assert added == (["NET_RAW"] if spec.get("hostNetwork") else [])
         assert rights["capabilities"]["drop"] == ["ALL"]
         assert spec["activeDeadlineSeconds"] <= 300
+        if not spec.get("hostNetwork"):
+            assert spec["securityContext"]["runAsNonRoot"] is True
+            probe = container["readinessProbe"]
+            assert (probe["periodSeconds"], probe["timeoutSeconds"]) == (1, 1)
 
 
 def test_unknown_node_is_an_error() -> None:
