@@ -43,10 +43,10 @@ def test_worker_that_crashes_is_replaced_and_every_test_runs_once(tmp_path: path
         check=False,
     )
     reported = re.findall(r"\] (PASSED|FAILED) \S+::(\w+)", done.stdout)
-    assert reported == [
+    # The last two in any order: the third file may have been given to the worker before it crashed.
+    assert reported[:3] == [
         ("PASSED", "test_before"),
         ("PASSED", "test_passes"),
         ("FAILED", "test_crashes"),
-        ("PASSED", "test_follows"),
-        ("PASSED", "test_after"),
     ]
+    assert sorted(reported[3:]) == [("PASSED", "test_after"), ("PASSED", "test_follows")]
