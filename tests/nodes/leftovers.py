@@ -128,9 +128,9 @@ def _descriptors() -> list[str]:
     # `probes.netns` keeps the namespace to which threads return.
     kept = (*_ONCE, os.readlink("/proc/thread-self/ns/net"))
     targets = []
-    directory = os.open("/proc/self/fd", os.O_PATH)
+    directory = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY)
     try:
-        for name in os.listdir("/proc/self/fd"):
+        for name in os.listdir(directory):
             with contextlib.suppress(OSError):  # the one of listdir
                 target = os.readlink(name, dir_fd=directory)
                 targets.append(_socket(int(name), target) if target[:7] == "socket:" else target)

@@ -37,11 +37,14 @@ def test_off_labels_podgates_namespace_and_reads_each_node(
 ) -> None:
     assert run(nodes, "off") == 0
     assert nodes.calls("label", "namespace", "podgate", "podgate.io/max-mode=off", "--overwrite")
-    shown = capsys.readouterr()
-    assert [" ".join(line.split()) for line in shown.out.splitlines()] == [
-        *("NODE STATE", "a off", "b off")
-    ]
-    assert "On each of the others" not in shown.err
+    assert lines(capsys) == ["NODE STATE", "a off", "b off"]
+
+
+def test_off_of_all_nodes_leaves_nothing_to_do_on_others(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(nodes, "off") == 0
+    assert "On each of the others" not in capsys.readouterr().err
 
 
 def test_node_with_something_in_force_is_listed_with_it(
