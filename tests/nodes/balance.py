@@ -6,6 +6,7 @@ it lacks comes last, file by file.
 """
 
 import collections
+import contextlib
 import json
 import pathlib
 from collections.abc import Mapping
@@ -53,9 +54,11 @@ class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]
         """A worker begins a test when it has the next one, too, or knows that none follows."""
         if node not in self.registered_collections:
             return
-        super()._reschedule(node)
-        while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+        # A worker that has just ended: what it was given is handed out again once that is known.
+        with contextlib.suppress(OSError):
             super()._reschedule(node)
+            while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+                super()._reschedule(node)
 
     def _split_scope(self, nodeid: str) -> str:
         return nodeid if nodeid in self._durations else _file(nodeid)
