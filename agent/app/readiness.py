@@ -67,7 +67,7 @@ class Readiness:
 
     def reason(self) -> str | None:
         """Why the agent is not ready now, as the file will have it; None if it is."""
-        return self._lasting_problem() or None
+        return self._lasting(self._find_problem() or "") or None
 
     async def run(self) -> None:
         """Maintain the file until cancelled."""
@@ -77,7 +77,12 @@ class Readiness:
         renewed_at = 0.0
         while True:
             is_late = now() >= deadline
-            self._log(self._lasting_problem())
+            problem = self._find_problem() or ""
+            if not problem:
+                self._failing_since = None
+            elif self._failing_since is None:
+                self._failing_since = now()
+            self._log(self._lasting(problem))
             write = None
             if not self.problem:
                 write = create
@@ -92,16 +97,11 @@ class Readiness:
             is_failing = self._failing_since is not None
             await tasks.tick(_PROBLEM_PERIOD_SECONDS if is_failing else _PERIOD_SECONDS)
 
-    def _lasting_problem(self) -> str:
+    def _lasting(self, problem: str) -> str:
         """The problem, but the previous one for the first seconds of a ready agent's."""
-        problem = self._find_problem() or ""
         now = asyncio.get_running_loop().time()
-        if not problem:
-            self._failing_since = None
-        elif self._failing_since is None:
-            self._failing_since = now
-        is_new = self._failing_since is not None and now - self._failing_since < _GRACE_SECONDS
-        return self.problem if self._was_ready and is_new else problem
+        is_new = self._failing_since is None or now - self._failing_since < _GRACE_SECONDS
+        return self.problem if problem and self._was_ready and is_new else problem
 
     def check_take_over(self) -> None:
         """Raise `TakeOverError` if it is overdue."""

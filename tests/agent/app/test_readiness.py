@@ -70,6 +70,22 @@ async def test_short_problems_of_a_ready_agent_do_not_end_its_readiness(
             await asyncio.sleep(1)
 
 
+async def test_reading_the_reason_does_not_begin_the_grace() -> None:
+    agent = Agent(None)
+    agent.problem = None
+    async with agent.running():
+        await asyncio.sleep(1.2)
+        agent.problem = "container runtime down"
+        assert agent.readiness.reason() is None
+        agent.problem = None
+        await asyncio.sleep(0.2)
+        agent.problem = "initial pod sync not finished"
+        await asyncio.sleep(5.2)
+        assert agent.readiness.reason() is None
+        await asyncio.sleep(1)
+        assert agent.readiness.reason() == "initial pod sync not finished"
+
+
 async def test_file_stays_on_standby_and_when_the_agent_resumes(
     tmp_path: pathlib.Path,
 ) -> None:
