@@ -61,11 +61,16 @@ def rejects(
 def _evaluate(expression: str, variables: dict[str, str], data: Json) -> Any:
     while _VARIABLE.search(expression):
         expression = _VARIABLE.sub(lambda found: f"({variables[found[1]]})", expression)
-    environment = cel.NewEnv(
-        variables=dict.fromkeys(data, cel.Type.DYN),
-        extensions=[ext_optional.ExtOptional(), ext_strings.ExtStrings()],
-    )
-    found = environment.compile(expression).eval(data=data)
+    found = _compiled(expression, *data).eval(data=data)
     # The API server would apply the policy's failurePolicy.
     assert found.type() != cel.Type.ERROR, f"{expression}: {found.value()}"
     return found.plain_value()
+
+
+@functools.cache
+def _compiled(expression: str, *variables: str) -> cel.Expression:
+    environment = cel.NewEnv(
+        variables=dict.fromkeys(variables, cel.Type.DYN),
+        extensions=[ext_optional.ExtOptional(), ext_strings.ExtStrings()],
+    )
+    return environment.compile(expression)

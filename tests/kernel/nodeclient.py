@@ -23,11 +23,13 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests import processes
-from tests.kernel.cgroups import Cgroup
 from tests.polling import PATIENCE
+
+if TYPE_CHECKING:
+    from tests.kernel.cgroups import Cgroup
 
 # Long for what should answer, on a machine that does other things too; and a SYN is sent three
 # times meanwhile.
@@ -61,7 +63,7 @@ _CLASSES = {
 class NodeClient:
     """The process, as a test sees it."""
 
-    def __init__(self, group: Cgroup, netns: str = "") -> None:
+    def __init__(self, group: "Cgroup", netns: str = "") -> None:
         inside = ["nsenter", f"--net={netns}"] if netns else []
         self._process = group.popen(
             [*inside, sys.executable, "-m", "tests.kernel.nodeclient"],
@@ -115,7 +117,7 @@ class NodeClient:
 
 
 @contextlib.contextmanager
-def node_client(group: Cgroup, netns: str = "") -> Iterator[NodeClient]:
+def node_client(group: "Cgroup", netns: str = "") -> Iterator[NodeClient]:
     """netns: the path of a pod's, for a client that is a pod's process."""
     made = NodeClient(group, netns)
     try:

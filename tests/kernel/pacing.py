@@ -19,10 +19,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from tests.kernel.cgroups import Cgroup
-from tests.kernel.strictnode import wait_until
-from tests.polling import PATIENCE
+from tests.polling import PATIENCE, wait_until
+
+if TYPE_CHECKING:
+    from tests.kernel.cgroups import Cgroup
 
 _TIMEOUT_SECONDS = PATIENCE
 _REQUEST = b"GET /healthz HTTP/1.1\r\nHost: pod\r\nConnection: close\r\n\r\n"
@@ -51,7 +53,7 @@ class Pacing:
     """The process, as a test sees it."""
 
     def __init__(
-        self, group: Cgroup, folder: pathlib.Path, per_second: int, targets: Sequence[str]
+        self, group: "Cgroup", folder: pathlib.Path, per_second: int, targets: Sequence[str]
     ):
         self._output = folder / "paced"
         with self._output.open("wb") as output:
@@ -84,7 +86,7 @@ class Pacing:
 
 @contextlib.contextmanager
 def paced(
-    group: Cgroup, folder: pathlib.Path, per_second: int, targets: Sequence[str]
+    group: "Cgroup", folder: pathlib.Path, per_second: int, targets: Sequence[str]
 ) -> Iterator[Pacing]:
     made = Pacing(group, folder, per_second, targets)
     try:

@@ -14,8 +14,10 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from tests.kernel.cgroups import Cgroup
+if TYPE_CHECKING:
+    from tests.kernel.cgroups import Cgroup
 
 WITHOUT_CAPABILITIES = "without-capabilities:"
 """Before a name: the process drops all capabilities, and stays root."""
@@ -29,7 +31,7 @@ _TIMEOUT_SECONDS = 1.0
 class KubeletStub:
     """The process, in a cgroup of the test's, and its results."""
 
-    def __init__(self, group: Cgroup, name: str, targets: Iterable[str]) -> None:
+    def __init__(self, group: "Cgroup", name: str, targets: Iterable[str]) -> None:
         self._process = group.popen(
             [sys.executable, "-m", "tests.kernel.standin", name, *targets],
             stdin=subprocess.PIPE,
