@@ -67,7 +67,7 @@ class Readiness:
 
     def reason(self) -> str | None:
         """Why the agent is not ready now, as the file will have it; None if it is."""
-        return self._lasting(self._find_problem() or "") or None
+        return self._lasting(self._find_problem()) or None
 
     async def run(self) -> None:
         """Maintain the file until cancelled."""
@@ -77,8 +77,8 @@ class Readiness:
         renewed_at = 0.0
         while True:
             is_late = now() >= deadline
-            problem = self._find_problem() or ""
-            if not problem:
+            problem = self._find_problem()
+            if problem is None:
                 self._failing_since = None
             elif self._failing_since is None:
                 self._failing_since = now()
@@ -97,11 +97,12 @@ class Readiness:
             is_failing = self._failing_since is not None
             await tasks.tick(_PROBLEM_PERIOD_SECONDS if is_failing else _PERIOD_SECONDS)
 
-    def _lasting(self, problem: str) -> str:
-        """The problem, but the previous one for the first seconds of a ready agent's."""
+    def _lasting(self, problem: str | None) -> str:
+        """The problem, but the previous one for the first seconds of a ready agent's; empty for
+        None."""
         now = asyncio.get_running_loop().time()
         is_new = self._failing_since is None or now - self._failing_since < _GRACE_SECONDS
-        return self.problem if problem and self._was_ready and is_new else problem
+        return self.problem if problem and self._was_ready and is_new else problem or ""
 
     def check_take_over(self) -> None:
         """Raise `TakeOverError` if it is overdue."""

@@ -126,7 +126,11 @@ BREAKS = {
     "crash before it serves": ("app/agent.py", _SETTINGS, "        1 / 0\n"),
     "crash of a task": ("app/reconciler.py", _WAIT, "            1 / 0\n"),
     "hang": ("app/reconciler.py", _WAIT, "            __import__('time').sleep(1000)\n"),
-    "never ready": ("app/readiness.py", 'self._find_problem() or ""', '"it is broken"'),
+    "never ready": (
+        "app/readiness.py",
+        "problem = self._find_problem()",
+        'problem = "it is broken"',
+    ),
 }
 
 
