@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from agent.relay.messages import Answer, AnswerOutcome, GrpcRequest, HttpRequest, Verdict
-from agent.relay.probe_requests import grpc_request
+from agent.relay.probe_requests import grpc_request, prepare_grpc
 
 
 class AnsweredProbe:
@@ -43,6 +43,7 @@ class PortAnswers:
                 case HttpRequest(sent):
                     self.http[sent] = probe
                 case GrpcRequest(service):
+                    prepare_grpc()
                     self.grpc[grpc_request(service)] = probe
                 case _ if len(probes) == 1:
                     self.tcp = probe

@@ -8,8 +8,6 @@ import struct
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-import hpack
-
 from probes.protocols import protobuf
 
 P = TypeVar("P")
@@ -172,7 +170,15 @@ def _find_ack(received: bytes) -> int | None:
     return None
 
 
+def prepare_grpc() -> None:
+    """Import what reads gRPC's requests, with logging an eighth of the relay's memory, before there
+    is one: descriptors may be lacking then."""
+    import hpack  # noqa: F401
+
+
 def _is_probe(block: bytes) -> bool:
+    import hpack
+
     try:
         headers = list(hpack.Decoder().decode(block, raw=True))
     except hpack.HPACKError:
