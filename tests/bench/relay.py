@@ -9,6 +9,7 @@ import contextlib
 import pathlib
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -39,6 +40,10 @@ _IDLE_SECONDS = 10
 # Of 100 pods with three probes of the default period.
 _PROBES_PER_SECOND = 100 * 3 / 10
 _HOUR_NS = 3600 * 10**9
+# Of 100 pods with two probes of the default period, as in bench `cluster`.
+_RESTING_PROBES_PER_SECOND = 100 * 2 / 10
+_RESTING_RUNS, _RESTING_ROUNDS = 5, 100
+_BARE = "tests.bench.bare_relay"
 
 
 def main() -> None:
@@ -47,6 +52,7 @@ def main() -> None:
         _memory(node, client)  # while the relay is small
         _latency(node, client)
         _rate(node, client)
+        _at_rest(node, client)
         _fail_over(node, client)
     with Lab() as network, cgroups.cgroup() as kubelet:
         _answered(network, kubelet)
@@ -63,7 +69,7 @@ def _node() -> Iterator[tuple[Node, RelayClient]]:
     ):
         operator = AgentProcess(pathlib.Path(folder))
         node = Node(network, served, operator, kubelet)
-        for number, purpose in enumerate(("tcp", "http", "rate", "idle")):
+        for number, purpose in enumerate(("tcp", "http", "rate", "rest", "idle")):
             for mode in ("strict", "enforce"):
                 node.add(
                     f"{purpose}-{mode}",
@@ -178,6 +184,53 @@ def _rate(node: Node, client: RelayClient) -> None:
         cpu_us.append((_cpu_seconds(pid) - before) / _CONNECTS * 1e6)
     figures.emit("relay", "connections_per_s", carried, "1/s", baseline=plain)
     figures.emit("relay", "cpu_us_per_probe", cpu_us, "us")
+
+
+def _at_rest(node: Node, client: RelayClient) -> None:
+    """Of a probe that comes alone, after others have used the processor's caches; without what the
+    relay takes meanwhile without any."""
+    _note("CPU of one http probe among few: of the relay, and of the least that one does")
+    relay = _relay(node)
+    strict, direct = _hosts(node, "rest")
+    idle_us = _idle_percent(relay) / 100 / _RESTING_PROBES_PER_SECOND * 1e6
+    costs: dict[str, list[float]] = {"relay": [], "python": [], "c": []}
+    with (
+        _bare(node, [sys.executable, "-m", _BARE], "127.0.0.2", direct) as python,
+        tempfile.TemporaryDirectory() as folder,
+        _bare(node, [_compiled(folder)], "127.0.0.3", direct) as in_c,
+    ):
+        ways = {"relay": (relay, strict), "python": (python, "127.0.0.2"), "c": (in_c, "127.0.0.3")}
+        for _ in range(_RESTING_RUNS):
+            for name, (pid, host) in ways.items():
+                before = _cpu_seconds(pid)
+                pause = 1 / _RESTING_PROBES_PER_SECOND
+                client.probe("http", [host], _RESTING_ROUNDS, pause_seconds=pause)
+                cost = (_cpu_seconds(pid) - before) / _RESTING_ROUNDS * 1e6
+                costs[name].append(cost - (idle_us if name == "relay" else 0))
+    figures.emit(
+        "relay", "cpu_us_per_resting_probe", costs["relay"], "us", baseline=costs["python"]
+    )
+    figures.emit("relay", "bare_c_cpu_us_per_resting_probe", costs["c"], "us")
+
+
+@contextlib.contextmanager
+def _bare(node: Node, command: list[str], address: str, host: str) -> Iterator[int]:
+    """A process of the kubelet's cgroup that carries to a host; its pid."""
+    arguments = [*command, address, host, str(answering.PORT)]
+    with node.kubelet.popen(arguments, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def _compiled(folder: str) -> str:
+    program = f"{folder}/bare_relay"
+    source = pathlib.Path(__file__).with_name("bare_relay.c")
+    subprocess.run(["gcc", "-O2", "-o", program, str(source)], check=True)
+    return program
 
 
 def _memory(node: Node, client: RelayClient) -> None:

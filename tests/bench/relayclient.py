@@ -36,9 +36,14 @@ class RelayClient:
             stdout=subprocess.PIPE,
         )
 
-    def probe(self, kind: str, hosts: list[str], rounds: int) -> list[list[float]]:
-        """`rounds` probes of each host in turn; by host, seconds of each."""
-        found: list[list[float]] = self._request(do="probe", kind=kind, hosts=hosts, rounds=rounds)
+    def probe(
+        self, kind: str, hosts: list[str], rounds: int, *, pause_seconds: float = 0
+    ) -> list[list[float]]:
+        """`rounds` probes of each host in turn; by host, seconds of each. pause_seconds: after
+        each probe."""
+        found: list[list[float]] = self._request(
+            do="probe", kind=kind, hosts=hosts, rounds=rounds, pause_seconds=pause_seconds
+        )
         return found
 
     def connect(self, host: str, count: int) -> float:
@@ -80,7 +85,7 @@ def _http(host: str) -> None:
             raise AssertionError(f"{host} does not answer")
 
 
-def _probe(kind: str, hosts: list[str], rounds: int) -> list[list[float]]:
+def _probe(kind: str, hosts: list[str], rounds: int, pause_seconds: float) -> list[list[float]]:
     probe = {"tcp": _tcp, "http": _http}[kind]
     seconds: list[list[float]] = [[] for _ in hosts]
     for turn in range(rounds):
@@ -89,6 +94,7 @@ def _probe(kind: str, hosts: list[str], rounds: int) -> list[list[float]]:
             started = time.perf_counter()
             probe(hosts[number])
             seconds[number].append(time.perf_counter() - started)
+            time.sleep(pause_seconds)
     return seconds
 
 
