@@ -4,7 +4,6 @@ Each object is one line, `KIND NAME`, as an operator would search for it.
 """
 
 import contextlib
-import functools
 import gc
 import os
 import pathlib
@@ -126,29 +125,18 @@ def _nft_tables() -> list[str]:
 
 
 def _descriptors() -> list[str]:
-    """Those of the test's process, without what it has from the worker that forked it."""
     # `probes.netns` keeps the namespace to which threads return.
     kept = (*_ONCE, os.readlink("/proc/thread-self/ns/net"))
-    inherited = _inherited(os.getpid())
     targets = []
     directory = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY)
     try:
-        for name in set(os.listdir(directory)) - inherited:
+        for name in os.listdir(directory):
             with contextlib.suppress(OSError):  # the one of listdir
                 target = os.readlink(name, dir_fd=directory)
                 targets.append(_socket(int(name), target) if target[:7] == "socket:" else target)
     finally:
         os.close(directory)
     return [target for target in targets if target and not target.startswith(kept)]
-
-
-@functools.cache
-def _inherited(process: int) -> frozenset[str]:
-    """The numbers that were open when this process was first checked: some hundred, of programs and
-    maps."""
-    names = os.listdir(f"/proc/{process}/fd")
-    # The one of listdir is not open any more.
-    return frozenset(name for name in names if os.path.exists(f"/proc/{process}/fd/{name}"))
 
 
 def _socket(descriptor: int, target: str) -> str:
