@@ -52,8 +52,9 @@ def main() -> None:
         _memory(node, client)  # while the relay is small
         _latency(node, client)
         _rate(node, client)
-        _at_rest(node, client)
         _fail_over(node, client)
+    with _node() as (node, client):
+        _at_rest(node, client)
     with Lab() as network, cgroups.cgroup() as kubelet:
         _answered(network, kubelet)
 
@@ -69,7 +70,7 @@ def _node() -> Iterator[tuple[Node, RelayClient]]:
     ):
         operator = AgentProcess(pathlib.Path(folder))
         node = Node(network, served, operator, kubelet)
-        for number, purpose in enumerate(("tcp", "http", "rate", "rest", "idle")):
+        for number, purpose in enumerate(("tcp", "http", "rate", "idle")):
             for mode in ("strict", "enforce"):
                 node.add(
                     f"{purpose}-{mode}",
@@ -191,7 +192,7 @@ def _at_rest(node: Node, client: RelayClient) -> None:
     relay takes meanwhile without any."""
     _note("CPU of one http probe among few: of the relay, and of the least that one does")
     relay = _relay(node)
-    strict, direct = _hosts(node, "rest")
+    strict, direct = _hosts(node, "http")
     idle_us = _idle_percent(relay) / 100 / _RESTING_PROBES_PER_SECOND * 1e6
     costs: dict[str, list[float]] = {"relay": [], "python": [], "c": []}
     with (

@@ -94,7 +94,8 @@ def _probe(kind: str, hosts: list[str], rounds: int, pause_seconds: float) -> li
             started = time.perf_counter()
             probe(hosts[number])
             seconds[number].append(time.perf_counter() - started)
-            time.sleep(pause_seconds)
+            if pause_seconds:
+                time.sleep(pause_seconds)
     return seconds
 
 
