@@ -171,8 +171,8 @@ def _find_ack(received: bytes) -> int | None:
 
 
 def prepare_grpc() -> None:
-    """Import what reads gRPC's requests, with logging an eighth of the relay's memory, before there
-    is one: descriptors may be lacking then."""
+    """Import what reads gRPC's requests, 0.9 MB with logging, before there is one: descriptors may
+    be lacking then."""
     import hpack  # noqa: F401
 
 
