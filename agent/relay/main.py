@@ -30,6 +30,7 @@ from agent.relay.interfaces import WAY_HOST
 from agent.relay.orphanhood import WATCH_SECONDS, HostNetns, Orphanhood, OwnWay
 from agent.relay.outcomes import AnswerCounter, OutcomeCounter
 from agent.relay.raw_sockets import SynCapture
+from agent.relay.signals import Signals
 from agent.relay.targets import AddressPoolExhaustedError, RelayTarget, Targets
 from agent.relay.timers import EARLY_SECONDS, Timers
 from bpf import pins
@@ -87,7 +88,6 @@ class Relay:
         self._exhausted_until = 0.0
         descriptors = _raise_descriptor_limit()
         self._max_connections = (descriptors - min(_OTHER_DESCRIPTORS, descriptors // 4)) // 2
-        self._is_stopping = False
         self._lingers_until = 0.0
         self._ends_at: float | None = None
         self._last_activity: dict[object, float] = {}
@@ -106,8 +106,7 @@ class Relay:
     def run(self) -> int:
         """Until the last connection is closed after a release."""
         # A terminal or service manager signals the whole group; open connections must survive that.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._stop)
+        Signals(self._poller, (signal.SIGINT, signal.SIGTERM), self._stop)
         with contextlib.suppress(OSError):  # without CAP_SYS_NICE
             os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
         # A list of all targets is a large block, which comes twice a minute.
@@ -131,12 +130,12 @@ class Relay:
         while (left := due - self._now()) > EARLY_SECONDS:
             self._poller.poll(left)
 
-    def _stop(self, _number: int, _frame: object) -> None:
-        self._is_stopping = True
+    def _stop(self) -> None:
+        """At once: another relay has the maps, and where these links would still lead, it alone
+        decides."""
+        self._release(messages.DRAIN_SECONDS)
 
     def _is_over(self) -> bool:
-        if self._is_stopping:
-            self._release(messages.DRAIN_SECONDS)
         if self._ends_at is None:
             return False
         if self._now() < self._lingers_until:

@@ -1,0 +1,61 @@
+"""Signals to a relay: handled at once, also while it waits for events."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from agent.relay.epoll import EpollPoller
+from agent.relay.signals import Signals
+
+NUMBERS = (signal.SIGUSR1, signal.SIGUSR2)
+# No test waits that long, unless a signal does not end the wait.
+LONG_SECONDS = 600
+
+
+@pytest.fixture
+def poller() -> Iterator[EpollPoller]:
+    made = EpollPoller()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def handled(poller: EpollPoller) -> Iterator[list[None]]:
+    """An element for each call."""
+    calls: list[None] = []
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    wakeup = signal.set_wakeup_fd(-1)
+    signals = Signals(poller, NUMBERS, lambda: calls.append(None))
+    yield calls
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    os.close(signal.set_wakeup_fd(wakeup))
+    signals.close()
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_signal_before_a_wait_ends_it(
+    poller: EpollPoller, handled: list[None], number: signal.Signals
+) -> None:
+    os.kill(os.getpid(), number)
+    assert handled == []
+    poller.poll(LONG_SECONDS)
+    assert handled == [None]
+
+
+def test_signal_ends_a_wait(poller: EpollPoller, handled: list[None]) -> None:
+    # It waits by then, or this is the test above.
+    with subprocess.Popen(["sh", "-c", f"sleep 0.05; kill -USR1 {os.getpid()}"]):
+        poller.poll(LONG_SECONDS)
+    assert handled == [None]
+
+
+def test_signals_are_handled_once(poller: EpollPoller, handled: list[None]) -> None:
+    for number in NUMBERS:
+        os.kill(os.getpid(), number)
+    poller.poll(LONG_SECONDS)
+    poller.poll(0)
+    assert handled == [None]
