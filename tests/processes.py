@@ -16,14 +16,14 @@ instead of 30, since it does not set up packages.
 
 
 @contextlib.contextmanager
-def served(command: Sequence[str]) -> Iterator[None]:
-    """A process that prints when it is ready, and exits when its input ends."""
+def served(command: Sequence[str]) -> Iterator[int]:
+    """A process that prints when it is ready, and exits when its input ends; yields its pid."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == b"ready\n"
-        yield
+        yield process.pid
     finally:
         process.stdin.close()
         process.wait(timeout=30)

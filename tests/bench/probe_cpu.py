@@ -29,6 +29,8 @@ from tests.probes.conftest import Sandbox, sandbox_netns
 GRPC_PORT = 50051
 _SAMPLES = 7
 _COUNT, _SLOW_COUNT = 4000, 1000
+_BARE = "tests.bench.bare_probe"
+"""Called as the kubelet's prober."""
 
 
 def beside_kubelet(cert: str, key: str) -> None:
@@ -58,6 +60,15 @@ def beside_kubelet(cert: str, key: str) -> None:
             )
             medians = f"{statistics.median(own):.1f} and {statistics.median(others):.1f}"
             note(f"medians: {medians} us")
+    for kind, count in (("http", _COUNT), ("https", _SLOW_COUNT)):
+        note(f"CPU of a loop of calls in Python beside the kubelet's prober: {kind}")
+        ratios = []
+        for _ in range(_SAMPLES):
+            with sandbox() as made, server(kind, cert, key, made):
+                bare = kubelet_cpu_us([sys.executable, "-m", _BARE], kind, made, 1, count)
+            with sandbox() as made, server(kind, cert, key, made):
+                ratios.append(bare / kubelet_cpu_us(command, kind, made, 1, count))
+        figures.emit("probe", f"bare_{kind}_cpu_over_kubelet_ratio_1", ratios, figures.RATIO)
 
 
 def kubelet_cpu_us(

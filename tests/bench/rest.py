@@ -42,6 +42,7 @@ _WINDOW_SECONDS = 10.0
 
 def main() -> None:
     labs.isolate()
+    _bare_grpc()
     cpu: dict[tuple[str, int], list[float]] = {}
     """Of agent and relay, by mode and probes, and number of pods."""
     for count in _PODS:
@@ -62,6 +63,19 @@ def main() -> None:
             baseline = cpu[what, max(fewer)]
             name = f"{what}_cpu_{count}_over_{max(fewer)}_pods"
             figures.emit("rest", name, samples, "%", baseline=baseline)
+
+
+def _bare_grpc() -> None:
+    """What an agent takes for its APIs alone: of the library's own threads, without a call."""
+    _note("a server and a client of gRPC, without podgate")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        processes.served([sys.executable, "-m", "tests.bench.bare_grpc", f"{folder}/sock"]) as pid,
+    ):
+        time.sleep(_SETTLE_SECONDS)
+        taken = [resting.samples([pid], _WINDOW_SECONDS)[pid] for _ in range(_WINDOWS)]
+    wakeups = [sample.all_wakeups_per_second for sample in taken]
+    figures.emit("rest", "bare_grpc_wakeups_per_second", wakeups, "1/s")
 
 
 @contextlib.contextmanager
