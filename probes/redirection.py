@@ -22,7 +22,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from probes import listening, meshes, sock_diag
 from probes.netns import BareSocket, Netns, NetnsGoneError, connect_inside
@@ -164,11 +164,19 @@ def find_inner_ways(netns: Netns, addresses: Iterable[str], before: InnerWays) -
     last result; where its user still is exempt, the proxy is not dialled again. Raises as
     `find_acceptor`."""
     found = InnerTries({}, [])
+    others = []
     for address in addresses:
         previous = before.get(address)
         if previous and previous.user and find_catch_all(netns, address, previous.user) is None:
             found.ways[address] = previous
+        else:
+            others.append(address)
+    for address, result in _dial_unused(netns, others):
+        if result == errno.EALREADY:
+            found.silent.append(address)
+        if result:
             continue
+        # Accepted by a proxy, or by a server of that port.
         redirection, is_pending = _try_unused(netns, address)
         if redirection is not None:
             user = redirection.user or None
@@ -178,6 +186,24 @@ def find_inner_ways(netns: Netns, addresses: Iterable[str], before: InnerWays) -
         elif is_pending:
             found.silent.append(address)
     return found
+
+
+def _dial_unused(netns: Netns, addresses: Sequence[str]) -> list[tuple[str, int]]:
+    """The result of root's connect to an unused port of each address; nothing stays open."""
+    if not addresses:
+        return []
+    sockets = netns.bare_sockets(list(map(_family, addresses)), socket.SOCK_STREAM)
+    try:
+        results = []
+        for address, sock in zip(addresses, sockets, strict=True):
+            result = connect_inside(sock, (address, _UNUSED_PORTS[0]))
+            if not result:
+                _reset_on_close(sock)
+            results.append((address, result))
+        return results
+    finally:
+        for sock in sockets:
+            sock.close()
 
 
 def find_dropped(netns: Netns, addresses: Iterable[str]) -> dict[str, InnerWay]:
@@ -218,10 +244,17 @@ def _unanswered(netns: Netns, address: str, ports: Iterable[int]) -> list[int]:
 
 def _dial(netns: Netns, address: str, port: int, user: int = 0) -> tuple[BareSocket, int]:
     """A socket that is reset when it is closed, and the result of its first connect."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    sock = netns.bare_socket(family, socket.SOCK_STREAM, user)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+    sock = netns.bare_socket(_family(address), socket.SOCK_STREAM, user)
+    _reset_on_close(sock)
     return sock, connect_inside(sock, (address, port))
+
+
+def _family(address: str) -> int:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _reset_on_close(sock: BareSocket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
 
 
 class Acceptor:

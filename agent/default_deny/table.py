@@ -58,6 +58,8 @@ class DefaultDenyTable:
         self._kubelet: str | None = None
         self._desired = desired
         self._installed = ""
+        self._generation: int | None = None
+        """Of a ruleset with the expected content: as `nft.generation`."""
         self._is_stale = False
         self._lock = asyncio.Lock()
         self._add: dict[int, str] = {}
@@ -204,17 +206,23 @@ class DefaultDenyTable:
     async def ensure(self) -> bool:
         """Restore the tables if another program removed or changed them; whether it did.
 
-        To be called periodically. A restart of nftables.service runs `nft flush ruleset`, which
+        To be called periodically: nothing is listed while no other program has changed anything of
+        nftables. A restart of nftables.service runs `nft flush ruleset`, which
         removes our tables, too, and may load an older copy of them. Raises `DefaultDenyError`.
         """
         async with self._lock:
             if not self.available:
                 return False
             await self._track()
+            generation = await nft.generation()
+            if not self._is_stale and generation is not None and generation == self._generation:
+                return False
             try:
                 listing = await self._listing()
                 # Also where the tables were removed just before `_put` has listed them.
                 if listing and listing == self._installed and await self._has_own_sets():
+                    # Sets that are about to be written were not compared.
+                    self._generation = None if self._add or self._delete else generation
                     return False
             except (nft.NftError, TimeoutError) as error:
                 raise DefaultDenyError(f"nftables cannot be read: {_words(error)}") from error
@@ -274,6 +282,7 @@ class DefaultDenyTable:
                     await self._put()
                 else:
                     await nft.apply(script)
+                    self._count_transaction()
             except nft.NftError:
                 await self._put()
         except (nft.NftError, TimeoutError) as error:
@@ -282,8 +291,14 @@ class DefaultDenyTable:
             ) from error
         self._is_stale = False
 
+    def _count_transaction(self) -> None:
+        """One of this table. Any other program's leads to another generation."""
+        if self._generation is not None:
+            self._generation += 1
+
     async def _put(self) -> None:
         """Install everything; nft rejects a cgroup that ended after it was read, so read again."""
+        self._generation = None
         await self._read_cgroups()
         for attempts_left in reversed(range(_ATTEMPTS)):
             self._add, self._delete = {}, {}

@@ -10,13 +10,12 @@ import struct
 from collections.abc import Callable, Set
 
 from agent.linux import descriptors, netlink_groups
+from agent.linux.nft import NETLINK_NETFILTER, NFNL_SUBSYS_NFTABLES
 from agent.linux.procfs import raise_own
 from bpf.netlink import attributes, decode, text
 
 # include/uapi/linux/netfilter/nfnetlink.h, nf_tables.h
-_NETLINK_NETFILTER = 12
 _NFNLGRP_NFTABLES = 7
-_NFNL_SUBSYS_NFTABLES = 10
 _DELTABLE, _DELCHAIN, _DELRULE = 2, 5, 8
 _TABLE_NAME = 1
 _CHAIN_NAMES = {_DELCHAIN: 3, _DELRULE: 2}
@@ -41,7 +40,7 @@ class NftMonitor:
         """Listen until cancelled. Without nftables in the kernel it receives nothing; run again, it
         has lost messages. Raises `OSError`."""
         try:
-            sock = netlink_groups.joined(_NETLINK_NETFILTER, (_NFNLGRP_NFTABLES,))
+            sock = netlink_groups.joined(NETLINK_NETFILTER, (_NFNLGRP_NFTABLES,))
         except OSError as error:
             raise_own(error)
             await asyncio.Event().wait()
@@ -65,7 +64,7 @@ def deleted_in(received: bytes) -> Deleted:
     found = set()
     for message in decode(received):
         subsystem, kind = divmod(_TYPE.unpack_from(message.content)[0], 256)
-        if subsystem != _NFNL_SUBSYS_NFTABLES or kind not in (_DELTABLE, _DELCHAIN, _DELRULE):
+        if subsystem != NFNL_SUBSYS_NFTABLES or kind not in (_DELTABLE, _DELCHAIN, _DELRULE):
             continue
         values = attributes(message.content, _HEADERS_BYTES)
         chain = values.get(_CHAIN_NAMES.get(kind, 0), b"")

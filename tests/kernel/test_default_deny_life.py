@@ -1,5 +1,7 @@
 """The default-deny table after a kill or a flush, without nft, and under bursts of changes."""
 
+import asyncio
+import contextlib
 import os
 import pathlib
 import signal
@@ -40,6 +42,47 @@ def test_remove_leaves_no_table(lab: labs.Lab, default_deny: Driven) -> None:
     default_deny.gate([1])
     remove_without_agent()
     assert tables() == []
+
+
+def test_each_transaction_and_nothing_else_changes_the_generation(
+    lab: labs.Lab, default_deny: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the table is listed only after transactions of other programs."""
+
+    async def generation() -> int:
+        found = await nft.generation()
+        assert found is not None
+        return found
+
+    async def transactions(script: str, *, only_check: bool = False) -> int:
+        before = await generation()
+        with contextlib.suppress(nft.NftError):
+            await nft.apply(script, only_check=only_check)
+        return await generation() - before
+
+    table = "add table inet other\nadd chain inet other one\n"
+    rejected = "add rule inet other one accept\nadd rule inet other one jump missing\n"
+    run = asyncio.run
+    assert run(transactions(table)) == 1
+    assert run(transactions(table, only_check=True)) == 0
+    assert run(transactions(rejected)) == 0
+    assert run(transactions("")) == 0
+    assert run(transactions("delete table inet other\n")) == 1
+    before = run(generation())
+    assert not default_deny.ensure()
+    default_deny.beat()
+    default_deny.gate([1])
+    assert run(generation()) == before + 2
+    listed: list[str] = []
+
+    async def query(*arguments: str) -> str:
+        listed.extend(arguments)
+        return ""
+
+    with monkeypatch.context() as replaced:
+        replaced.setattr(nft, "query", query)
+        assert not default_deny.ensure()
+    assert listed == []
 
 
 _MAKER = """

@@ -125,6 +125,30 @@ def test_thread_returns_if_the_socket_cannot_be_created(sandbox: Sandbox) -> Non
 
 
 @pytest.mark.kernel
+def test_several_sockets_are_in_the_namespace(sandbox: Sandbox) -> None:
+    families = [socket.AF_INET, socket.AF_INET6]
+    before = os.stat(OWN).st_ino
+    made = sandbox.netns.bare_sockets(families, socket.SOCK_STREAM)
+    try:
+        assert [sock.family for sock in made] == families
+        assert not any(os.get_inheritable(sock.fileno()) for sock in made)
+        made[0].bind((sandbox.v4, 0))  # only the sandbox has these addresses
+        made[1].bind((sandbox.v6, 0))
+    finally:
+        for sock in made:
+            sock.close()
+    assert os.stat(OWN).st_ino == before
+
+
+@pytest.mark.kernel
+def test_sockets_are_made_all_or_none(sandbox: Sandbox) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="Address family not supported"):
+        sandbox.netns.bare_sockets([socket.AF_INET, 250], socket.SOCK_STREAM)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.kernel
 def test_socket_neither_blocks_nor_is_inherited(sandbox: Sandbox) -> None:
     with sandbox.netns.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         assert sock.gettimeout() == 0.0

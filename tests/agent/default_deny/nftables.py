@@ -29,6 +29,9 @@ class Nftables:
         self.failures: list[Exception] = []
         """Raised by the next calls of `apply` that change anything."""
         self.interfaces = dict(INTERFACES)
+        self.generation: int | None = 1
+        """Of the ruleset; None: it cannot be read."""
+        self.queries: list[tuple[str, ...]] = []
         self._chains = ""
 
     async def apply(self, script: str, *, only_check: bool = False) -> None:
@@ -42,6 +45,7 @@ class Nftables:
         if "podgate {" not in script and "table" not in script and not self.families:
             raise nft.NftError(f"Could not process rule: {_NO_SUCH}")
         self.scripts.append(script)
+        self.change()
         for line in script.splitlines():
             self._apply_line(line)
 
@@ -65,7 +69,16 @@ class Nftables:
         elif words[:2] == ["add", "rule"]:
             self.kubelet = " ".join(words[5:])
 
+    def change(self) -> None:
+        """One transaction of any program."""
+        if self.generation is not None:
+            self.generation += 1
+
+    async def read_generation(self) -> int | None:
+        return self.generation
+
     async def query(self, *arguments: str) -> str:
+        self.queries.append(arguments)
         match arguments:
             case ("list", "tables"):
                 return "".join(f"table {family} podgate\n" for family in sorted(self.families))
@@ -79,6 +92,7 @@ class Nftables:
     def flush(self) -> None:
         """As `nft flush ruleset`."""
         self.families, self._chains = set(), ""
+        self.change()
 
 
 def _numbers(line: str) -> set[int]:
@@ -98,6 +112,7 @@ def nftables(monkeypatch: pytest.MonkeyPatch) -> Nftables:
     made = Nftables()
     monkeypatch.setattr(nft, "apply", made.apply)
     monkeypatch.setattr(nft, "query", made.query)
+    monkeypatch.setattr(nft, "generation", made.read_generation)
     monkeypatch.setattr(installed, "tracks_connections", lambda: True)
     monkeypatch.setattr("socket.if_nameindex", lambda: list(made.interfaces.items()))
     return made

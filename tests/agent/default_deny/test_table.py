@@ -121,9 +121,73 @@ async def test_outdated_sets_are_replaced(nftables: Nftables, cgroup2: pathlib.P
     older = {name: set(members) for name, members in nftables.sets.items()}
     await table.gate([8])
     nftables.sets = older
+    nftables.change()
     assert await table.ensure()
     assert nftables.sets == {"gated": {7, 8}, "not_pods": {1, 2}}
     assert not await table.ensure()
+
+
+async def test_nothing_is_listed_while_no_other_program_changes_nftables(
+    nftables: Nftables, cgroup2: pathlib.Path
+) -> None:
+    table = await opened(cgroup2, 7)
+    assert not await table.ensure()
+    nftables.queries.clear()
+    await table.beat()
+    await table.gate([8])
+    assert not await table.ensure()
+    assert nftables.queries == []
+    nftables.change()
+    assert not await table.ensure()
+    assert nftables.queries != []
+
+
+async def test_change_beside_an_own_one_is_not_missed(
+    nftables: Nftables, cgroup2: pathlib.Path
+) -> None:
+    table = await opened(cgroup2, 7)
+    assert not await table.ensure()
+    await table.beat()
+    nftables.sets["gated"].add(8)
+    nftables.change()
+    await table.beat()
+    assert await table.ensure()
+    assert nftables.sets["gated"] == {7}
+
+
+async def test_sets_are_listed_again_after_a_check_beside_a_pending_change(
+    nftables: Nftables, cgroup2: pathlib.Path
+) -> None:
+    table = await opened(cgroup2, 7)
+    nftables.sets["gated"].add(8)
+    nftables.change()
+    _, ensured, _ = await asyncio.gather(table.beat(), table.ensure(), table.gate([2]))
+    assert not ensured
+    assert await table.ensure()
+    assert nftables.sets["gated"] == {2, 7}
+
+
+async def test_change_that_timed_out_is_written_though_the_ruleset_is_the_same(
+    nftables: Nftables, cgroup2: pathlib.Path
+) -> None:
+    table = await opened(cgroup2, 7)
+    assert not await table.ensure()
+    nftables.failures = [TimeoutError()]
+    with pytest.raises(DefaultDenyError):
+        await table.gate([8])
+    assert await table.ensure()
+    assert nftables.sets["gated"] == {7, 8}
+
+
+async def test_without_a_generation_each_check_lists(
+    nftables: Nftables, cgroup2: pathlib.Path
+) -> None:
+    nftables.generation = None
+    table = await opened(cgroup2, 7)
+    assert not await table.ensure()
+    nftables.queries.clear()
+    assert not await table.ensure()
+    assert nftables.queries != []
 
 
 async def test_interface_that_is_gone_is_no_difference(
