@@ -2,7 +2,8 @@
 
 For 0, 100 and 250 pods (PODGATE_BENCH_PODS="0 100" names others), in enforce and in strict, without
 probes, with a tcp readiness probe each, every ten seconds, and with two http probes, as the pods of
-bench `cluster` have them. One agent for each; its windows are the samples. System calls are counted apart, since counting costs time.
+bench `cluster` have them. One agent for each; its windows are the samples. System calls are counted
+apart, since counting costs time.
 """
 
 import contextlib
