@@ -1,8 +1,9 @@
 """What an agent and its relay cost while nothing happens: bench `rest`.
 
 For 0, 100 and 250 pods (PODGATE_BENCH_PODS="0 100" names others), in enforce and in strict, without
-probes and with a tcp readiness probe each, every ten seconds. One agent for each; its windows are
-the samples. System calls are counted apart, since counting costs time.
+probes, with a tcp readiness probe each, every ten seconds, and with two http probes, as the pods of
+bench `cluster` have them. One agent for each; its windows are the samples. System calls are counted
+apart, since counting costs time.
 """
 
 import contextlib
@@ -27,9 +28,11 @@ from tests.kernel.strictnode import RANGE4, RANGE6
 
 _PODS = [int(word) for word in (os.environ.get("PODGATE_BENCH_PODS") or "0 100 250").split()]
 _MODES = (os.environ.get("PODGATE_BENCH_MODES") or "enforce strict").split()
+_HTTP: dict[str, Any] = {"httpGet": {"port": answering.PORT, "path": "/healthz"}}
 _PROBES: dict[str, dict[str, Any]] = {
     "no_probes": {},
     "tcp_probes": {"readinessProbe": {"tcpSocket": {"port": answering.PORT}}},
+    "http_probes": {"readinessProbe": _HTTP, "livenessProbe": _HTTP},
 }
 # Of a crowd gates are filters first, and become links one by one (agent/gates/crowds.py).
 _LINK_SECONDS = 1.0
@@ -91,7 +94,7 @@ def _process_in(kubelet: cgroups.Cgroup) -> Iterator[None]:
 @contextlib.contextmanager
 def _served(pods: Sequence[LabPod]) -> Iterator[None]:
     paths = [pod.netns.path for pod in pods]
-    with processes.served([sys.executable, "-m", "tests.bench.answering", "tcp", "", "", *paths]):
+    with processes.served([sys.executable, "-m", "tests.bench.answering", "http", "", "", *paths]):
         yield
 
 

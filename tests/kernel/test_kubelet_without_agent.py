@@ -100,6 +100,12 @@ def test_each_probe_succeeds_and_no_other_process_reaches_a_pod(
 ) -> None:
     probes: list[pacing.Paced] = []
     kubelets: list[int] = []
+    moments: list[tuple[str, float]] = []
+    """To find out when a probe was lost, by the same clock as its own times."""
+
+    def note(what: str) -> None:
+        moments.append((what, time.monotonic()))
+
     with (
         cgroups.cgroup("kubelet.service2", below=system) as beside,
         loads.attacker(system) as one,
@@ -110,25 +116,32 @@ def test_each_probe_succeeds_and_no_other_process_reaches_a_pod(
             attacker.set_targets(addresses, PORTS)
         for life in range(RESTARTS + 1):
             if life:
+                note("its cgroup is removed")
                 cgroups.remove(node.kubelet)
                 wait_for_attempts(attackers)
+                note("its cgroup is made")
                 node.kubelet.directory.mkdir()
                 wait_for_attempts(attackers)
             kubelets.append(node.kubelet.id)
+            note("it probes")
             with probing(node, tmp_path / str(life)) as prober:
                 if not life:
                     go_on(prober, attackers)
                     abandoned_at = abandon(node)
+                    note("the agent is killed")
                 go_on(prober, attackers)
                 lives_until = abandoned_at + SCALE.seconds * (life + 1) / (RESTARTS + 1)
                 time.sleep(max(0, lives_until - time.monotonic()))
                 if life == RESTARTS:
                     dropped = dropped_cgroups(node.operator.bpffs)
+                    note("the agent starts")
                     node.start()
+                    note("the agent is ready")
                     go_on(prober, attackers)
                 probes += prober.result()
         found = [attacker.result() for attacker in attackers]
-        assert [probe for probe in probes if probe.result != pacing.OK] == []
+        lost = [probe for probe in probes if probe.result != pacing.OK]
+        assert lost == [], (moments, node.operator.log_lines() if lost else [])
         assert [attacked["reached"] for attacked in found] == [[], []]
         assert len(set(kubelets)) == RESTARTS + 1
         assert dropped & {*kubelets, system.id, beside.id} == {system.id, beside.id}
