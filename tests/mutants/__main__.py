@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import difflib
+import json
 import os
 import pathlib
 import queue
@@ -14,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from tests.mutants import handmade, modules, mutations
 from tests.mutants.entries import Entries
@@ -43,6 +44,12 @@ class Trial:
     """Those that ran, without parameters; or files."""
     killed_by: str
     """`UNIT` or `KERNEL`; empty if it survived."""
+
+    def as_json(self) -> str:
+        """Of a survivor, in one line."""
+        content = asdict(self)
+        del content["killed_by"]
+        return json.dumps(content)
 
     def __str__(self) -> str:
         files = dict.fromkeys(test.partition("::")[0] for test in self.tests)
@@ -184,10 +191,10 @@ def _entries(directory: str, jobs: int) -> Entries:
     return entries
 
 
-def _report(trials: Iterator[Trial], *, is_complete: bool) -> bool:
+def report(trials: Iterator[Trial], file: str | None, *, is_complete: bool) -> bool:
     """Print each survivor, and the scores; whether they reach their goals.
 
-    is_complete: the goal is that tests kill all."""
+    file: gets a line of JSON for each survivor; is_complete: the goal is that tests kill all."""
     tried: Counter[str] = Counter()
     killed: Counter[str] = Counter()
     killed_by: Counter[tuple[str, str]] = Counter()
@@ -198,6 +205,9 @@ def _report(trials: Iterator[Trial], *, is_complete: bool) -> bool:
         killed_by[group, trial.killed_by] += 1
         if not trial.killed_by:
             _print(f"\nsurvived: {trial}")
+            if file is not None:
+                with open(file, "a") as output:
+                    output.write(trial.as_json() + "\n")
     is_good = True
     for group, count in tried.items():
         share = 100 * killed[group] / count
@@ -221,6 +231,7 @@ def _options() -> argparse.Namespace:
         action=argparse.BooleanOptionalAction,
         help="try what survives the unit tests with kernel tests; default: for a sample",
     )
+    parser.add_argument("--list", metavar="FILE", help="gets a line of JSON for each survivor")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     return parser.parse_args()
 
@@ -265,7 +276,10 @@ def main() -> int:
             mutants += _mutants(paths, record, options.sample, seed)
         has_kernel = options.sample is not None if options.kernel is None else options.kernel
         entries = _entries(directory, options.jobs) if has_kernel else Entries()
-        is_good = _report(trials.run(mutants, record, entries), is_complete=options.handmade)
+        if options.list is not None:
+            pathlib.Path(options.list).write_bytes(b"")
+        ran = trials.run(mutants, record, entries)
+        is_good = report(ran, options.list, is_complete=options.handmade)
         for reason, count in trials.slow().items():
             _print(f"tried by new processes, since {reason}: {count}")
     minutes = (time.monotonic() - started) / 60
