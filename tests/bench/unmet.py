@@ -30,10 +30,11 @@ REASONS = (
 of any thread counts, and what may block is read in threads: a read is one switch of the event
 loop, one of the thread, and one or two for the interpreter's lock. There are 1.5 such reads a
 second (the kubelet's process, the marks of `podgate off`, the readiness file, directories whose
-events may be lost). Without the seven processes of `nft` that listed the default-deny table every
-30 seconds a third is gone. Five would need reads of /proc in the event loop, or longer periods
-than docs/architecture.md has. In a cluster gRPC's own threads are added:
-`bare_grpc_wakeups_per_second` is what a server and a channel without a call take, without podgate.""",
+events may be lost). Seven processes of `nft` listed the default-deny table every 30 seconds, which
+was more than a third of all; now they do only after transactions of other programs. Five would
+need reads of /proc in the event loop, or longer periods than docs/architecture.md has. In a
+cluster gRPC's own threads are added: a server and a channel without a call take
+`bare_grpc_wakeups_per_second`, without podgate.""",
     ),
     Reason(
         "rest",
@@ -48,9 +49,10 @@ namespace alive after its pod.""",
     Reason(
         "rest",
         ("100_pods_strict_tcp_probes_agent_and_relay_pss_mb",),
-        """**Memory.** 17 MB of the agent is code of modules, of 37 MB that Python allocates; the
-libraries for HTTP, command lines and settings are the largest. Tried without a gain: bytecode
-without columns or docstrings (0.2 MB).""",
+        """**Memory.** 17 MB of the agent is code of modules, of 37 MB that Python allocates. What
+is left to win is in libraries: OpenSSL and HTTP, which the API server needs, command lines,
+metrics. Tried without a gain: bytecode without columns or docstrings (0.2 MB); msgspec without
+typing_extensions in the relay (0.3 MB, by a trick with sys.modules).""",
     ),
     Reason(
         "cluster",
@@ -66,9 +68,10 @@ runtime's events. The goal is what probes and an idle agent take alone.""",
         "cluster",
         ("relay_cpu_over_kubelet_at_rest",),
         """**The relay at rest.** 0.05 of the kubelet's share is 180 us for each of its 20 probes a
-second. At that rate a loop of accept, connect, two copies and close takes longer in Python, and as
-long in C, without namespaces, held SYNs or time limits: `cpu_us_per_resting_probe` of bench
-`relay`, its baseline, and `bare_c_cpu_us_per_resting_probe`.""",
+second. At that rate a loop of accept, connect, two copies and close takes half as long again in
+Python, and nearly as long in C, without namespaces, held SYNs or time limits:
+`cpu_us_per_resting_probe` of bench `relay`, its baseline and
+`bare_c_cpu_us_per_resting_probe`.""",
     ),
     Reason(
         "cluster",
