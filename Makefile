@@ -65,10 +65,11 @@ flakes: setup
 # `make mutants FILES="agent/pods bpf/rules.py"`, in a sample of all by `make mutants SAMPLE=200 SEED=1`,
 # or the changes of tests/mutants/handmade.py by `make mutants HANDMADE=1`. What survives the unit tests of a
 # sample is tried with kernel tests, too, unless KERNEL=0; of other mutants with KERNEL=1. The first time this
-# records what kernel tests run, which takes as long as all of them.
+# records what kernel tests run, which takes as long as all of them. LIST=FILE gets a line of JSON for each
+# survivor.
 mutants: setup
 	@$(PYTHON) -m tests.mutants $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) \
-		$(if $(HANDMADE),--handmade) $(if $(KERNEL),--$(if $(filter 0,$(KERNEL)),no-)kernel) $(FILES)
+		$(if $(HANDMADE),--handmade) $(if $(LIST),--list $(LIST)) $(if $(KERNEL),--$(if $(filter 0,$(KERNEL)),no-)kernel) $(FILES)
 
 # All proxies, three minutes.
 test-proxy: setup

@@ -12,9 +12,11 @@ known of another one, and one that counts as gone might be the kubelet.
 import errno
 import os
 import pathlib
+import socket
 from collections.abc import Iterator
 
 from agent.errors import EXHAUSTED
+from probes.sock_diag import LISTEN, SockDiag
 
 _COMM_BYTES = 15  # TASK_COMM_LEN without the zero
 _LISTENING = b"0A"  # TCP_LISTEN, as /proc/net/tcp prints it
@@ -137,6 +139,17 @@ class Procfs:
                 if _number(fields[1].rpartition(b":")[2], 16) == port:
                     found.add(f"socket:[{os.fsdecode(fields[9])}]")
         return found
+
+    def own_listeners(self, port: int) -> set[str]:
+        """As `listeners`, of this process's namespace: by sock_diag, which lists listeners alone,
+        where the tables have every connection of the node."""
+        try:
+            with SockDiag() as diag:
+                found = diag.sockets(socket.IPPROTO_TCP, LISTEN, port=port)
+                return {f"socket:[{one.inode}]" for one in found}
+        except OSError as error:  # a kernel without inet_diag
+            raise_own(error)
+            return self.listeners("self", port)
 
     def _descriptors(self, pid: int) -> Iterator[str]:
         try:

@@ -36,7 +36,7 @@ class ApiServerProcess:
         """
         procfs = self._procfs
         ports = {port for address, port in endpoints if _is_local(address)}
-        listeners = {one for port in ports for one in procfs.listeners("self", port)}
+        listeners = {one for port in ports for one in procfs.own_listeners(port)}
         if not listeners:
             return None
         for pid in self._candidates():

@@ -100,7 +100,7 @@ def describe_owner(port: int) -> str:
     """The process that has a port of this machine, as part of a sentence. Reads the descriptors of
     all processes."""
     procfs = Procfs()
-    sockets = procfs.listeners("self", port)
+    sockets = procfs.own_listeners(port)
     for pid in procfs.pids() if sockets else ():
         if not sockets.isdisjoint(procfs.sockets(pid)):
             user = next(iter(procfs.users(pid)), "unknown")

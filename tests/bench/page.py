@@ -8,6 +8,7 @@ from tests.bench import recording
 from tests.bench.figures import Figure
 from tests.bench.goals import GOALS, Goal, goal_of, measured
 from tests.bench.recording import Record
+from tests.bench.unmet import REASONS
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "internals" / "benchmarks.md"
 
@@ -30,14 +31,35 @@ its record, and fails if a ratio is worse than all that were recorded.
 def render(records: Iterable[Record]) -> str:
     by_bench = {record.bench: record for record in records}
     lines = [_goal_row(goal, by_bench) for goal in GOALS]
+    lines += ["", "### Why some are not met", ""]
+    lines.append("\n\n".join(_reasons(by_bench)))
     for record in by_bench.values():
         lines += ["", *_section(record)]
     return _HEAD + "\n".join(lines) + "\n"
 
 
-def _goal_row(goal: Goal, by_bench: dict[str, Record]) -> str:
+def unmet(by_bench: dict[str, Record]) -> Iterator[Goal]:
+    """Goals that the recorded figures do not reach."""
+    for goal in GOALS:
+        if any(not goal.is_met(figure) for figure in _found(goal, by_bench)):
+            yield goal
+
+
+def _reasons(by_bench: dict[str, Record]) -> Iterator[str]:
+    goals = list(unmet(by_bench))
+    for reason in REASONS:
+        if any(reason.is_about(goal.bench, goal.figure) for goal in goals):
+            yield reason.text
+
+
+def _found(goal: Goal, by_bench: dict[str, Record]) -> list[Figure]:
+    """The recorded figure, if there is one."""
     record = by_bench.get(goal.bench)
-    found = [one for one in record.figures if one.figure == goal.figure] if record else []
+    return [one for one in record.figures if one.figure == goal.figure] if record else []
+
+
+def _goal_row(goal: Goal, by_bench: dict[str, Record]) -> str:
+    found = _found(goal, by_bench)
     limit = f"at least {goal.limit:g}" if goal.is_least else f"{goal.limit:g}"
     name = f"{goal.text} (`{goal.bench}`, `{goal.figure}`)"
     if not found:

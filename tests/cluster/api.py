@@ -85,8 +85,11 @@ class Api:
         return self._send("GET", path, None, "").decode(errors="replace")
 
     def watch(self, path: str, **query: str) -> Iterator[Json]:
-        """Events until the server ends the watch, or the connection breaks."""
+        """Events until the server ends the watch, or the connection breaks. With `timeoutSeconds`
+        it may be silent for that long, since nothing happens."""
         connection = self._connect()
+        if silence := query.get("timeoutSeconds"):
+            connection.sock.settimeout(float(silence))
         encoded = urllib.parse.urlencode({"watch": "true", **query})
         try:
             connection.request("GET", f"{path}?{encoded}")

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import difflib
+import json
 import os
 import pathlib
 import queue
@@ -14,11 +15,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from tests.mutants import handmade, modules, mutations
 from tests.mutants.entries import Entries
-from tests.mutants.trials import Copy, Record, TrialError
+from tests.mutants.record import Record
+from tests.mutants.trials import Copy, TrialError
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -34,15 +36,24 @@ class Trial:
     """The outcome of one mutant."""
 
     path: str
-    title: str
+    line: int
+    function: str
+    """The outermost one, such as "Ports.add"; empty outside of functions, and of handmade ones."""
     difference: str
     tests: tuple[str, ...]
-    """The files that ran."""
+    """Those that ran, without parameters; or files."""
     killed_by: str
     """`UNIT` or `KERNEL`; empty if it survived."""
 
+    def as_json(self) -> str:
+        """Of a survivor, in one line."""
+        content = asdict(self)
+        del content["killed_by"]
+        return json.dumps(content)
+
     def __str__(self) -> str:
-        return f"{self.title}\n{self.difference}\n  tests: {', '.join(self.tests)}\n"
+        files = dict.fromkeys(test.partition("::")[0] for test in self.tests)
+        return f"{self.path}:{self.line}\n{self.difference}\n  tests: {', '.join(files)}\n"
 
 
 class Trials:
@@ -69,8 +80,16 @@ class Trials:
     ) -> Iterator[Trial]:
         """In the order of the mutants. entries: what survives the unit tests is tried with these
         kernel tests."""
-        with ThreadPoolExecutor(len(self._copies)) as pool:
-            yield from pool.map(lambda mutant: self._try(mutant, record, entries), mutants)
+        try:
+            with ThreadPoolExecutor(len(self._copies)) as pool:
+                yield from pool.map(lambda mutant: self._try(mutant, record, entries), mutants)
+        finally:
+            for copy in self._copies:
+                copy.close()
+
+    def slow(self) -> Counter[str]:
+        """Why mutants were tried by new processes, and how many."""
+        return sum((copy.slow for copy in self._copies), Counter())
 
     @contextlib.contextmanager
     def _copy(self) -> Iterator[Copy]:
@@ -92,21 +111,17 @@ class Trials:
         lines, difference = _difference(source, changed)
         steps = _steps(mutant, lines, record)
         ran = [test for tests in steps for test in tests]
+        name = getattr(mutant, "name", "")
         with self._copy() as copy:
-            copy.write(mutant.path, changed)
-            is_killed = any(
-                not copy.passes(tests, record.duration(tests), record.failed) for tests in steps
-            )
-            copy.write(mutant.path, source)
+            is_killed = copy.unit_tests_detect(steps, record, mutant.path, changed, source)
             killed_by = UNIT if is_killed else ""
-            in_kernel = entries.tests_of(mutant.path, getattr(mutant, "name", ""))
+            in_kernel = entries.tests_of(mutant.path, name)
             if not is_killed and in_kernel:
                 ran += in_kernel
                 seconds = entries.duration(in_kernel)
                 if copy.kernel_tests_detect(in_kernel, seconds, mutant.path, changed, source):
                     killed_by = KERNEL
-        files = tuple(dict.fromkeys(test.partition("::")[0] for test in ran))
-        return Trial(mutant.path, f"{mutant.path}:{lines[0]}", difference, files, killed_by)
+        return Trial(mutant.path, lines[0], name, difference, tuple(ran), killed_by)
 
 
 def _difference(source: str, changed: str) -> tuple[list[int], str]:
@@ -176,10 +191,10 @@ def _entries(directory: str, jobs: int) -> Entries:
     return entries
 
 
-def _report(trials: Iterator[Trial], *, is_complete: bool) -> bool:
+def report(trials: Iterator[Trial], file: str | None, *, is_complete: bool) -> bool:
     """Print each survivor, and the scores; whether they reach their goals.
 
-    is_complete: the goal is that tests kill all."""
+    file: gets a line of JSON for each survivor; is_complete: the goal is that tests kill all."""
     tried: Counter[str] = Counter()
     killed: Counter[str] = Counter()
     killed_by: Counter[tuple[str, str]] = Counter()
@@ -190,6 +205,9 @@ def _report(trials: Iterator[Trial], *, is_complete: bool) -> bool:
         killed_by[group, trial.killed_by] += 1
         if not trial.killed_by:
             _print(f"\nsurvived: {trial}")
+            if file is not None:
+                with open(file, "a") as output:
+                    output.write(trial.as_json() + "\n")
     is_good = True
     for group, count in tried.items():
         share = 100 * killed[group] / count
@@ -213,6 +231,7 @@ def _options() -> argparse.Namespace:
         action=argparse.BooleanOptionalAction,
         help="try what survives the unit tests with kernel tests; default: for a sample",
     )
+    parser.add_argument("--list", metavar="FILE", help="gets a line of JSON for each survivor")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     return parser.parse_args()
 
@@ -257,7 +276,12 @@ def main() -> int:
             mutants += _mutants(paths, record, options.sample, seed)
         has_kernel = options.sample is not None if options.kernel is None else options.kernel
         entries = _entries(directory, options.jobs) if has_kernel else Entries()
-        is_good = _report(trials.run(mutants, record, entries), is_complete=options.handmade)
+        if options.list is not None:
+            pathlib.Path(options.list).write_bytes(b"")
+        ran = trials.run(mutants, record, entries)
+        is_good = report(ran, options.list, is_complete=options.handmade)
+        for reason, count in trials.slow().items():
+            _print(f"tried by new processes, since {reason}: {count}")
     minutes = (time.monotonic() - started) / 60
     _print(f"{len(mutants)} mutants in {minutes:.1f} minutes, seed {seed}")
     return 0 if is_good else 1

@@ -28,7 +28,18 @@ _LEFT_OUT = (
 )
 # Suites of `make test-kernel` that test the tests, and suites of other targets.
 _NO_KERNEL_TESTS = (
-    *("bare", "bench", "cluster", "faults", "image", "nodes", "page", "proxy", "recipes"),
+    *(
+        "bare",
+        "bench",
+        "cluster",
+        "faults",
+        "image",
+        "mutants",
+        "nodes",
+        "page",
+        "proxy",
+        "recipes",
+    ),
     "kernel/devices",
 )
 # Suites that need a kernel with BPF, a container runtime, a cluster or a browser.

@@ -1,4 +1,4 @@
-"""Copies of the tree in which tests run, with a mutant or without, and what tests run which lines.
+"""Copies of the tree in which tests run, with a mutant or without.
 
 A copy is the only place that a mutant can change: its tests have a PID and a network namespace of
 their own, and a file system that is read-only outside the copy. So a mutant of a call such as
@@ -11,9 +11,8 @@ import pathlib
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
 
 import coverage
 import pytest
@@ -21,20 +20,26 @@ import pytest
 from agent.linux.cgroups import cgroup2_mount
 from tests.mutants import recording
 from tests.mutants.entries import Entries
+from tests.mutants.protocol import DESCRIPTOR, Request
+from tests.mutants.record import Record
+from tests.mutants.servers import Forks, ServerError, StartError
 from tests.nodes import node, worker
 
 _OPTIONS = ("-p", "no:cacheprovider", "-q", "--tb=short")
 _UNIT, _KERNEL = ("-m", "not kernel"), ("-m", "kernel")
 _PLUGIN = ("-p", "tests.mutants.recording")
+# Its forks have a time limit of all their tests.
+_SERVER = ("-p", "tests.mutants.trial_server", "--timeout=0", "--tb=no")
 _HOOK = "tests/mutants/hook"
 # Without a wait for threads that a failed test leaves.
 _ENDING = "import os, sys, pytest; os._exit(pytest.main(sys.argv[1:]))"
 # It ends with this process, and all that it started with it.
 _TIED = ("setpriv", "--pdeathsig", "KILL")
-# loopback as tests of sockets need it, and writes only below $1.
+# loopback as tests of sockets need it, writes only below $1, and a process group of its own:
+# kill(0) reaches processes of the group in all namespaces.
 _ISOLATED = (
     "ip link set lo up && mount --bind $1 $1 && mount -o remount,bind,ro / && cd $1/tree"
-    ' && ulimit -t $2 && shift 2 && exec "$@"'
+    ' && ulimit -t $2 && shift 2 && exec setsid "$@"'
 )
 _COVERAGE = """\
 [run]
@@ -45,11 +50,11 @@ patch = subprocess
 sigterm = true
 context = ${{{context}-}}
 """
-# Coverage's context of what no test runs.
-_AT_IMPORT = ""
 # How much longer than without it the tests of a mutant may take, beside the start of a process.
 _SLOWER = 4
 _START_SECONDS = 30
+# A fork starts at once, and its waits for a processor do not count.
+_FORK_SECONDS = 5
 # A recording of all tests takes minutes, of the kernel tests half an hour.
 _RECORDING_SECONDS = 3600
 _KERNEL_RECORDING_SECONDS = 4 * 3600
@@ -59,46 +64,6 @@ _KERNEL_START_SECONDS = 60
 
 class TrialError(Exception):
     """The tests cannot be run in a copy of the tree."""
-
-
-@dataclass(slots=True)
-class Record:
-    """What unit tests run, from one run without a mutant."""
-
-    lines: dict[str, dict[int, set[str]]] = field(default_factory=dict)
-    """By module and line: the tests that run it, as pytest names functions."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """By test, and by file."""
-    failed: list[str] = field(default_factory=list)
-    """Tests that fail without a mutant, which cannot detect one."""
-
-    @classmethod
-    def merged(cls, parts: Iterable["Record"]) -> "Record":
-        """Of runs of different tests."""
-        whole = cls()
-        for part in parts:
-            whole.seconds |= part.seconds
-            whole.failed += part.failed
-            for path, by_line in part.lines.items():
-                into = whole.lines.setdefault(path, {})
-                for line, tests in by_line.items():
-                    into[line] = into.get(line, set()) | tests
-        return whole
-
-    def duration(self, tests: Iterable[str]) -> float:
-        """How many seconds tests take, or all of a file."""
-        return sum(self.seconds.get(test, 0) for test in tests)
-
-    def runs(self, path: str) -> set[str]:
-        """The tests that run a function of a module."""
-        return set().union(*self.lines.get(path, {}).values()) - {_AT_IMPORT}
-
-    def tests_of(self, path: str, lines: Iterable[int]) -> set[str]:
-        """The tests that run one of these lines of a module; what runs at import, such as a
-        constant, concerns all that run the module."""
-        by_line = self.lines.get(path, {})
-        found = set().union(*(by_line.get(line, set()) for line in lines))
-        return self.runs(path) if found == {_AT_IMPORT} else found - {_AT_IMPORT}
 
 
 class Copy:
@@ -115,12 +80,18 @@ class Copy:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, target, follow_symlinks=False)
         (self.tree / ".venv").symlink_to(root / ".venv")
-        (directory / "tmp").mkdir(parents=True)
+        # The paths of unix sockets are short.
+        self._temporary = directory / "t"
+        self._temporary.mkdir(parents=True)
         # Processes of all copies have the same numbers.
         self._run_name = f"{os.getpid()}-{directory.name}-"
         # Later than that of each original, and different each time, so that Python never takes the
         # bytecode of another mutant.
         self._time = 2_000_000_000
+        self._forks: Forks | None = None
+        self._server_output = directory / "server"
+        self.slow: Counter[str] = Counter()
+        """Why mutants were tried by new processes, and how many."""
 
     def write(self, path: str, source: str) -> None:
         (self.tree / path).write_text(source)
@@ -204,14 +175,61 @@ class Copy:
         # Without a report pytest does not start.
         return json.loads(report.read_text())["failed"] if report.exists() else tests
 
-    def passes(self, tests: Collection[str], seconds: float, without: Collection[str]) -> bool:
-        """Whether tests, or all of a file, pass with what was written.
+    def unit_tests_detect(
+        self, steps: Collection[list[str]], record: Record, path: str, changed: str, source: str
+    ) -> bool:
+        """Whether unit tests fail with the changed module: tried by a fork of the copy's server, or
+        by new processes, one for each step, if that cannot. record: of all tests. Raises
+        `TrialError`."""
+        tests = tuple(test for step in steps for test in step)
+        limits = {test: _fork_limit(record.duration([test])) for test in tests}
+        limit = _fork_limit(record.duration(tests))
+        again: Collection[list[str]] = []
+        try:
+            self._forks = self._forks or self._start_forks(record)
+            request = Request(path, source, changed, tests, limits, limit)
+            is_detected, left = self._forks.try_(request)
+            if left and not is_detected:
+                self.slow["tests fail in a fork without a mutant"] += 1
+                again = [left]
+        except ServerError as error:
+            self.slow[str(error)] += 1
+            is_detected, again = False, steps
+        except StartError as error:
+            output = self._server_output.read_text()
+            raise TrialError(f"the trial server does not start: {error}\n{output}") from error
+        self.write(path, changed)
+        is_detected |= any(not self._passes(step, record) for step in again)
+        self.write(path, source)
+        return is_detected
 
-        seconds: what they take without a mutant; without: tests that are left out.
-        """
+    def close(self) -> None:
+        """End the copy's server."""
+        if self._forks is not None:
+            self._forks.close()
+
+    def _start_forks(self, record: Record) -> Forks:
+        def start(descriptor: int) -> "subprocess.Popen[bytes]":
+            arguments = ("-m", "pytest", *_OPTIONS, *_UNIT, *_SERVER, *record.files())
+            with self._server_output.open("wb") as output:
+                return subprocess.Popen(
+                    self._command("unlimited", arguments),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=self._environment({DESCRIPTOR: str(descriptor)}),
+                    pass_fds=[descriptor],
+                )
+
+        return Forks(start, self.write, record.failed)
+
+    def _passes(self, tests: Collection[str], record: Record) -> bool:
+        """Whether tests, or all of a file, pass with what was written."""
         files = {test.partition("::")[0] for test in tests}
-        left_out = [f"--deselect={name}" for name in without if name.partition("::")[0] in files]
-        limit = _START_SECONDS + _SLOWER * seconds
+        left_out = [
+            f"--deselect={name}" for name in record.failed if name.partition("::")[0] in files
+        ]
+        limit = _START_SECONDS + _SLOWER * record.duration(tests)
         named = self._directory / "tests"
         named.write_text("\n".join(tests))
         options = ("-x", f"--timeout={limit:.0f}", *left_out, f"@{named}")
@@ -226,29 +244,33 @@ class Copy:
     ) -> subprocess.CompletedProcess[str]:
         """Run pytest in the copy. seconds: of processor time, and ten times that of real time,
         which others on the machine stretch. Raises `subprocess.TimeoutExpired`."""
-        namespaces = ("--fork", "--kill-child", "--pid", "--mount-proc", "--net", "--mount")
-        isolated = ("sh", "-c", _ISOLATED, "sh", str(self._directory), f"{seconds:.0f}")
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(self.tree),
-            "TMPDIR": str(self._directory / "tmp"),
-            worker.RUN: self._run_name,
-            **variables,
-        }
-        # The paths of unix sockets are short.
-        base = f"--basetemp={self._directory}/t"
-        command = [*_TIED, "unshare", *namespaces, *isolated, sys.executable]
         try:
             return subprocess.run(
-                [*command, *arguments, base],
+                self._command(f"{seconds:.0f}", arguments),
                 capture_output=True,
                 text=True,
                 check=False,
                 timeout=10 * seconds,
-                env=environment,
+                env=self._environment(variables),
             )
         finally:
             self._remove_cgroups()
+
+    def _command(self, seconds: str, arguments: Collection[str]) -> list[str]:
+        """Python in namespaces of its own. seconds: of processor time, or "unlimited"."""
+        namespaces = ("--fork", "--kill-child", "--pid", "--mount-proc", "--net", "--mount")
+        isolated = ("sh", "-c", _ISOLATED, "sh", str(self._directory), seconds)
+        base = f"--basetemp={self._temporary}/t"
+        return [*_TIED, "unshare", *namespaces, *isolated, sys.executable, *arguments, base]
+
+    def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PYTHONPATH": str(self.tree),
+            "TMPDIR": str(self._temporary),
+            worker.RUN: self._run_name,
+            **variables,
+        }
 
     def _remove_cgroups(self) -> None:
         """Those that the workers of kernel tests left because they were killed."""
@@ -256,3 +278,8 @@ class Copy:
         if mount is not None:
             for left in mount.glob(f"{worker.CGROUPS}{self._run_name}*"):
                 node.remove(left.name)
+
+
+def _fork_limit(seconds: float) -> float:
+    """Of tests that take this long without a mutant."""
+    return _FORK_SECONDS + _SLOWER * seconds

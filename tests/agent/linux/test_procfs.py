@@ -5,10 +5,13 @@ import errno
 import os
 import pathlib
 import resource
+import socket
 
 import pytest
 
+from agent.linux import procfs
 from agent.linux.procfs import Procfs
+from probes.sock_diag import SockDiag
 
 
 class Proc:
@@ -85,6 +88,30 @@ def test_process_listens_on_a_port_by_its_own_socket(proc: Proc) -> None:
     assert not proc.procfs.is_listening(42, 10250)
     os.symlink("socket:[3]", proc.root / "42" / "fd" / "4")
     assert proc.procfs.is_listening(42, 10250)
+
+
+def test_own_listeners_are_those_of_the_port_in_both_families() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as four, socket.create_server(("127.0.0.1", 0)):
+        port = four.getsockname()[1]
+        with socket.create_server(("::1", port), family=socket.AF_INET6) as six:
+            links = {os.readlink(f"/proc/self/fd/{one.fileno()}") for one in (four, six)}
+            assert Procfs().own_listeners(port) == links == Procfs().listeners("self", port)
+        # A connection of the port is no listener.
+        with socket.create_connection(("127.0.0.1", port)):
+            assert Procfs().own_listeners(port) == Procfs().listeners("self", port)
+    assert Procfs().own_listeners(port) == set()
+
+
+def test_own_listeners_are_read_from_the_tables_without_sock_diag(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing() -> SockDiag:
+        raise OSError(errno.EPROTONOSUPPORT, os.strerror(errno.EPROTONOSUPPORT))
+
+    monkeypatch.setattr(procfs, "SockDiag", missing)
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        link = os.readlink(f"/proc/self/fd/{sock.fileno()}")
+        assert Procfs().own_listeners(sock.getsockname()[1]) == {link}
 
 
 def test_capability_counts_in_the_same_user_namespace(proc: Proc) -> None:
