@@ -39,12 +39,12 @@ cluster gRPC's own threads are added: a server and a channel without a call take
     Reason(
         "rest",
         ("enforce_no_probes_cpu_250_over_100_pods", "strict_no_probes_cpu_250_over_100_pods"),
-        """**Growth with pods.** In enforce a tenth of a per cent of a core lies between 100 and
-250 pods: checks of all gates' chains and of conditions, each every 30 seconds. In strict each pod
-is dialled from inside every five seconds, since rules in a pod change without an event: half of
-what the agent takes at rest. One change of the namespace for both families took away a quarter of
-that. An event for changed rules would need a socket in each pod's namespace, which keeps a
-namespace alive after its pod.""",
+        """**Growth with pods.** In enforce 0.15 % of a core lies between 100 and 250 pods: checks
+of all gates' chains and of conditions, each every 30 seconds. In strict each pod is dialled from
+inside every five seconds, since rules in a pod change without an event: half of what the agent
+takes at rest. One change of the namespace for both families took away a quarter of that. An event
+for changed rules would need a socket in each pod's namespace, which keeps a namespace alive after
+its pod.""",
     ),
     Reason(
         "rest",
@@ -57,9 +57,9 @@ typing_extensions in the relay (0.3 MB, by a trick with sys.modules).""",
     Reason(
         "cluster",
         ("agent_cpu_over_kubelet_at_rest",),
-        """**CPU at rest beside the kubelet.** A third is the 20 http probes a second
+        """**CPU at rest beside the kubelet.** Two fifths are the 20 http probes a second
 (`100_pods_strict_http_probes_agent_cpu_percent` over the same without probes): among few a probe
-takes 500 us, four times as long as back to back (`cpu_us_http_50`), since the processor's caches
+takes 650 us, five times as long as back to back (`cpu_us_http_50`), since the processor's caches
 have other programs' data by then. A fifth is the agent with 100 pods in strict without probes
 (`100_pods_strict_no_probes_agent_cpu_percent`). The rest are watches of the API server and the
 runtime's events. The goal is what probes and an idle agent take alone.""",
@@ -70,8 +70,7 @@ runtime's events. The goal is what probes and an idle agent take alone.""",
         """**The relay at rest.** 0.05 of the kubelet's share is 180 us for each of its 20 probes a
 second. At that rate a loop of accept, connect, two copies and close takes half as long again in
 Python, and nearly as long in C, without namespaces, held SYNs or time limits:
-`cpu_us_per_resting_probe` of bench `relay`, its baseline and
-`bare_c_cpu_us_per_resting_probe`.""",
+`cpu_us_per_resting_probe` of bench `relay`, its baseline and `bare_c_cpu_us_per_resting_probe`.""",
     ),
     Reason(
         "cluster",
