@@ -100,7 +100,7 @@ connection itself.""",
         "probe",
         ("https_cpu_over_kubelet_ratio_*",),
         """**https.** A loop in Python that does nothing but connect, shake hands, send, receive
-and close takes 0.91 of Go's (`bare_https_cpu_over_kubelet_ratio_1`): OpenSSL's client needs that
+and close takes 0.86 of Go's (`bare_https_cpu_over_kubelet_ratio_1`): OpenSSL's client needs that
 for a new session. The kubelet resumes none, and a resumed one would not try what the kubelet
 tries. OpenSSL 3.5 gave the same ratios as 3.0.""",
     ),
