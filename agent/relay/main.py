@@ -131,8 +131,8 @@ class Relay:
             self._poller.poll(left)
 
     def _stop(self) -> None:
-        """At once: another relay has the maps, and where these links would still lead, it alone
-        decides."""
+        """Another relay serves: it has the maps, so these links would lead to it alone, even after
+        it was killed."""
         self._release(messages.DRAIN_SECONDS)
 
     def _is_over(self) -> bool:

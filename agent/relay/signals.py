@@ -33,6 +33,8 @@ class Signals:
         poller.register(self._read_end, READABLE, self)
 
     def close(self) -> None:
+        """The handlers stay, and do nothing."""
+        os.close(signal.set_wakeup_fd(-1))
         os.close(self._read_end)
 
     def on_event(self, _events: int) -> None:

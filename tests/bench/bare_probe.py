@@ -12,7 +12,7 @@ import time
 
 _REQUEST = b"GET /healthz HTTP/1.1\r\nHost: pod\r\nConnection: close\r\n\r\n"
 _BYTES = 4096
-# As many as the bench's own probes run before they are measured: imports and caches are no cost.
+# The first ones fill caches, which is no cost of a probe.
 _WARM_UP = 20
 
 

@@ -39,20 +39,20 @@ cluster gRPC's own threads are added: a server and a channel without a call take
     Reason(
         "rest",
         ("enforce_no_probes_cpu_250_over_100_pods", "strict_no_probes_cpu_250_over_100_pods"),
-        """**Growth with pods.** In enforce 0.15 % of a core lies between 100 and 250 pods: checks
-of all gates' chains and of conditions, each every 30 seconds. In strict each pod is dialled from
-inside every five seconds, since rules in a pod change without an event: half of what the agent
-takes at rest. One change of the namespace for both families took away a quarter of that. An event
-for changed rules would need a socket in each pod's namespace, which keeps a namespace alive after
-its pod.""",
+        """**Growth with pods.** In enforce 0.15 % of a core lies between 100 and 250 pods, which
+was not taken apart. In strict each pod is dialled from inside every five seconds, since rules in a
+pod change without an event: half of what the agent takes at rest, by a profile. One change of the
+namespace for both families took away a quarter of that. An event for changed rules would need a
+socket in each pod's namespace, which keeps a namespace alive after its pod. Not tried: a program
+that reads which namespaces have netfilter hooks.""",
     ),
     Reason(
         "rest",
         ("100_pods_strict_tcp_probes_agent_and_relay_pss_mb",),
-        """**Memory.** 17 MB of the agent is code of modules, of 37 MB that Python allocates. What
-is left to win is in libraries: OpenSSL and HTTP, which the API server needs, command lines,
-metrics. Tried without a gain: bytecode without columns or docstrings (0.2 MB); msgspec without
-typing_extensions in the relay (0.3 MB, by a trick with sys.modules).""",
+        """**Memory.** 17 MB of the agent is code of modules, of 37 MB that Python allocates
+(tracemalloc). What is left to win is in libraries: OpenSSL and HTTP, which the API server needs,
+command lines, metrics. Tried without a gain: bytecode without columns or docstrings (0.2 MB);
+msgspec without typing_extensions in the relay (0.3 MB, by a trick with sys.modules).""",
     ),
     Reason(
         "cluster",
@@ -61,8 +61,8 @@ typing_extensions in the relay (0.3 MB, by a trick with sys.modules).""",
 (`100_pods_strict_http_probes_agent_cpu_percent` over the same without probes): among few a probe
 takes 650 us, five times as long as back to back (`cpu_us_http_50`), since the processor's caches
 have other programs' data by then. A fifth is the agent with 100 pods in strict without probes
-(`100_pods_strict_no_probes_agent_cpu_percent`). The rest are watches of the API server and the
-runtime's events. The goal is what probes and an idle agent take alone.""",
+(`100_pods_strict_no_probes_agent_cpu_percent`). The rest was not taken apart. The goal is what
+probes and an idle agent take alone.""",
     ),
     Reason(
         "cluster",
@@ -80,12 +80,12 @@ Python, and nearly as long in C, without namespaces, held SYNs or time limits:
     Reason(
         "burst",
         ("burst_250_ready_ratio", "burst_250_agent_cpu_ms_per_pod"),
-        """**Bursts.** The agent's share of two processors is what delays others. A fifth of it is
-probes, which these pods have every second; a tenth lists and events of the runtime; the rest is
-shared by 40 components, none with more than 5 %: a birth is 370 callbacks in 157 turns of the
-event loop, 20 reads in threads and 6.5 calls of the runtime. Tried: uvloop (no difference), plans
-and messages for changed pods only (72 to 62 ms), one request for what the runtime has reported. 11
-ms is the agent's own start, which the figure counts.""",
+        """**Bursts.** The agent's share of two processors is what delays others. By a profile a
+fifth of it is probes, which these pods have every second; a tenth lists and events of the runtime;
+the rest is shared by 40 components, none with more than 5 %: a birth is 370 callbacks in 157 turns
+of the event loop, 20 reads in threads and 6.5 calls of the runtime. Tried: uvloop (no difference),
+plans and messages for changed pods only (72 to 62 ms), one request for what the runtime has
+reported. 11 ms is the agent's own start, which the figure counts.""",
     ),
     Reason(
         "probe",

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 DESCRIPTOR = "PODGATE_MUTANTS_DESCRIPTOR"
 """The variable with the server's end of the connection."""
 
+STRETCH = 10
+"""Real time, of what the tests of a request may take: the most that other load may stretch it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

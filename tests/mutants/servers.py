@@ -5,14 +5,12 @@ import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from tests.mutants.protocol import Answer, Request
+from tests.mutants.protocol import STRETCH, Answer, Request
 
 # To import all unit tests on a machine with other load.
 _START_SECONDS = 600
 # For the fork, and to remove what it leaves.
 _ANSWER_SECONDS = 60
-# Real time, of what the tests of a request may take.
-_STRETCH = 10
 
 Start = Callable[[int], "subprocess.Popen[bytes]"]
 """Starts a server with this descriptor of its connection."""
@@ -48,7 +46,7 @@ class Server:
             self._connection.send(request)
         except OSError as error:
             raise ServerError("the server has ended") from error
-        return self._receive(_ANSWER_SECONDS + _STRETCH * request.all_seconds)
+        return self._receive(_ANSWER_SECONDS + STRETCH * request.all_seconds)
 
     def close(self) -> None:
         self._connection.close()

@@ -19,13 +19,11 @@ from multiprocessing.connection import Connection
 import pytest
 
 from tests.mutants import live_code, namespaces, trial_child
-from tests.mutants.protocol import DESCRIPTOR, Answer, Request
+from tests.mutants.protocol import DESCRIPTOR, STRETCH, Answer, Request
 
 _ROOT = pathlib.Path(__file__).parents[2]
 # How often the waits of a trial are read: its last ones are counted late by that.
 _POLL_SECONDS = 1.0
-# Real time, of what a trial may take: the most that other load may stretch it.
-_STRETCH = 10
 
 _connection = pytest.StashKey["Connection[Answer, Request]"]()
 _live = pytest.StashKey[live_code.LiveCode]()
@@ -135,7 +133,7 @@ class _Watch:
         return (
             passed - self._test_started > limit
             or passed > self._all_seconds
-            or real > _STRETCH * self._all_seconds
+            or real > STRETCH * self._all_seconds
         )
 
 

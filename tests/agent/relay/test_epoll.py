@@ -19,13 +19,6 @@ class Handler:
 
 
 @pytest.fixture
-def poller() -> Iterator[EpollPoller]:
-    made = EpollPoller()
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def pipes() -> Iterator[list[tuple[int, int]]]:
     """Two pipes with something to read."""
     made = [os.pipe(), os.pipe()]

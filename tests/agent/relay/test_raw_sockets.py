@@ -31,12 +31,6 @@ class Recorder:
 
 
 @pytest.fixture
-def poller() -> Iterator[EpollPoller]:
-    with contextlib.closing(EpollPoller()) as made:
-        yield made
-
-
-@pytest.fixture
 def recorder() -> Iterator[Recorder]:
     made = Recorder()
     yield made

@@ -16,13 +16,6 @@ LONG_SECONDS = 600
 
 
 @pytest.fixture
-def poller() -> Iterator[EpollPoller]:
-    made = EpollPoller()
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def handled(poller: EpollPoller) -> Iterator[list[None]]:
     """An element for each call."""
     calls: list[None] = []
@@ -32,8 +25,8 @@ def handled(poller: EpollPoller) -> Iterator[list[None]]:
     yield calls
     for number, handler in before.items():
         signal.signal(number, handler)
-    os.close(signal.set_wakeup_fd(wakeup))
     signals.close()
+    signal.set_wakeup_fd(wakeup)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
