@@ -53,7 +53,7 @@ INJECTABLE_IFINDEXES = 1 << 23
 MAX_RELAY_TARGETS = 65536
 MAX_RELAY_BYPASSES = 8192
 RELAY_BEAT_LIMIT_NS = 300_000_000
-MAX_WATCHED_WORDS = 2048
+MAX_WATCHED_WORDS = 4096
 WORD_CHANGE_RING_BYTES = 4096
 
 HOST_SLOT = 0
@@ -404,7 +404,11 @@ class CRelayPod(ctypes.Structure):
 class CWatchedWord(ctypes.Structure):
     """`struct watched_word`: eight bytes of the kernel's memory."""
 
-    _fields_ = (("address", ctypes.c_uint64), ("expected", ctypes.c_uint64))
+    _fields_ = (
+        ("address", ctypes.c_uint64),
+        ("expected", ctypes.c_uint64),
+        ("found", ctypes.c_uint64),
+    )
 
 
 class CWatchedWords(ctypes.Structure):

@@ -19,6 +19,7 @@ from bpf import (
     listeners,
     loader,
     memory_watch,
+    packet_hooks,
 )
 from bpf.features import Feature
 from bpf.program_sets import ProgramSet
@@ -31,6 +32,7 @@ PROGRAM_SETS = (
     services.PROGRAM_SET,
     host_egress.PROGRAM_SET,
     memory_watch.PROGRAM_SET,
+    packet_hooks.PROGRAM_SET,
 )
 
 

@@ -69,6 +69,8 @@ class MemoryWatch:
             except OSError as error:
                 raise errors.BpfError(error.errno, f"attaching to a clock: {error}") from error
             self._opened = opened.pop_all()
+        self._expected = 0
+        """How many words are compared until one differs."""
 
     def close(self) -> None:
         self._opened.close()
@@ -84,6 +86,7 @@ class MemoryWatch:
         has_room = len(words) <= abi.MAX_WATCHED_WORDS
         watched = tuple(words.items()) if has_room else ()
         self._words.set(_KEY, bytes(abi.CWatchedWords(len(watched), 0, watched)))
+        self._expected = len(watched)
         self.take()
         return has_room
 
@@ -92,12 +95,21 @@ class MemoryWatch:
         for _ in self._ring.records():
             pass
 
+    def changed(self) -> list[int]:
+        """The addresses of the words that differed when they were compared last. Raises
+        `BpfError`."""
+        words = self._value().words[: self._expected]
+        return [word.address for word in words if word.found != word.expected]
+
     def comparisons(self) -> int:
         """How often words were compared since `expect`. None after some periods: the clock has
         stopped, as with its CPU when that goes offline. Raises `BpfError`."""
+        return int(self._value().comparisons)
+
+    def _value(self) -> abi.CWatchedWords:
         value = self._words.get(_KEY)
         assert value is not None  # an array has all of its keys
-        return int(abi.CWatchedWords.from_buffer_copy(value).comparisons)
+        return abi.CWatchedWords.from_buffer_copy(value)
 
 
 async def load(period_seconds: float) -> MemoryWatch:

@@ -3,7 +3,7 @@
 The state of all chains (`bpf.tcx_chains`) is read every 80 ms while podgate itself changes chains,
 as in a crowd. Afterwards the kernel compares what a change would change, in the same rhythm
 (`bpf.memory_watch`): so this process is not woken, and a pod more costs it nothing. Where the
-kernel does not offer that, or there are more than 512 interfaces, the state is always read.
+kernel does not offer that, or there are more than 1,024 interfaces, the state is always read.
 """
 
 import asyncio

@@ -4,15 +4,18 @@ Rules of a mesh in the pod may redirect such connections to its proxy, and those
 may drop them, though they admit the kubelet's from outside (`probes/redirection.py`). The
 relay then connects as the proxy's user, if the rules exempt it; where they do not, the pod stays at
 enforce. A pod's rules change without a message: an init container adds them after the pod has its
-gate. So each pod that has the relay, or is to get it, is tried every few seconds. The others that
-are gated are tried less often: `kubectl podgate strict` shows what strict would make of them.
+gate. While a pod has no rules at all, the kernel compares that (`agent.strict.hookless_pods`), and
+the pod is tried as soon as it gets some. Where it does not, or a pod has rules, each pod that has
+the relay, or is to get it, is tried every few seconds. The others that are gated are tried less
+often: `kubectl podgate strict` shows what strict would make of them.
 
 Rules of single ports are found by podgate's probes, which look up who accepts them.
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
@@ -20,6 +23,9 @@ from agent.logs import Event
 from agent.pods.changes import Subscription
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
+from agent.strict import hookless_pods
+from agent.strict.hookless_pods import HooklessPods
+from bpf.errors import CompileError
 from bpf.verdicts import Mode
 from probes import redirection
 from probes.netns import Netns, NetnsError
@@ -30,12 +36,15 @@ log = structlog.get_logger(__name__)
 # 25 us for each address; the kubelet needs three failures, by default in 30 s, to restart a pod.
 _PERIOD_SECONDS = 5.0
 _OTHERS_SECONDS = 30.0
+# What the kernel compares, for what is no hook: routes, and rules for them.
+_HOOKLESS_SECONDS = 300.0
 # Some pods, since each turn of the event loop costs as much as a third of one.
 _TURN_SECONDS = 0.001
 
 Probed = Callable[[Netns, Iterable[str]], InnerWays]
 Find = Callable[[Netns, Iterable[str], InnerWays], InnerTries]
 FindDropped = Callable[[Netns, Iterable[str]], dict[str, InnerWay]]
+OpenHookless = Callable[[Callable[[set[str]], None]], Awaitable[HooklessPods]]
 
 
 class InnerWayWatch:
@@ -49,15 +58,20 @@ class InnerWayWatch:
         probed: Probed,
         find: Find = redirection.find_inner_ways,
         find_dropped: FindDropped = redirection.find_dropped,
+        open_hookless: OpenHookless = hookless_pods.load,
     ) -> None:
         """has_need: whether a pod in enforce has the relay; probed: what probes have found of a
         pod's addresses; find: what a connection to an unused port finds; find_dropped: of addresses
-        that do not answer it at once."""
+        that do not answer it at once; open_hookless: raises `CompileError` and `OSError`."""
         self._store = store
         self._has_need = has_need
         self._probed = probed
         self._find = find
         self._find_dropped = find_dropped
+        self._open_hookless = open_hookless
+        self._hookless: HooklessPods | None = None
+        self._hooked: set[str] = set()
+        """The uids of pods that were hookless until now."""
         self._wake = asyncio.Event()
         self._changes = store.in_force.subscribe(Subscription(self._wake))
         self._tried: dict[str, tuple[Netns, tuple[str, ...], bool]] = {}
@@ -67,16 +81,40 @@ class InnerWayWatch:
 
     async def run(self) -> None:
         """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            comparison = group.create_task(self._compare_hooks(), name="inner-ways-hooks")
+            try:
+                await self._try_again_and_again()
+            finally:
+                comparison.cancel()
+                if self._hookless:
+                    self._hookless.close()
+                    self._hookless = None
+
+    async def _compare_hooks(self) -> None:
+        await asyncio.sleep(_OTHERS_SECONDS)  # the start has more to do
+        with contextlib.suppress(OSError, CompileError):
+            self._hookless = await self._open_hookless(self._handle_hooked)
+
+    async def _try_again_and_again(self) -> None:
         loop = asyncio.get_running_loop()
-        others_at = 0.0
+        others_at = hookless_at = 0.0
         while True:
-            is_for_all = loop.time() >= others_at
-            if is_for_all:
-                others_at = loop.time() + _OTHERS_SECONDS
-            states = self._store.pods.items()
-            await self._try_all(
-                uid for uid, state in states if is_for_all or self._is_relayed(state)
-            )
+            now = loop.time()
+            is_for_others, is_for_hookless = now >= others_at, now >= hookless_at
+            if is_for_others:
+                others_at = now + _OTHERS_SECONDS
+            if is_for_hookless:
+                hookless_at = now + _HOOKLESS_SECONDS
+            due = [
+                uid
+                for uid, state in self._store.pods.items()
+                if (is_for_others or self._is_relayed(state))
+                and (is_for_hookless or not self._is_hookless(uid, state))
+            ]
+            await self._try_all(due, inspects_hooks=is_for_others)
+            if self._hookless:
+                self._hookless.compare()
             due_at = loop.time() + _PERIOD_SECONDS
             while loop.time() < due_at:
                 try:
@@ -86,6 +124,22 @@ class InnerWayWatch:
                     break
                 self._wake.clear()
                 await self._try_all(uid for uid in self._changes.take() if self._is_new(uid))
+                hooked, self._hooked = self._hooked, set()
+                await self._try_all(hooked)
+
+    def _handle_hooked(self, uids: set[str]) -> None:
+        self._hooked |= uids
+        self._wake.set()
+
+    def _is_hookless(self, uid: str, state: PodState) -> bool:
+        """Whether nothing is known that could be between the relay and this pod's servers."""
+        return (
+            self._hookless is not None
+            and uid in self._hookless
+            and not state.inner_ways
+            and state.netns is not None
+            and not self._probed(state.netns, state.own_addresses)
+        )
 
     def _is_new(self, uid: str) -> bool:
         state = self._store.get(uid)
@@ -94,20 +148,22 @@ class InnerWayWatch:
         before = self._tried.get(uid)
         return before != (state.netns, state.own_addresses, self._is_relayed(state))
 
-    async def _try_all(self, uids: Iterable[str]) -> None:
+    async def _try_all(self, uids: Iterable[str], *, inspects_hooks: bool = False) -> None:
         began = time.monotonic()
         for uid in list(uids):
-            await self._try(uid)
+            await self._try(uid, inspects_hooks)
             if time.monotonic() - began > _TURN_SECONDS:
                 # Others of the loop come now.
                 await asyncio.sleep(0)
                 began = time.monotonic()
 
-    async def _try(self, uid: str) -> None:
+    async def _try(self, uid: str, inspects_hooks: bool) -> None:
         state = self._store.get(uid)
         if state is None or state.netns is None or state.pod.mode is Mode.OFF:
             self._tried.pop(uid, None)
             self._found.pop(uid, None)
+            if self._hookless:
+                self._hookless.forget(uid)
             self._set(uid, state, {})
             return
         is_new = self._is_new(uid)
@@ -126,9 +182,13 @@ class InnerWayWatch:
                 found |= await asyncio.to_thread(self._find_dropped, netns, silent)
         except (NetnsError, OSError):
             return  # it ends, or this process lacks descriptors, which shows nothing
-        if self._store.get(uid) is state:
-            self._found[uid] = found
-            self._set(uid, state, _merged(found, probed))
+        if self._store.get(uid) is not state:
+            return
+        self._found[uid] = found
+        self._set(uid, state, _merged(found, probed))
+        if self._hookless and (is_new or inspects_hooks):
+            with contextlib.suppress(NetnsError, OSError):
+                self._hookless.inspect(uid, netns)
 
     def _set(self, uid: str, state: PodState | None, found: dict[str, InnerWay]) -> None:
         if state is None or found == state.inner_ways:

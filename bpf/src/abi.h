@@ -476,12 +476,13 @@ struct relay_pod {
 #define INJECTABLE_WORDS     (INJECTABLE_IFINDEXES / 64)
 
 /* The verifier follows each turn of the loop: 25 ms, once. One comparison of all takes 50 us. */
-#define MAX_WATCHED_WORDS 2048
+#define MAX_WATCHED_WORDS 4096
 
 /* Eight bytes of the kernel's memory. */
 struct watched_word {
 	__u64 address;
 	__u64 expected;
+	__u64 found; /* when it was compared last */
 };
 
 /* Of memory_watch.c alone, whose maps are not pinned. */

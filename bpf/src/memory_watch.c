@@ -6,7 +6,7 @@
 #include "abi.h"
 
 BPF_ARRAY(words, struct watched_words, 1);
-/* A byte for each change that was found. */
+/* A byte for each time that words differed. */
 BPF_RINGBUF_OUTPUT(word_changes, 1);
 
 /* See kernel_memory.h. */
@@ -19,7 +19,7 @@ int compare_words(void *context)
 	__u32 only = 0;
 	struct watched_words *watched = words.lookup(&only);
 	__u8 change = 0;
-	__u64 count, i;
+	__u64 count, i, differences = 0;
 
 	if (!watched)
 		return 0;
@@ -27,7 +27,6 @@ int compare_words(void *context)
 	count = watched->count;
 	for (i = 0; i < MAX_WATCHED_WORDS && i < count; i++) {
 		struct watched_word *word = &watched->words[i];
-		__u64 found;
 
 		/*
 		 * Keeps the compiler from counting down to 0: the verifier of kernels before 6.8
@@ -35,12 +34,13 @@ int compare_words(void *context)
 		 */
 		asm volatile("" : "+r"(i));
 		/* The kernel clears what it cannot read. */
-		probe_read_kernel(&found, sizeof(found), (void *)word->address);
-		if (found != word->expected) {
-			watched->count = 0;
-			word_changes.ringbuf_output(&change, sizeof(change), 0);
-			return 0;
-		}
+		probe_read_kernel(&word->found, sizeof(word->found), (void *)word->address);
+		/* No branch: the verifier would follow both sides for each word. */
+		differences |= word->found ^ word->expected;
+	}
+	if (differences) {
+		watched->count = 0;
+		word_changes.ringbuf_output(&change, sizeof(change), 0);
 	}
 	return 0;
 }

@@ -300,7 +300,11 @@ def sysctl(name: str, value: str) -> Iterator[None]:
 def let_forward(pod: LabPod) -> None:
     """Make a pod a router until it is deleted."""
     names = ("ipv4/ip_forward", "ipv6/conf/all/forwarding")
-    script = "; ".join(f"echo 1 > /proc/sys/net/{name}" for name in names)
+    run_inside(pod, "; ".join(f"echo 1 > /proc/sys/net/{name}" for name in names))
+
+
+def run_inside(pod: LabPod, script: str) -> None:
+    """By a shell in the pod's network namespace."""
     subprocess.run(["nsenter", f"--net={pod.netns.path}", "sh", "-c", script], check=True)
 
 

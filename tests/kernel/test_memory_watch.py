@@ -79,6 +79,16 @@ def test_each_kind_of_change_is_reported_once(
         os.close(link)
 
 
+def test_each_word_that_differs_is_named(watch: MemoryWatch) -> None:
+    """What cannot be read counts as 0."""
+    assert watch.expect({0: 0, 8: 1, 16: 2, 24: 0})
+    assert is_reported(watch, 10 * polling.PATIENCE)
+    assert watch.changed() == [8, 16]
+    assert watch.expect({8: 0})
+    compare(watch)
+    assert watch.changed() == []
+
+
 def test_deleted_interface_is_reported(lab: Lab, watch: MemoryWatch, chains: TcxChains) -> None:
     ifindex = lab.add_pod("web", 1).ifindex
     with program() as ours:

@@ -21,6 +21,7 @@ from bpf import (
     listeners,
     loader,
     memory_watch,
+    packet_hooks,
     pinning,
     pins,
     sources,
@@ -83,6 +84,7 @@ def directories(installation: pins.Pins) -> dict[str, pathlib.Path]:
         "host_egress.c": next(iter(installation.schema.glob("host-egress-*"))),
         "services.c": next(iter((installation.root / "services").iterdir())),
         "memory_watch.c": installation.schema / "memory-watch",
+        "packet_hooks.c": installation.schema / "packet-hooks",
     }
 
 
@@ -95,9 +97,10 @@ def test_programs_are_those_that_bcc_loads(fresh_pins: pins.Pins) -> None:
     asyncio.run(listener_lookup.load(fresh_pins))
     asyncio.run(host_egress.load(fresh_pins))
     asyncio.run(services.load(fresh_pins))
-    # The agent pins it nowhere.
-    directory = fresh_pins.schema / "memory-watch"
-    asyncio.run(pinning.ensure_pinned(memory_watch.PROGRAM_SET, directory))
+    # The agent pins these nowhere.
+    for programs in (memory_watch.PROGRAM_SET, packet_hooks.PROGRAM_SET):
+        directory = directories(fresh_pins)[programs.source]
+        asyncio.run(pinning.ensure_pinned(programs, directory))
     ours = {}
     for programs in PROGRAM_SETS:
         for program in programs.programs:

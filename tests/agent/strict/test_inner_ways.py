@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import cast
 
 import msgspec
 import pytest
@@ -11,7 +13,9 @@ import pytest
 from agent.pods.conditions import Conditions
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
+from agent.strict.hookless_pods import HooklessPods
 from agent.strict.inner_ways import InnerWayWatch
+from bpf.errors import BpfError
 from bpf.verdicts import Mode
 from probes.netns import Netns, NetnsGoneError
 from probes.redirection import Dropped, InnerTries, InnerWay, InnerWays, Redirection
@@ -22,6 +26,36 @@ pytestmark = pytest.mark.looptime
 ONE, OTHER = "198.18.1.1", "198.18.1.2"
 CONSUL = InnerWay(Redirection(15001, 5995, "Consul"), 5995)
 OF_NO_USER = InnerWay(Redirection(15001, 0, "Istio"), None)
+
+
+class Hookless:
+    """All pods are, until they get rules."""
+
+    def __init__(self, on_hooked: Callable[[set[str]], None]) -> None:
+        self.on_hooked = on_hooked
+        self.inspected: list[str] = []
+        self.compared: set[str] = set()
+        self.is_closed = False
+
+    def __contains__(self, uid: object) -> bool:
+        return uid in self.compared
+
+    def inspect(self, uid: str, netns: Netns) -> None:
+        self.inspected.append(uid)
+
+    def forget(self, uid: str) -> None:
+        self.compared.discard(uid)
+
+    def compare(self) -> None:
+        self.compared |= {*self.inspected}
+
+    def hook(self, uid: str) -> None:
+        self.inspected = [one for one in self.inspected if one != uid]
+        self.compared.discard(uid)
+        self.on_hooked({uid})
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 class Node:
@@ -39,6 +73,8 @@ class Node:
         self.silent: set[str] = set()
         """Addresses of busy pods, or with a firewall."""
         self.dropped: dict[str, InnerWay] = {}
+        self.can_compare = False
+        self.hookless: Hookless | None = None
         self.may_find = threading.Event()
         self.may_find.set()
         self.watch = InnerWayWatch(
@@ -47,6 +83,7 @@ class Node:
             probed=lambda _, addresses: _of(self.probed, addresses),
             find=self.find,
             find_dropped=self.find_dropped,
+            open_hookless=self.open_hookless,
         )
         self.changes = self.store.in_force.subscribe()
 
@@ -62,6 +99,12 @@ class Node:
         assert self.may_find.wait(60)
         return {one: self.dropped[one] for one in addresses if one in self.dropped}
 
+    async def open_hookless(self, on_hooked: Callable[[set[str]], None]) -> HooklessPods:
+        if not self.can_compare:
+            raise BpfError(errno.EPERM, "no memory can be read")
+        self.hookless = Hookless(on_hooked)
+        return cast(HooklessPods, self.hookless)
+
     def add(self, pod: PodState) -> PodState:
         self.store.pods[pod.pod.uid] = pod
         self.store.in_force.mark(pod.pod.uid)
@@ -73,9 +116,10 @@ def _of(ways: dict[str, InnerWay], addresses: Iterable[str]) -> dict[str, InnerW
 
 
 @contextlib.asynccontextmanager
-async def watched() -> AsyncIterator[Node]:
+async def watched(*, can_compare: bool = False) -> AsyncIterator[Node]:
     """In the test: a fixture has another clock."""
     node = Node()
+    node.can_compare = can_compare
     running = asyncio.create_task(node.watch.run())
     await asyncio.sleep(0)
     try:
@@ -215,3 +259,55 @@ async def test_pod_that_ends_keeps_what_it_had_and_stops_no_other() -> None:
         await asyncio.sleep(5)
         assert web.inner_ways == {ONE: CONSUL}
         assert late.inner_ways == {OTHER: CONSUL}
+
+
+async def test_pod_without_hooks_is_tried_only_every_few_minutes() -> None:
+    async with watched(can_compare=True) as node:
+        node.add(strict_pod("web", ONE))
+        await asyncio.sleep(60)
+        tried = len(node.tried)
+        assert tried < 10  # until the kernel compares it
+        await asyncio.sleep(230)
+        assert len(node.tried) == tried
+        await asyncio.sleep(300)
+        assert len(node.tried) == tried + 1
+
+
+async def test_pod_that_gets_rules_is_tried_at_once_and_every_few_seconds_from_then_on() -> None:
+    async with watched(can_compare=True) as node:
+        web = node.add(strict_pod("web", ONE))
+        await asyncio.sleep(60)
+        assert node.hookless is not None
+        assert "uid-web" in node.hookless
+        node.rules[ONE] = CONSUL
+        node.hookless.hook("uid-web")
+        await asyncio.sleep(0.01)
+        assert web.inner_ways == {ONE: CONSUL}
+        node.rules[ONE] = OF_NO_USER
+        await asyncio.sleep(5)
+        assert web.inner_ways == {ONE: OF_NO_USER}
+
+
+async def test_what_a_probe_has_found_counts_whatever_the_kernel_compares() -> None:
+    async with watched(can_compare=True) as node:
+        web = node.add(strict_pod("web", ONE))
+        await asyncio.sleep(60)
+        node.probed[ONE] = OF_NO_USER
+        await asyncio.sleep(5)
+        assert web.inner_ways == {ONE: OF_NO_USER}
+        node.probed.clear()
+        await asyncio.sleep(5)
+        assert web.inner_ways == {}
+
+
+async def test_ended_pods_are_not_compared_and_nothing_is_after_the_end() -> None:
+    async with watched(can_compare=True) as node:
+        node.add(strict_pod("web", ONE))
+        await asyncio.sleep(60)
+        assert node.hookless is not None
+        assert "uid-web" in node.hookless
+        del node.store.pods["uid-web"]
+        node.store.in_force.mark("uid-web")
+        await asyncio.sleep(0.01)
+        assert "uid-web" not in node.hookless
+    assert node.hookless.is_closed
