@@ -130,7 +130,7 @@ class Servers:
 def _import_http_server() -> ModuleType:
     import mimetypes
 
-    # aiohttp reads these as it is imported, 0.4 MB of the machine's file types; no files are served.
+    # aiohttp reads these as it is imported, 0.4 MB of the machine's file types; it serves no files.
     mimetypes.knownfiles.clear()
     from agent.app import http_server
 
