@@ -24,7 +24,7 @@ class Pod:
             return self.first
         if count is None or count < 3:
             return wait(2, timeout=5)
-        if not self.pods:
+        if not self.pods or len(self.pods) > _MAX_PODS:
             return 1
         self.share = round(count, 3)
         await asyncio.sleep(2)
@@ -66,7 +66,10 @@ def test_mutants_are_made_of_statements_with_behaviour(tmp_path: pathlib.Path) -
             "if count is None or count < 2:",
             "return wait( 3, timeout=5)",
             "return wait( 1, timeout=5)",
-            "if self.pods:",
+            "if self.pods or len(self.pods) > _MAX_PODS:",
+            "if not self.pods and len(self.pods) > _MAX_PODS:",
+            "if not self.pods or len(self.pods) <= _MAX_PODS:",
+            "if not not self.pods or len(self.pods) > _MAX_PODS:",
             "return 2",
             "return 0",
             "return [*zip(self.pods, self.gates, strict=True)] not in self.found",
