@@ -1,5 +1,6 @@
 """Valid HostAccessPolicies, and the errors of invalid ones."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -213,6 +214,27 @@ def test_error_names_the_path_of_the_field(spec: dict[str, Any], where: str) -> 
 def test_a_name_is_one_that_the_api_would_take(name: str) -> None:
     with pytest.raises(PolicyError, match=r"metadata.name"):
         api_types.read({**document(), "metadata": {"name": name}}, source="a.yaml")
+
+
+def of_name(name: str) -> None:
+    api_types.read({**document(), "metadata": {"name": name}}, source="a.yaml")
+
+
+def of_unit(name: str) -> None:
+    rules(**{"from": [{"systemdUnit": {"name": f"{name}.service"}}]})
+
+
+def of_port(name: str) -> None:
+    rules(ports=[{"port": name}])
+
+
+@pytest.mark.parametrize(("named", "most"), [(of_name, 253), (of_unit, 247), (of_port, 15)])
+def test_longest_name_is_one_that_the_api_would_take(
+    named: Callable[[str], None], most: int
+) -> None:
+    named("a" * most)
+    with pytest.raises(PolicyError):
+        named("a" * (most + 1))
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,22 @@ def test_presets_are_these_destinations() -> None:
     ]
 
 
+def test_destination_in_words_has_its_protocol_and_ports() -> None:
+    ports: list[dict[str, Any]] = [
+        {"protocol": "UDP"},
+        {"protocol": 47},
+        {"port": 80},
+        {"port": 1, "endPort": 65535},
+    ]
+    found = policy(deny=[{"cidr": "10.0.0.0/8", "ports": ports}]).destinations
+    assert [str(one) for one in found] == [
+        "10.0.0.0/8 47",
+        "10.0.0.0/8 TCP 1-65535",
+        "10.0.0.0/8 TCP 80",
+        "10.0.0.0/8 UDP",
+    ]
+
+
 def test_audit_is_the_default() -> None:
     assert not policy().is_enforced
     assert policy(action="Enforce").is_enforced

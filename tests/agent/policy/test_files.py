@@ -190,6 +190,17 @@ def test_saved_policies_that_are_spoilt_are_left(files: Files, content: bytes) -
     assert files.refresh() == ["a"]
 
 
+def test_saved_policy_of_another_version_is_left_and_the_others_restored(files: Files) -> None:
+    files.write("a.yaml", policy("a"), policy("b"))
+    files.refresh()
+    saved = msgspec.json.decode(files.state.read_bytes())
+    saved["files"]["a.yaml"][0]["spec"]["later"] = True
+    files.state.write_bytes(msgspec.json.encode(saved))
+    files.write("a.yaml", "a: [")
+    files.restart()
+    assert files.refresh() == ["b"]
+
+
 def test_second_policy_of_a_name_is_rejected_while_the_first_exists(files: Files) -> None:
     files.write("b.yaml", policy("a", 1))
     files.refresh()

@@ -114,6 +114,16 @@ def test_a_counter_outlives_changes_around_its_rule() -> None:
     assert len(set(after.ids.values())) == 3
 
 
+def test_rules_with_the_same_hash_have_counters_of_their_own() -> None:
+    """A counter's key has four bytes."""
+    first, second = policy("p99721", 1), policy("p108378", 1)
+    keys = [(one.name, one.rules[0]) for one in (first, second)]
+    alone = [RuleSet.of([one]).ids[key] for one, key in zip((first, second), keys, strict=True)]
+    assert alone == [3092841824, 3092841824]
+    together = RuleSet.of([first, second]).ids
+    assert [together[key] for key in keys] == [0xD7248968, 3092841824]
+
+
 def test_a_subtree_needs_the_node_s_own_view_of_cgroups() -> None:
     book = RuleSet.of(
         [policy("a", 1, sender=cgroup("subtree")), policy("b", 2, sender=cgroup())]
@@ -224,3 +234,9 @@ def test_subtree_is_compared_at_its_level_and_an_exact_cgroup_at_any() -> None:
         (SourceKind.CGROUP, 8, 0),
     ]
     assert list(compared(RuleSource("subtree", "/a"), found)) == [(SourceKind.ANCESTOR, 7, 2)]
+
+
+def test_any_process_and_the_kernel_are_compared_with_no_cgroup() -> None:
+    found = [CgroupId(7, 2)]
+    assert list(compared(RuleSource("any"), found)) == [(SourceKind.ANY, 0, 0)]
+    assert list(compared(RuleSource("kernel"), found)) == [(SourceKind.KERNEL, 0, 0)]

@@ -147,7 +147,9 @@ def test_rule_with_hits_is_used() -> None:
         ({"namespaces": frozenset({"shop"})}, [A, B]),
         ({"namespaces": frozenset({"else"})}, []),
         ({"pod": "other"}, [B]),
+        ({"min_count": 2}, [A, B]),
         ({"min_count": 3}, [B]),
+        ({"since": SINCE + datetime.timedelta(hours=9)}, [A, B]),
         ({"since": SINCE + datetime.timedelta(hours=10)}, [A]),
     ],
 )
@@ -183,6 +185,7 @@ def test_policy_of_another_version_is_left_out() -> None:
 
 
 def test_longest_time_counts_and_gaps_are_left_out() -> None:
+    assert review().observed == datetime.timedelta()
     short = node(name="a", unobserved_seconds=20 * 3600.0)
     assert review(short).observed == datetime.timedelta(hours=4)
     assert review(short, node(name="b")).observed == datetime.timedelta(hours=24)

@@ -186,6 +186,23 @@ async def test_saved_policies_hold_while_the_api_server_is_away(
         assert seen.mode()[0] == "audit"
 
 
+async def test_network_policy_that_was_deleted_meanwhile_is_forgotten(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    put(server, tier="Baseline")
+    spec = {"podSelector": {"matchLabels": {"app": "web"}}}
+    metadata = {"name": "web", "namespace": "shop", "uid": "np"}
+    server.put({"metadata": metadata, "spec": spec}, path=NETWORK_POLICIES.path)
+    async with Followed(api, state).running() as seen:
+        await asyncio.sleep(5)
+        assert seen.mode(app="web")[0] == "audit"
+    server.delete("web", namespace="shop", path=NETWORK_POLICIES.path)
+    again = Followed(api, state)
+    assert again.mode(app="web")[0] == "audit", "it is saved"
+    async with again.running():
+        assert again.mode(app="web")[0] == "enforce"
+
+
 async def test_gates_keep_their_mode_until_the_first_list(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
