@@ -166,10 +166,21 @@ def test_a_policy_without_ports_is_for_every_protocol() -> None:
         pytest.param([{"port": 1, "endPort": 9}], [(6, 1, 9)], id="a range"),
         pytest.param([{"protocol": "ICMP"}], [(1, 0, 65535), (58, 0, 65535)], id="both families"),
         pytest.param([{"protocol": 47}], [(47, 0, 65535)], id="a number"),
+        pytest.param(
+            [{"protocol": 1}, {"protocol": 255}],
+            [(1, 0, 65535), (255, 0, 65535)],
+            id="the first and the last number",
+        ),
         pytest.param([{"protocol": 136, "port": 7}], [(136, 7, 7)], id="UDP-Lite has ports"),
         pytest.param([{"port": 2}, {"port": 1}, {"port": 3}], [(6, 1, 3)], id="neighbours join"),
         pytest.param([{"port": 1, "endPort": 9}, {"port": 4}], [(6, 1, 9)], id="covered"),
         pytest.param([{"port": 4}, {"port": 4}], [(6, 4, 4)], id="twice"),
+        pytest.param(
+            [{"port": 1}, {"port": "a"}, {"port": "b"}],
+            [(6, 0, 0, "a"), (6, 0, 0, "b"), (6, 1, 1)],
+            id="names do not join",
+        ),
+        pytest.param([{"port": 1}, {"port": 3}], [(6, 1, 1), (6, 3, 3)], id="a gap"),
         pytest.param(
             [{"port": 4}, {"port": 5, "protocol": "UDP"}],
             [(6, 4, 4), (17, 5, 5)],
@@ -177,7 +188,7 @@ def test_a_policy_without_ports_is_for_every_protocol() -> None:
         ),
     ],
 )
-def test_ports_are_merged(ports: list[Any], wanted: list[tuple[int, int, int]]) -> None:
+def test_ports_are_merged(ports: list[Any], wanted: list[tuple[Any, ...]]) -> None:
     assert rules(ports=ports) == [PolicyRule(ANY, *one) for one in wanted]
 
 

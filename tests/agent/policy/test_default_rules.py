@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent.kube.client import ApiClient
@@ -19,7 +20,7 @@ from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
 from agent.policy import api_server, api_types, host_agents
-from agent.policy.api_callees import ApiCallees
+from agent.policy.api_callees import ApiCallees, CalleeSnapshot
 from agent.policy.api_server import ApiServerProcess
 from agent.policy.api_types import Policy
 from agent.policy.default_rules import DefaultRules
@@ -168,11 +169,95 @@ async def test_api_server_may_call_what_the_cluster_registered_and_nothing_else(
         assert "api-server/shop/admission:8443" not in node.calls
 
 
-@pytest.mark.usefixtures("callees")
-async def test_other_nodes_watch_only_where_api_servers_are(
+async def test_callee_is_the_tcp_port_of_the_service_that_is_named(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
+    service(server, "same", {"port": 443})
+    service(server, "udp", {"port": 443, "targetPort": 1, "protocol": "UDP"}, {"port": 442})
+    service(server, "more", {"port": 9443, "targetPort": "web"}, {"port": 443, "targetPort": 2})
+    service(server, "bare", selector=None)
+    named = ("missing", "bare", "udp", "same", "more")
+    put(server, VALIDATING, "a", webhooks=[*map(client_config, named)])
+    put(server, VALIDATING, "b", webhooks=[client_config("more", port=9443), {}])
+    put(server, VALIDATING, "c")
+    put(server, DEFINITIONS, "d.example", spec={"conversion": {"webhook": None}})
+    put(server, DEFINITIONS, "e.example", spec={})
+    async with Rules(api, state, STATIC_POD).running() as node:
+        assert node.calls == [
+            "api-server/shop/more:web",
+            "api-server/shop/more:2",
+            "api-server/shop/same:443",
+        ]
+        assert node.callees.snapshot.without_selector == ("shop/bare",)
+
+
+async def test_endpoints_are_all_addresses_with_their_ports(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    addresses = [{"addresses": ["198.18.0.2", "198.18.0.1"]}, {"addresses": ["198.18.0.3"]}]
+    ports = [{"name": "https", "port": 6443}, {"name": "any"}]
+    put(server, SLICES, "kubernetes", "default", endpoints=addresses, ports=ports)
     async with Rules(api, state).running() as node:
+        assert node.callees.snapshot.endpoints == tuple(
+            (f"198.18.0.{number}", 6443) for number in (1, 2, 3)
+        )
+        put(server, SLICES, "kubernetes", "default", endpoints=None, ports=None)
+        await asyncio.sleep(1)
+        assert node.callees.snapshot.endpoints == ()
+
+
+async def test_change_of_a_callee_is_yielded_at_once_and_else_after_the_time(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    async with Rules(api, state, STATIC_POD).running() as node:
+        now = asyncio.get_running_loop().time
+        changes = node.rules.changes(at_least_every_seconds=100)
+        await anext(changes)
+        put(server, VALIDATING, "a", webhooks=[client_config("admission")])
+        before = now()
+        asyncio.get_running_loop().call_later(7, service, server, "admission", {"port": 443})
+        await anext(changes)
+        assert now() - before < 8
+        assert node.calls == ["api-server/shop/admission:443"]
+        await anext(changes)
+        assert now() - before >= 100
+
+
+@pytest.mark.usefixtures("callees")
+async def test_rules_are_listed_once_what_an_api_server_calls_is(
+    api: ApiClient, state: pathlib.Path
+) -> None:
+    node, other = Rules(api, state, STATIC_POD), Rules(api, state)
+    without = Rules(api, state, STATIC_POD, disabled=["api-server"])
+    assert not node.rules.is_listed
+    assert not other.rules.is_listed
+    assert without.rules.is_listed
+    async with node.running():
+        assert node.rules.is_listed
+        assert [one.query.name for one in node.callees.watchers] == [
+            "endpoints of API servers",
+            "validatingwebhookconfigurations",
+            "mutatingwebhookconfigurations",
+            "customresourcedefinitions",
+            "apiservices",
+            "services",
+        ]
+
+
+NO_API_SERVERS = [
+    [],
+    [msgspec.structs.replace(STATIC_POD, host_network=False)],
+    [msgspec.structs.replace(STATIC_POD, labels={"component": "etcd"})],
+    [msgspec.structs.replace(STATIC_POD, namespace="default")],
+]
+
+
+@pytest.mark.parametrize("pods", NO_API_SERVERS)
+@pytest.mark.usefixtures("callees")
+async def test_other_nodes_watch_only_where_api_servers_are(
+    server: ApiServer, api: ApiClient, state: pathlib.Path, pods: list[Pod]
+) -> None:
+    async with Rules(api, state, *pods).running() as node:
         assert node.calls == []
         assert node.rules.is_listed
     assert {one.path for one in server.received} == {SLICES}
@@ -361,6 +446,18 @@ def test_api_server_that_was_found_costs_no_search_of_all_processes(
     assert procfs.searches == searches == 1
     with socket.create_server(("127.0.0.1", 0)) as other:
         assert process.find_cgroup([other.getsockname()]) == "/user.slice"
+
+
+async def test_processes_are_searched_at_most_once_in_some_seconds(
+    api: ApiClient, state: pathlib.Path, listener: tuple[int, int]
+) -> None:
+    pid, port = listener
+    procfs = OneProcess(pid, "/system.slice/other.service", is_privileged=False)
+    node = Rules(api, state, procfs=procfs)
+    node.callees.snapshot = CalleeSnapshot((("127.0.0.1", port),))
+    for _ in range(3):
+        node.refresh()
+    assert procfs.searches == 1
 
 
 @pytest.mark.usefixtures("callees")

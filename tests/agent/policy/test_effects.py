@@ -108,3 +108,4 @@ def test_report_has_all_policies_in_their_order() -> None:
     assert node.effects.encoded(["a", "b", "c"]) in ("1,12,", "1,21,")
     many = [f"p{number}" for number in range(5000)]
     assert node.effects.encoded(many) == "", "it would fill the report"
+    assert node.effects.encoded(many[:4097]) == "," * 4096

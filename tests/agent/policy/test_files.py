@@ -58,6 +58,12 @@ def wrong(name: str) -> dict[str, Any]:
     return {**policy(name), "spec": {"pods": {"podSelector": {}}}}
 
 
+def full(document: dict[str, Any]) -> str:
+    """The text of a file as large as may be."""
+    text = yaml.safe_dump(document)
+    return text + "#" * (documents.MAX_BYTES - len(text))
+
+
 def ports(files: Files) -> dict[str, int]:
     return {policy.name: policy.rules[0].first_port for policy in files.source.batch.policies}
 
@@ -226,9 +232,13 @@ def test_missing_directory_keeps_all_policies(files: Files) -> None:
     files.refresh()
     hidden = files.path.with_name("hidden")
     files.path.rename(hidden)
+    assert [files.source.refresh() for _ in range(3)] == [True, False, False]
     assert files.refresh() == ["a"]
-    assert "cannot be read" in files.source.batch.problems[0]
+    assert files.source.batch.problems == (
+        f"{files.path} cannot be read (No such file or directory); using the last known policies.",
+    )
     hidden.rename(files.path)
+    assert [files.source.refresh() for _ in range(2)] == [True, False]
     assert files.refresh() == ["a"]
     assert files.source.batch.problems == ()
 
@@ -248,20 +258,27 @@ def test_policies_beyond_the_counters_are_skipped(files: Files) -> None:
     assert "has 1 policies more than the maximum of 2,048" in problem
 
 
-def test_files_beyond_the_size_limit_wait_for_room(
-    files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_beyond_the_size_limit_wait_for_room(files: Files) -> None:
     files.write("z.yaml", policy("z"))
     files.refresh()
     for number in range(5):
-        text = yaml.safe_dump(policy(f"p{number}"))
-        files.write(f"{number}.yaml", text + "#" * (documents.MAX_BYTES - len(text)))
+        files.write(f"{number}.yaml", full(policy(f"p{number}")))
+    files.write("z.yaml", full(policy("z", 81)))
     assert files.refresh() == ["p0", "p1", "p2", "z"]
+    assert ports(files)["z"] == 81, "a new file must not displace it"
     problems = files.source.batch.problems
     assert [problem.split(":")[0] for problem in problems] == ["3.yaml", "4.yaml"]
     assert not files.source.refresh()
     (files.path / "1.yaml").unlink()
     assert files.refresh() == ["p0", "p2", "p3", "z"]
+
+
+def test_files_may_fill_the_size_limit(files: Files) -> None:
+    names = ["p0", "p1", "p2", "p3"]
+    for name in names:
+        files.write(f"{name}.yaml", full(policy(name)))
+    assert files.refresh() == names
+    assert files.source.batch.problems == ()
 
 
 def test_hundred_thousand_mistakes_in_a_file_are_abridged(files: Files) -> None:

@@ -148,6 +148,19 @@ def test_what_needs_a_decision_has_a_doubt(seen: ObservedFlows, doubt: str) -> N
     assert doubt in only(seen).doubt
 
 
+@pytest.mark.parametrize(
+    "seen",
+    [
+        flows(GONE),
+        flows(A, port=0, has_many_ports=True),
+        flows(A, pod=ObservedPod(namespace="", name="relay")),
+    ],
+)
+def test_what_no_policy_can_admit_has_none(seen: ObservedFlows) -> None:
+    one = only(seen)
+    assert (one.policy, one.flows) == (None, (seen,))
+
+
 def test_rare_source_is_no_one_off() -> None:
     assert only(flows(A, first=3, last=4.1)).doubt == ""
 
@@ -195,6 +208,21 @@ def test_more_than_a_policy_holds_becomes_several() -> None:
     assert all(len(policy.rules) <= abi.GATE_RULES for policy in read)
     assert sum(len(policy.rules) for policy in read) == 50 + 2
     assert sum(len(one.flows) for one in found) == 51
+
+
+def test_ports_of_a_policy_are_ranges_of_each_protocol() -> None:
+    ports = [(17, 80), (17, 81), (6, 90), (6, 82), (6, 81), (6, 80), (6, 1), (47, 0), (50, 0)]
+    one = only(*(flows(A, protocol, port) for protocol, port in (*ports, (1, 0), (58, 0))))
+    assert spec_of(one)["ports"] == [
+        {"protocol": 47},
+        {"protocol": 50},
+        {"protocol": "ICMP"},
+        {"protocol": "TCP", "port": 1},
+        {"protocol": "TCP", "port": 80, "endPort": 82},
+        {"protocol": "TCP", "port": 90},
+        {"protocol": "UDP", "port": 80, "endPort": 81},
+    ]
+    assert len(one.flows) == 11
 
 
 @pytest.mark.parametrize(
