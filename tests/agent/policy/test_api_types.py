@@ -192,6 +192,22 @@ def test_ports_are_merged(ports: list[Any], wanted: list[tuple[Any, ...]]) -> No
     assert rules(ports=ports) == [PolicyRule(ANY, *one) for one in wanted]
 
 
+@pytest.mark.parametrize(
+    ("rule", "protocol", "ports"),
+    [
+        (PolicyRule(ANY, 0, 0, 65535), "any", "any"),
+        (PolicyRule(ANY, 6, 0, 65535), "TCP", "any"),
+        (PolicyRule(ANY, 6, 1, 65535), "TCP", "1-65535"),
+        (PolicyRule(ANY, 17, 53, 53), "UDP", "53"),
+        (PolicyRule(ANY, 58, 0, 65535), "ICMPv6", "any"),
+        (PolicyRule(ANY, 47, 0, 65535), "47", "any"),
+        (PolicyRule(ANY, 6, 0, 0, "web"), "TCP", "web"),
+    ],
+)
+def test_protocol_and_ports_of_a_rule_in_words(rule: PolicyRule, protocol: str, ports: str) -> None:
+    assert (rule.protocol_text, rule.ports_text) == (protocol, ports)
+
+
 def test_each_source_has_each_range_once() -> None:
     senders = [
         {"cgroup": {"path": f"/{SERVICE}/"}},

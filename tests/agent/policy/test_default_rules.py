@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from agent.kube.client import ApiClient
 from agent.linux.cgroups import CgroupId
@@ -225,14 +226,18 @@ async def test_change_of_a_callee_is_yielded_at_once_and_else_after_the_time(
 
 @pytest.mark.usefixtures("callees")
 async def test_rules_are_listed_once_what_an_api_server_calls_is(
-    api: ApiClient, state: pathlib.Path
+    server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
-    node, other = Rules(api, state, STATIC_POD), Rules(api, state)
-    without = Rules(api, state, STATIC_POD, disabled=["api-server"])
+    async def slow(request: web.Request) -> None:
+        if request.path == SERVICES:
+            await asyncio.sleep(10)
+
+    server.faults.append(slow)
+    node = Rules(api, state, STATIC_POD)
     assert not node.rules.is_listed
-    assert not other.rules.is_listed
-    assert without.rules.is_listed
     async with node.running():
+        assert not node.rules.is_listed
+        await asyncio.sleep(10)
         assert node.rules.is_listed
         assert [one.query.name for one in node.callees.watchers] == [
             "endpoints of API servers",
@@ -242,6 +247,16 @@ async def test_rules_are_listed_once_what_an_api_server_calls_is(
             "apiservices",
             "services",
         ]
+    assert Rules(api, state, STATIC_POD, disabled=["api-server"]).rules.is_listed
+
+
+async def test_callees_are_saved_for_an_api_server_s_rules_alone(
+    api: ApiClient, state: pathlib.Path
+) -> None:
+    Rules(api, state, disabled=["api-server"]).refresh()
+    assert not state.exists()
+    Rules(api, state).refresh()
+    assert state.exists()
 
 
 NO_API_SERVERS = [
@@ -272,6 +287,14 @@ async def test_callees_outlive_the_agent_while_the_api_server_is_down(
         before = node.calls
     assert len(before) == 4
     assert Rules(api, state, STATIC_POD).calls == before
+
+    async def slow(request: web.Request) -> None:
+        if request.path == SERVICES:
+            await asyncio.sleep(100)
+
+    server.faults.append(slow)
+    async with Rules(api, state, STATIC_POD).running() as node:
+        assert node.calls == before, "not all is listed"
 
 
 @pytest.mark.usefixtures("callees")
@@ -344,8 +367,8 @@ async def test_agent_of_the_table_reaches_pods_only_from_its_namespace_on_the_ho
     assert any(one.matches("ingress-nginx", labels, {}) for one in selectors)
     assert not any(one.matches("default", labels, {}) for one in selectors)
     # Without one of its pods on the node, nothing is admitted.
-    web = Pod(uid="1", namespace="shop", name="web")
-    assert rules.admit(web, ()).rules == ()
+    other = Pod(uid="1", namespace="shop", name="web")
+    assert rules.admit(other, ()).rules == ()
 
 
 async def test_node_may_resolve_names(api: ApiClient, state: pathlib.Path) -> None:

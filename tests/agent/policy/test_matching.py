@@ -227,6 +227,17 @@ def test_changed_labels_of_a_pod_select_other_policies() -> None:
     assert book.admit(changed, ()).rules == ()
 
 
+def test_selected_policies_are_kept_while_the_pod_is_the_same() -> None:
+    selected = RuleSet.of([policy("a", 1)]).selected
+    kept = selected.of(POD)
+    assert selected.of(POD) is kept
+    selected.retain({POD.uid})
+    assert selected.of(POD) is kept
+    selected.retain({"other"})
+    assert selected.of(POD) == kept
+    assert selected.of(POD) is not kept
+
+
 def test_subtree_is_compared_at_its_level_and_an_exact_cgroup_at_any() -> None:
     found = [CgroupId(7, 2), CgroupId(8, None)]
     assert list(compared(RuleSource("exact", "/a"), found)) == [

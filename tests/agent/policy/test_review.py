@@ -181,7 +181,8 @@ def test_each_flow_has_what_follows_from_it() -> None:
 
 def test_policy_of_another_version_is_left_out() -> None:
     newer = document("a", {"somethingNew": {}})
-    assert suggested(review(node(flows(A), policies=[newer]))) == [A]
+    known = document("b", unit("b.service"))
+    assert suggested(review(node(flows(A), flows(B), policies=[newer, known]))) == [A]
 
 
 def test_longest_time_counts_and_gaps_are_left_out() -> None:

@@ -92,6 +92,9 @@ async def test_history_is_read_again_once_a_minute_and_for_other_policies(
     assert await counted.samples() == {"a": 3}
     counted.now = 60.0
     assert await counted.samples() == {"a": 4}
+    counted.seen = node(flows(A, packets=5))
+    counted.now = 119.0
+    assert await counted.samples() == {"a": 4}
     counted.controller.staged = (policy("c", unit("b.service"), action="Audit"),)
     assert await counted.samples() == {"c": 0}
     assert counted.reads == 3

@@ -225,6 +225,44 @@ def test_ports_of_a_policy_are_ranges_of_each_protocol() -> None:
     assert len(one.flows) == 11
 
 
+def comments(*seen: ObservedFlows) -> list[str]:
+    """Of the one suggestion for these flows."""
+    text = suggested_yaml.render(suggest(*seen))
+    return [line[2:] for line in text.splitlines() if line.startswith("# ")]
+
+
+def test_document_has_its_flows_as_comments() -> None:
+    one = flows(A, process="backup", packets=1, nodes=("a", "b", "c"), first=1, last=20)
+    two = flows(A, port=81, process="other", nodes=("a", "b", "c", "d", "e"))
+    assert comments(one, two) == [
+        "backup in /system.slice/a.service to shop/web-1",
+        "  TCP 80: 1 packet, first 2026-01-01 01:00, last 2026-01-01 20:00 UTC, on a, b, c",
+        "  TCP 81: 2 packets, first 2026-01-01 01:00, last 2026-01-01 20:00 UTC, on a, b, c and 2 "
+        "more nodes",
+    ]
+
+
+def test_doubt_is_a_comment_as_the_whole_document_is() -> None:
+    text = suggested_yaml.render([only(flows("/", first=3, last=3))])
+    lines = text.splitlines()
+    assert all(line.startswith("# ") for line in lines)
+    assert lines[:4] == [
+        "# ---",
+        "# # / to shop/web-1",
+        "# #   TCP 80: 2 packets, 2026-01-01 03:00 UTC",
+        "# # Not admitted: kernel threads and processes without a cgroup are in the root cgroup.",
+    ]
+    (document,) = yaml.safe_load_all("\n".join(line[2:] for line in lines))
+    assert document["kind"] == "HostAccessPolicy"
+
+
+@pytest.mark.parametrize(("ports", "last"), [(10, "  TCP 10:"), (12, "  and 2 more ports")])
+def test_many_ports_are_summarized(ports: int, last: str) -> None:
+    found = comments(*(flows(A, port=port) for port in range(1, ports + 1)))
+    assert len(found) == 1 + 10 + (ports > 10)
+    assert found[-1].startswith(last)
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

@@ -213,6 +213,29 @@ async def test_pod_whose_labels_are_unknown_may_be_one_that_a_network_policy_sel
         assert decide("shop", None).ingress is Ingress.UNKNOWN
 
 
+@pytest.mark.parametrize(
+    ("types", "ingress"),
+    [
+        (["Egress"], Ingress.DENIED),
+        (["Egress", "Ingress"], Ingress.BY_NETWORK_POLICY),
+        (None, Ingress.BY_NETWORK_POLICY),
+    ],
+)
+async def test_network_policy_counts_if_it_is_for_ingress(
+    server: ApiServer,
+    api: ApiClient,
+    state: pathlib.Path,
+    types: list[str] | None,
+    ingress: Ingress,
+) -> None:
+    put(server, tier="Baseline")
+    metadata = {"name": "all", "namespace": "shop", "uid": "all"}
+    spec = {"podSelector": {}, "policyTypes": types}
+    server.put({"metadata": metadata, "spec": spec}, path=NETWORK_POLICIES.path)
+    async with Followed(api, state).running() as seen:
+        assert seen.source.decide("shop", {}).ingress is ingress
+
+
 async def test_baseline_closes_once_network_policies_may_be_read(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
@@ -231,13 +254,26 @@ async def test_baseline_closes_once_network_policies_may_be_read(
         assert seen.mode()[0] == "enforce"
 
 
+async def test_what_was_last_read_is_saved(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    async with Followed(api, state).running():
+        await asyncio.sleep(5)
+        put_network_policy(server, "web", matchLabels={"app": "web"})
+        await asyncio.sleep(5)
+        before = await asyncio.to_thread(state.read_bytes)
+        put(server, tier="Baseline")
+        await asyncio.sleep(5)
+        after = await asyncio.to_thread(state.read_bytes)
+    assert (b'"web"' in before, b'"deny-all"' in before) == (True, False)
+    assert (b'"web"' in after, b'"deny-all"' in after) == (True, True)
+
+
 async def test_network_policy_that_was_deleted_meanwhile_is_forgotten(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
     put(server, tier="Baseline")
-    spec = {"podSelector": {"matchLabels": {"app": "web"}}}
-    metadata = {"name": "web", "namespace": "shop", "uid": "np"}
-    server.put({"metadata": metadata, "spec": spec}, path=NETWORK_POLICIES.path)
+    put_network_policy(server, "web", matchLabels={"app": "web"})
     async with Followed(api, state).running() as seen:
         await asyncio.sleep(5)
         assert seen.mode(app="web")[0] == "audit"
