@@ -329,6 +329,19 @@ async def test_port_by_name_and_service_without_selector(
         )
 
 
+@pytest.mark.usefixtures("callees")
+async def test_callee_whose_port_has_no_valid_name_is_a_problem_and_affects_no_other(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    service(server, "admission", {"port": 443, "targetPort": "Web"})
+    async with Rules(api, state, STATIC_POD).running() as node:
+        assert len(node.calls) == 3
+        assert node.rules.batch.problems == (
+            "podgate's default rules, api-server/shop/admission:Web: spec.ports[0].port: 'Web' is "
+            "neither a port nor its name.",
+        )
+
+
 @pytest.mark.parametrize("group", DEFAULT_RULE_GROUPS)
 @pytest.mark.usefixtures("callees")
 async def test_each_group_can_be_switched_off(

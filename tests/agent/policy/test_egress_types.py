@@ -120,6 +120,11 @@ def test_other_documents_are_rejected(wrong: object) -> None:
         egress_types.read(wrong, "a.yaml")
 
 
+def test_name_is_one_that_the_api_would_take() -> None:
+    with pytest.raises(PolicyError, match=r"metadata.name: 'A' is not a valid name"):
+        policy("A")
+
+
 def test_policy_of_other_nodes_is_left_out() -> None:
     here = policy("here", nodeSelector={"matchLabels": {"role": "worker"}})
     there = policy("there", nodeSelector={"matchLabels": {"role": "control"}})

@@ -126,6 +126,7 @@ def test_pods_are_selected_by_all_labels_that_last() -> None:
         (flows("/"), "root cgroup"),
         (flows(A, first=3, last=3.9), "one occasion"),
         (flows(A, first=3, last=3), "one occasion"),
+        (flows(A, first=3, last=4), "one occasion"),
         (flows("/user.slice/user-1000.slice/session-4.scope"), "login"),
         (flows("/user.slice/user-1000.slice/user@1000.service/app.slice/x.service"), "login"),
         (flows("/system.slice/run-r0123.service"), "transient"),
