@@ -22,7 +22,7 @@ from agent.pods.pod_state import AddressClaims, PodState
 from agent.pods.store import PodStore
 from agent.settings import PolicyReadyMode, PolicyReadySettings
 from probes.netns import Netns, NetnsGoneError
-from tests.agent.network_policy.test_checks import ingress
+from tests.agent.network_policy.test_checks import ingress, policy
 from tests.agent.strict.strict_pods import strict_pod
 
 pytestmark = pytest.mark.looptime
@@ -55,6 +55,7 @@ class Node:
         self.policies: Policies | None = Policies()
         self.shown: Trial | Exception = NOT_IN_FORCE
         self.trials = 0
+        self.readiness: PolicyReadiness | None = None
         self.reported: dict[str, PodCondition] = {}
         self.state = state
         self._settings = PolicyReadySettings(mode, timeout_seconds=30)
@@ -70,7 +71,7 @@ class Node:
     async def agent(self) -> AsyncIterator[None]:
         """One life of the agent, half a second old."""
         self.conditions = self.store.conditions = Conditions()
-        made = PolicyReadiness(
+        made = self.readiness = PolicyReadiness(
             self._settings,
             self.policies,  # type: ignore[arg-type]
             store=self.store,
@@ -100,6 +101,20 @@ class Node:
     def put_witness(self) -> PodState:
         of_witness = {labels.NAME: labels.WITNESS_NAME}
         return self.put(strict_pod("witness", "198.18.0.9"), namespace="podgate", labels=of_witness)
+
+    def message(self, name: str = "web") -> str:
+        condition = self.conditions.get(f"uid-{name}", labels.POLICY_READY)
+        return condition.message if condition else ""
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """Values of samples with this name, by their reason."""
+        assert self.readiness is not None
+        return {
+            sample.labels.get("reason", ""): sample.value
+            for family in self.readiness.collect()
+            for sample in family.samples
+            if sample.name == name
+        }
 
     def found(self, name: str = "web") -> tuple[str, str]:
         """Status and reason."""
@@ -155,26 +170,46 @@ async def test_after_the_time_out_the_owner_has_chosen(
         assert node.found() == PENDING
         await asyncio.sleep(3)
         assert node.found() == expected
+        is_ready = expected[0] == "True"
+        waited = "Not confirmed within 30 s (--policy-ready=ready): " if is_ready else ""
+        assert node.message() == f"{waited}It arrives."
         node.shown = IN_FORCE
         await asyncio.sleep(15)
         assert node.found() == (PROGRAMMED if expected[0] == "False" else expected)
 
 
 @pytest.mark.parametrize(
-    ("missing", "reason"),
+    ("missing", "reason", "message"),
     [
-        ("witness", outcomes.NO_WITNESS),
-        ("policies", outcomes.UNKNOWN),
-        ("descriptors", outcomes.FAILED),
-        ("namespace", outcomes.FAILED),
+        (
+            "witness",
+            outcomes.NO_WITNESS,
+            "No witness runs on this node: a pod of the DaemonSet podgate-witness.",
+        ),
+        (
+            "family",
+            outcomes.NO_WITNESS,
+            "The witness podgate/witness has no address of a family that the pod has.",
+        ),
+        (
+            "address",
+            outcomes.FAILED,
+            "Not all addresses of the pod are confirmed yet.",
+        ),
+        ("policies", outcomes.UNKNOWN, "The API server has not listed them yet."),
+        ("descriptors", outcomes.FAILED, "The check failed: Too many open files."),
+        ("namespace", outcomes.FAILED, "A pod ended during its check: it is gone."),
     ],
 )
 async def test_what_is_missing_is_the_reason_after_the_time_out(
-    node: Node, missing: str, reason: str
+    node: Node, missing: str, reason: str, message: str
 ) -> None:
+    v4, v6 = map(ipaddress.ip_address, ("198.18.0.3", "fd00:18::3"))
     async with node.agent():
         if missing != "witness":
-            node.put_witness()
+            witness = node.put_witness()
+            if missing == "family":
+                witness.claims = AddressClaims((v6,))
         if missing == "policies":
             assert node.policies
             node.policies.problem = "The API server has not listed them yet."
@@ -182,9 +217,11 @@ async def test_what_is_missing_is_the_reason_after_the_time_out(
             node.shown = OSError(24, "Too many open files")
         if missing == "namespace":
             node.shown = NetnsGoneError("it is gone.")
-        node.put_web()
-        await asyncio.sleep(35)
-        assert node.found() == ("False", reason)
+        node.put_web(reported_addresses=(v4, v6) if missing == "address" else ())
+        await asyncio.sleep(5)
+        assert (node.found(), node.message()) == (PENDING, message)
+        await asyncio.sleep(30)
+        assert (node.found(), node.message()) == (("False", reason), message)
 
 
 async def test_witness_or_policy_that_changes_is_worth_a_try_at_once(node: Node) -> None:
@@ -248,6 +285,7 @@ async def test_both_families_of_a_pod_are_awaited(node: Node) -> None:
         web.claims = AddressClaims(reported)
         await asyncio.sleep(2)
         assert node.found() == PROGRAMMED
+        assert (node.trials, node.message()) == (1, "It is dropped."), "the witness has one"
 
 
 async def test_result_outlives_the_agent_and_not_the_sandbox(node: Node) -> None:
@@ -318,11 +356,116 @@ async def test_check_ends_with_its_pod(node: Node) -> None:
         assert node.trials == tried
 
 
-async def test_pod_of_another_namespace_is_no_witness(node: Node) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"namespace": "shop"},
+        {"labels": {}},
+        {"is_deleting": True},
+        {"host_network": True},
+    ],
+)
+async def test_other_pod_is_no_witness(node: Node, fields: dict[str, Any]) -> None:
     node.shown = IN_FORCE
     async with node.agent():
-        of_witness = {labels.NAME: labels.WITNESS_NAME}
-        node.put(strict_pod("witness", "198.18.0.9"), namespace="shop", labels=of_witness)
+        of_witness = {"namespace": "podgate", "labels": {labels.NAME: labels.WITNESS_NAME}}
+        node.put(strict_pod("witness", "198.18.0.9"), **(of_witness | fields))
         node.put_web()
         await asyncio.sleep(60)
         assert node.found() == ("False", outcomes.NO_WITNESS)
+        node.put_witness()
+        await asyncio.sleep(0.2)
+        assert node.found() == PROGRAMMED
+
+
+async def test_witness_without_an_address_is_awaited(node: Node) -> None:
+    node.shown = IN_FORCE
+    async with node.agent():
+        witness = node.put_witness()
+        confirmed, witness.claims = witness.claims, AddressClaims()
+        node.put_web()
+        await asyncio.sleep(60)
+        assert node.found() == ("False", outcomes.NO_WITNESS)
+        witness.claims = confirmed
+        node.put_witness()
+        await asyncio.sleep(0.2)
+        assert node.found() == PROGRAMMED
+
+
+async def test_both_families_and_directions_are_tried(node: Node) -> None:
+    both = policy(policyTypes=["Ingress", "Egress"])
+    assert node.policies
+    node.policies.policies = PolicySet((both,))
+    node.shown = IN_FORCE
+    addresses = tuple(map(ipaddress.ip_address, ("198.18.0.3", "fd00:18::3")))
+    others = tuple(map(ipaddress.ip_address, ("fd00:18::9", "198.18.0.9")))
+    async with node.agent():
+        node.put_witness().claims = AddressClaims(others)
+        node.put_web(reported_addresses=addresses).claims = AddressClaims(addresses)
+        await asyncio.sleep(5)
+        assert (node.found(), node.message()) == (PROGRAMMED, "It is dropped.")
+        assert node.trials == 4
+
+
+async def test_condition_goes_with_the_readiness_gate(node: Node) -> None:
+    async with node.agent():
+        node.put_witness()
+        web = node.put_web()
+        await asyncio.sleep(1)
+        assert node.found() == PENDING
+        node.put(web, awaits_policies=False)
+        await asyncio.sleep(1)
+        tried = node.trials
+        await asyncio.sleep(10)
+        assert (node.found(), node.trials) == (("", ""), tried)
+
+
+async def test_pod_that_is_gone_is_in_the_file_no_longer(node: Node) -> None:
+    node.shown = IN_FORCE
+    async with node.agent():
+        node.put_witness()
+        node.put_web()
+        await asyncio.sleep(2)
+        assert "uid-web" in await asyncio.to_thread(node.state.read_text, "utf-8")
+        del node.store.pods["uid-web"]
+        node.store.in_force.mark("uid-web")
+        await asyncio.sleep(2)
+        assert "uid-web" not in await asyncio.to_thread(node.state.read_text, "utf-8")
+
+
+async def test_next_sandbox_of_a_pod_is_checked_instead(node: Node) -> None:
+    async with node.agent():
+        node.put_witness()
+        web = node.put_web()
+        await asyncio.sleep(5)
+        tried = node.trials
+        await asyncio.sleep(5)
+        pace = node.trials - tried
+        web.netns = Netns("/run/netns/next", 4, 99)
+        node.store.in_force.mark(web.pod.uid)
+        await asyncio.sleep(5)
+        tried = node.trials
+        await asyncio.sleep(5)
+        assert abs(node.trials - tried - pace) <= 1, "the first is not checked any more"
+        node.shown = IN_FORCE
+        await asyncio.sleep(2)
+        assert node.found() == PROGRAMMED
+
+
+async def test_checks_and_the_time_to_the_condition_are_counted(node: Node) -> None:
+    async with node.agent():
+        node.put_witness()
+        node.put_web()
+        await asyncio.sleep(40)
+        before = node.metrics("podgate_policy_checks_total")
+        assert before == {outcomes.NOT_PROGRAMMED: node.trials}
+        assert node.metrics("podgate_policy_ready_seconds_count") == {"": 0}
+        node.shown = IN_FORCE
+        await asyncio.sleep(15)
+        assert node.metrics("podgate_policy_checks_total") == {
+            **before,
+            outcomes.PROGRAMMED: 1,
+        }
+        assert node.metrics("podgate_policy_ready_seconds_count") == {"": 1}
+        (seconds,) = node.metrics("podgate_policy_ready_seconds_sum").values()
+        assert 40 < seconds < 55
