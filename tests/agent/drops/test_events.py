@@ -25,6 +25,7 @@ class Ring:
     def __init__(self) -> None:
         self.events: list[DropEvent] = []
         self.suppressed = 0
+        self.reads = 0
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK)
 
     def fileno(self) -> int:
@@ -35,6 +36,7 @@ class Ring:
         os.eventfd_write(self._descriptor, 1)
 
     def read(self) -> list[DropEvent]:
+        self.reads += 1
         events, self.events = self.events, []
         if events:
             os.eventfd_read(self._descriptor)
@@ -84,6 +86,9 @@ async def test_events_that_are_suppressed_after_the_last_one_are_counted(
         ring.suppressed = 7
         await asyncio.sleep(5)
         assert seen == [(1, 0), (0, 7)]
+        reads = ring.reads
+        await asyncio.sleep(60)
+        assert ring.reads == reads, "nothing has come"
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

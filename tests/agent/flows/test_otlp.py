@@ -256,6 +256,22 @@ def test_certificate_is_verified(tmp_path: pathlib.Path) -> None:
             wait_until("the record", lambda: served.sum("podgate.packets") == 2)
 
 
+@pytest.mark.parametrize("has_authority", [True, False])
+def test_system_s_authorities_count_without_one_of_its_own(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, has_authority: bool
+) -> None:
+    files = Authority.make().files(tmp_path)
+    others = Authority.make("other").files(tmp_path / "other")
+    monkeypatch.setenv("SSL_CERT_FILE", str(files.authorities))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    authority = others.authorities if has_authority else None
+    with receiver(context) as served, outlet(served.url, authority=authority) as out:
+        out.put([flow(2)])
+        wait_until("the end", lambda: lost(out) + served.sum("podgate.packets") == 2)
+        assert lost(out) == (2 if has_authority else 0)
+
+
 def test_end_does_not_wait_for_a_receiver_that_hangs(served: Receiver) -> None:
     served.passes.clear()
     with outlet(served.url) as out:

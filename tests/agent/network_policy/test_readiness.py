@@ -35,12 +35,13 @@ class Policies:
     """A watch of NetworkPolicies: one for the namespace of all pods."""
 
     def __init__(self) -> None:
+        self.is_restored = False
         self.problem = ""
         self.policies = PolicySet((ingress(),))
         self.changed = asyncio.Event()
 
     def restore(self) -> None:
-        pass
+        self.is_restored = True
 
     async def run(self) -> None:
         await asyncio.Event().wait()
@@ -142,6 +143,8 @@ async def test_condition_becomes_true_within_a_second_of_the_policies_and_stays(
         node.put_witness()
         node.put_web()
         await asyncio.sleep(20)
+        assert node.policies
+        assert node.policies.is_restored
         assert node.found() == PENDING
         node.shown = IN_FORCE
         await asyncio.sleep(1.7)
@@ -233,6 +236,15 @@ async def test_witness_or_policy_that_changes_is_worth_a_try_at_once(node: Node)
         node.put_witness()
         await asyncio.sleep(0.2)
         assert node.found() == PROGRAMMED
+        assert node.policies
+        node.policies.problem = "They are not listed."
+        node.put(strict_pod("next", "198.18.0.4"), awaits_policies=True)
+        await asyncio.sleep(60)
+        assert node.found("next") == ("False", outcomes.UNKNOWN)
+        node.policies.problem = ""
+        node.policies.changed.set()
+        await asyncio.sleep(0.2)
+        assert node.found("next") == PROGRAMMED
 
 
 @pytest.mark.parametrize(
@@ -413,7 +425,8 @@ async def test_condition_goes_with_the_readiness_gate(node: Node) -> None:
         web = node.put_web()
         await asyncio.sleep(1)
         assert node.found() == PENDING
-        node.put(web, awaits_policies=False)
+        web.pod = msgspec.structs.replace(web.pod, awaits_policies=False)
+        node.store.desired.mark("uid-web")
         await asyncio.sleep(1)
         tried = node.trials
         await asyncio.sleep(10)
@@ -449,6 +462,17 @@ async def test_next_sandbox_of_a_pod_is_checked_instead(node: Node) -> None:
         assert abs(node.trials - tried - pace) <= 1, "the first is not checked any more"
         node.shown = IN_FORCE
         await asyncio.sleep(2)
+        assert node.found() == PROGRAMMED
+
+
+async def test_check_goes_on_through_changes_of_its_pod(node: Node) -> None:
+    node.shown = IN_FORCE
+    async with node.agent():
+        node.put_witness()
+        web = node.put_web()
+        for _ in range(40):
+            await asyncio.sleep(0.05)
+            node.put(web)
         assert node.found() == PROGRAMMED
 
 

@@ -181,3 +181,18 @@ async def test_first_of_several_policies_that_are_not_understood_is_the_problem(
         assert policies.problem == (
             "ClusterNetworkPolicy a is not understood: Invalid enum value 'Other' - at `$.tier`."
         )
+
+
+@pytest.mark.parametrize("late", [POLICIES.path, CLUSTER_POLICIES.path])
+async def test_end_of_the_first_lists_is_a_change(
+    server: ApiServer, api: ApiClient, state: pathlib.Path, late: str
+) -> None:
+    async def slow(request: web.Request) -> None:
+        if request.path == late:
+            await asyncio.sleep(5)
+
+    server.faults.append(slow)
+    async with running(api, state) as policies:
+        assert not policies.changed.is_set()
+        await asyncio.sleep(5)
+        assert policies.changed.is_set()

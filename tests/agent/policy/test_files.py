@@ -234,9 +234,9 @@ def test_missing_directory_keeps_all_policies(files: Files) -> None:
     files.path.rename(hidden)
     assert [files.source.refresh() for _ in range(3)] == [True, False, False]
     assert files.refresh() == ["a"]
-    assert files.source.batch.problems == (
-        f"{files.path} cannot be read (No such file or directory); using the last known policies.",
-    )
+    assert list(files.source.batch.problems) == [
+        f"{files.path} cannot be read (No such file or directory); using the last known policies."
+    ]
     hidden.rename(files.path)
     assert [files.source.refresh() for _ in range(2)] == [True, False]
     assert files.refresh() == ["a"]
