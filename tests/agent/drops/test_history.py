@@ -197,6 +197,13 @@ async def test_what_a_full_table_forgets_stays(node: Node) -> None:
     assert sorted(flows.port for flows in node.seen().flows) == [80, 81]
 
 
+async def test_new_source_has_its_name_in_the_same_reading(node: Node) -> None:
+    node.gate()
+    await node.run()
+    node.aggregate.add(5)
+    assert names(node.seen()) == [("web-1", SERVICE, 1)]
+
+
 async def test_packets_of_all_modes_are_added_up(node: Node) -> None:
     """A policy is suggested from either: a namespace may be enforced before all has been seen."""
     node.gate()

@@ -251,6 +251,29 @@ def test_rejected_batch_is_not_sent_again(outlet: Outlet, sink: Sink) -> None:
     }
 
 
+def test_pauses_start_again_after_a_success(sink: Sink) -> None:
+    pauses = Pauses(base_seconds=0, cap_seconds=0)
+    made = Outlet(sink, name="the sink", node="n", backoff=pauses)
+    made.start()
+    sink.error = OSError("No room")
+    made.put([flow(1)])
+    wait_until("attempts", lambda: sink.attempts >= 2)
+    sink.error = None
+    made.put([flow(1)])
+    made.close(10)
+    assert pauses.resets >= 1
+
+
+class Pauses(Backoff):
+    """A back-off that counts its new starts."""
+
+    resets = 0
+
+    def reset(self) -> None:
+        self.resets += 1
+        super().reset()
+
+
 @pytest.mark.parametrize("hangs", [True, False])
 def test_output_that_rejects_for_a_minute_is_a_finding(
     outlet: Outlet, sink: Sink, clock: Clock, hangs: bool

@@ -234,11 +234,12 @@ async def test_rules_are_listed_once_what_an_api_server_calls_is(
 
     server.faults.append(slow)
     node = Rules(api, state, STATIC_POD)
-    assert not node.rules.is_listed
+    is_listed = [node.rules.is_listed]
     async with node.running():
-        assert not node.rules.is_listed
+        is_listed.append(node.rules.is_listed)
         await asyncio.sleep(10)
-        assert node.rules.is_listed
+        is_listed.append(node.rules.is_listed)
+        assert is_listed == [False, False, True]
         assert [one.query.name for one in node.callees.watchers] == [
             "endpoints of API servers",
             "validatingwebhookconfigurations",

@@ -15,6 +15,7 @@ from agent.kube.objects import (
     ApiPod,
     ApiPodSpec,
     ApiPodStatus,
+    ContainerStatus,
     MetadataOnly,
     ObjectMetadata,
     PodCondition,
@@ -230,3 +231,268 @@ def test_namespace_and_kubelet_of_the_pod_are_named() -> None:
     assert found["kubelet"].text == "identified, in /kubelet"
     unknown = checks(facts(report(kubelet=None, kubeletProblem="It is unknown.")))
     assert unknown["kubelet"].state == "problem"
+
+
+Row = tuple[str, str, str, str]
+
+AGENT = ("agent", "ok", "alive, version 1", "")
+NAMESPACE = ("network namespace", "ok", "/run/netns/web, 198.18.1.1", "")
+UNKNOWN_NAMESPACE = ("network namespace", "unknown", "only the agent knows its path", "")
+GATE = ("gate", "ok", "attached to veth7 (0 rules)", "")
+PATH = ("path test", "ok", "198.18.1.1: confirmed", "")
+KUBELET = ("kubelet", "ok", "identified, in /kubelet", "")
+PROBES = (
+    "probes",
+    "ok",
+    "podgate probes nothing of it: no probes, or they are the kubelet's alone (annotation "
+    "podgate.io/probes: agent)",
+    "",
+)
+CONDITION = (ISOLATED, "ok", "True (Enforced): Attached.", "")
+API_SERVER = [
+    ("readiness gate", "ok", "podgate.io/isolation-ready is True", ""),
+    (
+        "readiness gate",
+        "problem",
+        "shop.example/registered is not set",
+        "its owner sets it, not podgate",
+    ),
+    (
+        "API server",
+        "problem",
+        "ContainersReady is False: app crashed",
+        "kubectl describe pod -n shop web",
+    ),
+]
+REST = [PROBES, CONDITION, *API_SERVER]
+DEFAULT = "the node's default (--mode)"
+
+
+def rows(found: PodFacts) -> list[Row]:
+    return [
+        (check.name, check.state, check.text, check.next)
+        for check in pod_checks.check(found).checks
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        (
+            "audit",
+            [
+                (
+                    "mode",
+                    "ok",
+                    f"audit, by {DEFAULT}",
+                    "to close it: kubectl label namespace shop podgate.io/mode=enforce --overwrite",
+                ),
+                NAMESPACE,
+                GATE,
+                PATH,
+            ],
+        ),
+        ("enforce", [("mode", "ok", f"enforce, by {DEFAULT}", ""), NAMESPACE, GATE, PATH, KUBELET]),
+        (
+            "strict",
+            [
+                ("mode", "ok", f"strict, by {DEFAULT}", ""),
+                NAMESPACE,
+                GATE,
+                PATH,
+                (
+                    "relay",
+                    "ok",
+                    "it serves, and proxies no port of this pod: the kubelet connects directly",
+                    "",
+                ),
+                KUBELET,
+            ],
+        ),
+    ],
+)
+def test_checks_of_a_pod_are_in_order(mode: str, expected: list[Row]) -> None:
+    assert rows(facts(report(mode))) == [AGENT, *expected, *REST]
+
+
+def test_pod_of_a_manifest_is_well_without_an_api_server() -> None:
+    found = facts(report())
+    of_manifest = dataclasses.replace(found, pod=dataclasses.replace(found.pod, saved=None))
+    by = "the pod's manifest, or else the node's default (audit)"
+    assert rows(of_manifest) == [
+        AGENT,
+        ("mode", "ok", f"enforce, by {by}", ""),
+        *(NAMESPACE, GATE, PATH, KUBELET, PROBES, CONDITION),
+    ]
+    explained = pod_checks.check(of_manifest)
+    assert (explained.namespace, explained.name, explained.uid) == ("shop", "web", "uid")
+    assert explained.is_well
+    assert explained.from_agent
+
+
+def test_host_network_pod_is_part_of_the_node() -> None:
+    found = facts(report("audit"))
+    hosted = dataclasses.replace(found, pod=dataclasses.replace(found.pod, host_network=True))
+    text = "hostNetwork: it is part of the node, so it is not gated and not probed inside"
+    assert rows(hosted) == [
+        AGENT,
+        ("mode", "ok", f"audit, by {DEFAULT}", ""),
+        ("network namespace", "ok", text, ""),
+        *REST,
+    ]
+
+
+def test_pod_that_the_agent_does_not_know_yet_has_what_the_pins_have() -> None:
+    found = facts(report())
+    unknown = dataclasses.replace(found, pod=dataclasses.replace(found.pod, status=None))
+    assert rows(unknown) == [
+        ("agent", "problem", "it does not know the pod yet", "podgate status"),
+        ("mode", "ok", f"enforce, by {DEFAULT}", ""),
+        *(UNKNOWN_NAMESPACE, GATE, KUBELET),
+        *API_SERVER,
+    ]
+    assert not pod_checks.check(unknown).from_agent
+
+
+AUDITED = GateFacts(8, "veth8", Mode.AUDIT, frozenset())
+ENFORCED = GateFacts(7, "veth7", Mode.ENFORCE, frozenset())
+BY_GATE = "by its gate; which label decides is not known without an agent"
+
+
+@pytest.mark.parametrize(
+    ("gates", "mode", "gate"),
+    [
+        ((ENFORCED,), ("ok", f"enforce, {BY_GATE}", ""), GATE),
+        (
+            (AUDITED, ENFORCED),
+            ("ok", f"enforce, {BY_GATE}", ""),
+            ("gate", "problem", "veth8 is in mode audit", "podgate status"),
+        ),
+        (
+            (),
+            ("unknown", "no gate has it, and without an agent the desired mode is not known", ""),
+            ("gate", "problem", "no gate has an address of the pod", "podgate status"),
+        ),
+    ],
+)
+def test_gates_of_a_pod_without_an_agent(
+    gates: tuple[GateFacts, ...], mode: tuple[str, str, str], gate: Row
+) -> None:
+    found = facts(report())
+    pod = dataclasses.replace(found.pod, status=None)
+    dead = dataclasses.replace(found, pod=pod, report=None, findings=(), gates=gates)
+    assert rows(dead) == [
+        ("agent", "unknown", "its state is not known", ""),
+        ("mode", *mode),
+        *(UNKNOWN_NAMESPACE, gate),
+        *API_SERVER,
+    ]
+
+
+def test_pod_without_a_sandbox_has_no_namespace_yet() -> None:
+    (row, *_) = report().pods
+    for fields, state, text, command in (
+        (
+            {"netns": None},
+            "unknown",
+            "the container runtime reports none: the pod has no sandbox yet, or no more",
+            "kubectl describe pod -n shop web",
+        ),
+        ({"addresses": []}, "ok", "/run/netns/web, no confirmed address", ""),
+    ):
+        pod = msgspec.structs.replace(row, **fields)  # type: ignore[arg-type]
+        found = checks(facts(msgspec.structs.replace(report(), pods=[pod])))["network namespace"]
+        assert (found.state, found.text, found.next) == (state, text, command)
+
+
+def test_condition_that_is_not_true_is_named_without_a_finding_s_sentence() -> None:
+    whole = msgspec.to_builtins(report())
+    own = {"status": "False", "reason": "Waiting", "message": "It waits."}
+    whole["pods"][0]["conditions"] = [
+        {"type": kind, **own, "lastTransitionTime": NOW.isoformat()}
+        for kind in (ISOLATED, "shop.example/own")
+    ]
+    found = checks(facts(msgspec.convert(whole, AgentReport)))
+    assert (found[ISOLATED].state, found[ISOLATED].text) == ("problem", "False (Waiting)")
+    own_text = found["shop.example/own"].text
+    assert own_text == "False (Waiting): It waits."
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ([("Ready", "True", "", "")], [("API server", "ok", "Ready is True", "")]),
+        (
+            [("Ready", "False", "ContainersNotReady", ""), ("ContainersReady", "True", "", "")],
+            [
+                ("API server", "ok", "ContainersReady is True", ""),
+                (
+                    "API server",
+                    "problem",
+                    "Ready is False: ContainersNotReady",
+                    "kubectl describe pod -n shop web",
+                ),
+            ],
+        ),
+        (
+            [("Ready", "False", "", "")],
+            [
+                (
+                    "API server",
+                    "problem",
+                    "Ready is False: not ready: app, log",
+                    "kubectl describe pod -n shop web",
+                )
+            ],
+        ),
+    ],
+)
+def test_readiness_is_that_of_the_api_server(
+    conditions: list[tuple[str, str, str, str]], expected: list[Row]
+) -> None:
+    made = [
+        PodCondition(type=kind, status=value, reason=reason, message=message)
+        for kind, value, reason, message in conditions
+    ]
+    containers = (
+        ContainerStatus(name="app", ready=False),
+        ContainerStatus(name="ok", ready=True),
+        ContainerStatus(name="log", ready=False),
+    )
+    found = facts(report())
+    assert found.pod.saved is not None
+    saved = msgspec.structs.replace(
+        found.pod.saved,
+        spec=ApiPodSpec(readiness_gates=(ReadinessGate(ISOLATED),)),
+        status=ApiPodStatus(conditions=tuple(made), container_statuses=containers),
+    )
+    found = dataclasses.replace(found, pod=dataclasses.replace(found.pod, saved=saved))
+    written = "podgate has it True and writes it"
+    assert rows(found)[-len(expected) - 1 :] == [
+        ("readiness gate", "problem", f"{ISOLATED} is not set", written),
+        *expected,
+    ]
+
+
+def test_probe_that_is_answered_by_the_relay_and_one_without_a_message() -> None:
+    found = report()
+    made = probe(type="Liveness", result="failure", last_message="refused", failures=3)
+    well = probe(last_message="", successes=2)
+    pod = msgspec.structs.replace(found.pods[0], probes=[made, well])
+    texts = [
+        (check.state, check.text)
+        for check in pod_checks.check(facts(msgspec.structs.replace(found, pods=[pod]))).checks
+        if check.name == "probe"
+    ]
+    assert texts == [
+        (
+            "problem",
+            f"{made.container} Liveness {made.handler}: failure ({made.successes} successes, 3 "
+            "failures), last: refused",
+        ),
+        (
+            "ok",
+            f"{well.container} {well.type} {well.handler}: success (2 successes, "
+            f"{well.failures} failures)",
+        ),
+    ]

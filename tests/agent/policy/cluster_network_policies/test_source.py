@@ -230,7 +230,7 @@ async def test_network_policy_counts_if_it_is_for_ingress(
 ) -> None:
     put(server, tier="Baseline")
     metadata = {"name": "all", "namespace": "shop", "uid": "all"}
-    spec = {"podSelector": {}, "policyTypes": types}
+    spec: dict[str, Any] = {"podSelector": {}, "policyTypes": types}
     server.put({"metadata": metadata, "spec": spec}, path=NETWORK_POLICIES.path)
     async with Followed(api, state).running() as seen:
         assert seen.source.decide("shop", {}).ingress is ingress
