@@ -400,7 +400,7 @@ def test_pod_without_a_sandbox_has_no_namespace_yet() -> None:
         ),
         ({"addresses": []}, "ok", "/run/netns/web, no confirmed address", ""),
     ):
-        pod = msgspec.structs.replace(row, **fields)  # type: ignore[arg-type]
+        pod = msgspec.structs.replace(row, **fields)
         found = checks(facts(msgspec.structs.replace(report(), pods=[pod])))["network namespace"]
         assert (found.state, found.text, found.next) == (state, text, command)
 
