@@ -1,6 +1,7 @@
 """Records to a real receiver of OTLP: what it accepts and what is counted as lost is all of it."""
 
 import contextlib
+import os
 import pathlib
 import ssl
 import threading
@@ -236,12 +237,18 @@ def test_rejected_records_have_their_number_and_the_reason(
     output.close()
 
 
-def test_connection_is_kept(served: Receiver) -> None:
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_connection_is_kept_until_the_end(served: Receiver) -> None:
+    before = descriptors()
     output = OtlpOutput(served.url, node="n1", version="9")
     for number in range(3):
         output.send([flow(number)])
-    output.close()
     assert len(served.clients) == 1
+    output.close()
+    wait_until("the end of the connection", lambda: descriptors() == before)
 
 
 @pytest.mark.parametrize("status", [401, 403, 408, 429, 502, 503, 504])

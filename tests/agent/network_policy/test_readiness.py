@@ -35,7 +35,7 @@ class Policies:
     """A watch of NetworkPolicies: one for the namespace of all pods."""
 
     def __init__(self) -> None:
-        self.is_restored = False
+        self.is_restored = self.is_followed = False
         self.problem = ""
         self.policies = PolicySet((ingress(),))
         self.changed = asyncio.Event()
@@ -44,6 +44,7 @@ class Policies:
         self.is_restored = True
 
     async def run(self) -> None:
+        self.is_followed = True
         await asyncio.Event().wait()
 
 
@@ -145,6 +146,7 @@ async def test_condition_becomes_true_within_a_second_of_the_policies_and_stays(
         await asyncio.sleep(20)
         assert node.policies
         assert node.policies.is_restored
+        assert node.policies.is_followed
         assert node.found() == PENDING
         node.shown = IN_FORCE
         await asyncio.sleep(1.7)
@@ -277,10 +279,13 @@ async def test_pod_without_an_address_waits_for_one(node: Node) -> None:
     async with node.agent():
         node.put_witness()
         web = node.put_web()
-        confirmed, web.claims = web.claims, AddressClaims()
-        await asyncio.sleep(1)
-        assert (node.found(), node.trials) == (PENDING, 0)
-        web.claims = confirmed
+        netns, confirmed = web.netns, web.claims
+        for web.netns, web.claims in ((netns, AddressClaims()), (None, confirmed)):
+            node.store.in_force.mark(web.pod.uid)
+            await asyncio.sleep(1)
+            assert (node.found(), node.trials) == (PENDING, 0)
+            assert node.message() == "The pod has no address yet."
+        web.netns = netns
         node.store.in_force.mark(web.pod.uid)
         await asyncio.sleep(1)
         assert node.found() == PROGRAMMED
