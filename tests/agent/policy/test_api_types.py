@@ -186,6 +186,11 @@ def test_a_policy_without_ports_is_for_every_protocol() -> None:
             [(6, 4, 4), (17, 5, 5)],
             id="protocols do not join",
         ),
+        pytest.param(
+            [{"port": 4}, {"port": 5, "protocol": "UDP"}, {"port": 6, "protocol": "UDP"}],
+            [(6, 4, 4), (17, 5, 6)],
+            id="neighbours of the second protocol join",
+        ),
     ],
 )
 def test_ports_are_merged(ports: list[Any], wanted: list[tuple[Any, ...]]) -> None:

@@ -163,6 +163,22 @@ def test_a_file_that_cannot_be_read_keeps_what_it_held(files: Files, content: st
     assert len(files.source.batch.problems) == 1
 
 
+def test_file_is_read_again_once_a_descriptor_is_free(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(path: pathlib.Path) -> list[object]:
+        raise documents.BusyError(f"{path.name} cannot be read: Too many open files")
+
+    files.write("a.yaml", policy("a"))
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(documents, "read_all", busy)
+        assert files.refresh() == []
+        assert list(files.source.batch.problems) == ["a.yaml cannot be read: Too many open files."]
+    assert files.refresh() == ["a"]
+    files.write("a.yaml", "a: [")
+    assert [files.source.refresh() for _ in range(2)] == [True, False]
+
+
 def test_a_mistake_does_not_outlive_the_agent_that_knew_better(files: Files) -> None:
     files.write("a.yaml", policy("a"))
     files.write("b.yaml", policy("b"))
