@@ -1,6 +1,7 @@
 """What the history of observed flows keeps: pods that end, restarts, full tables, reboots."""
 
 import asyncio
+import dataclasses
 import datetime
 import pathlib
 import time
@@ -37,6 +38,7 @@ class Aggregate:
 
     def __init__(self) -> None:
         self.sources: list[DropSource] = []
+        self.packets_lost = 0
 
     def add(
         self,
@@ -57,7 +59,7 @@ class Aggregate:
         return {source.cgroup for source in self.sources}
 
     def lost(self) -> int:
-        return 0
+        return self.packets_lost
 
     def forget(self, *interfaces: int) -> None:
         self.sources = [one for one in self.sources if one.ifindex not in interfaces]
@@ -197,6 +199,36 @@ async def test_what_a_full_table_forgets_stays(node: Node) -> None:
     assert sorted(flows.port for flows in node.seen().flows) == [80, 81]
 
 
+async def test_busiest_flows_are_the_first(node: Node) -> None:
+    node.gate()
+    await node.run()
+    for port, count in ((1, 1), (2, 3), (3, 2)):
+        node.aggregate.add(5, port=port)
+        seen = node.aggregate.sources.pop()
+        node.aggregate.sources.append(dataclasses.replace(seen, count=count))
+    found = [(flows.port, flows.packets) for flows in node.seen().flows]
+    assert found == [(2, 3), (3, 2), (1, 1)]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[]"])
+def test_saved_pods_that_cannot_be_read_are_none(
+    tmp_path: pathlib.Path, content: bytes | None
+) -> None:
+    if content is not None:
+        (tmp_path / "history.json").write_bytes(content)
+    assert history.saved_pods(tmp_path / "history.json") == {}
+
+
+async def test_saved_pods_are_those_of_this_boot(node: Node) -> None:
+    node.gate()
+    await node.run()
+    file = node.folder / "history.json"
+    saved = await asyncio.to_thread(history.saved_pods, file)
+    assert {number: pod.name for number, pod in saved.items()} == {7: "web-1"}
+    node.boot = "second"
+    assert await asyncio.to_thread(history.saved_pods, file) == {}
+
+
 async def test_new_source_has_its_name_in_the_same_reading(node: Node) -> None:
     node.gate()
     await node.run()
@@ -237,6 +269,16 @@ async def test_a_restart_adds_nothing_and_loses_nothing(node: Node) -> None:
     after = node.seen()
     assert (after.flows, after.since) == (before.flows, before.since)
     assert after.unobserved_seconds == 600
+    assert (after.since, after.until) == (START, START + datetime.timedelta(minutes=10))
+    node.now = 700
+    await node.restart()
+    await node.run()
+    assert node.seen().unobserved_seconds == 700
+    # The clock was set back meanwhile.
+    node.now = 650
+    await node.restart()
+    await node.run()
+    assert node.seen().unobserved_seconds == 700
 
 
 async def test_source_that_is_a_host_network_pod_keeps_its_labels_when_it_is_gone(
@@ -328,6 +370,11 @@ async def test_one_source_cannot_fill_the_history(node: Node) -> None:
     assert len(seen.flows) == abi.CGROUP_SOURCES + 1
     assert seen.lost == abi.CGROUP_SOURCES
     assert "/system.slice/other.service" in {flows.cgroup for flows in seen.flows}
+    node.aggregate.packets_lost = 3
+    assert node.seen().lost == abi.CGROUP_SOURCES + 3
+    await node.restart()
+    await node.run()
+    assert node.seen().lost == abi.CGROUP_SOURCES + 3
 
 
 @pytest.mark.parametrize(
