@@ -1,6 +1,7 @@
 """bpftool as a process: stand-ins that fail as it does."""
 
 import pathlib
+import shutil
 
 import pytest
 
@@ -45,6 +46,42 @@ def test_failure_has_the_last_line_of_its_error(program: pathlib.Path) -> None:
     write(program, "echo 'Error: no such thing' >&2; exit 255")
     with pytest.raises(BpftoolError, match="'bpftool prog show' failed: Error: no such thing"):
         Bpftool().text("prog", "show")
+
+
+def test_only_the_last_line_of_an_error_is_shown(program: pathlib.Path) -> None:
+    write(program, "printf 'Error: one\\nError: two\\n' >&2; exit 255")
+    tool = Bpftool()
+    with pytest.raises(BpftoolError, match=r"^'bpftool prog show' failed: Error: two$"):
+        tool.text("prog", "show")
+    assert tool.commands == []
+
+
+def test_failure_that_lasts_is_tried_a_few_times(
+    program: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    tried = tmp_path / "tried"
+    write(program, f"echo >> {tried}; exit 255")
+    with pytest.raises(BpftoolError):
+        Bpftool().text("link", "show")
+    assert 2 <= len(tried.read_text()) <= 10
+
+
+def test_text_is_that_of_the_command(program: pathlib.Path) -> None:
+    write(program, 'echo "$@"')
+    tool = Bpftool()
+    assert tool.text("prog", "show", "a b") == "prog show a b\n"
+    assert tool.commands == ["bpftool prog show 'a b'"]
+
+
+def test_no_output_is_no_object(program: pathlib.Path) -> None:
+    write(program, "exit 0")
+    assert Bpftool().objects("map", "show") == []
+
+
+def test_missing_program_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with pytest.raises(BpftoolError, match=r"^bpftool is not installed; install the distribution"):
+        Bpftool()
 
 
 @pytest.mark.parametrize("script", ["echo '[]'; exit 255", "exit 255"])
