@@ -23,6 +23,8 @@ class Receiver:
         self.status = 200
         self.rejected = 0
         self.reason = "too old"
+        self.page = b""
+        """Of an answer that is none of OTLP."""
         self.overloaded = 0
         """The number of next requests that it answers with 503."""
         self.requests: list[dict[str, str]] = []
@@ -55,7 +57,7 @@ class Receiver:
             if self.rejected:
                 answer.partial_success.rejected_log_records = self.rejected
                 answer.partial_success.error_message = self.reason
-        return self.status, answer.SerializeToString()
+        return self.status, self.page or answer.SerializeToString()
 
     def sum(self, name: str) -> int:
         return sum(int(attributes(one.attributes).get(name, 0)) for one in self.logs)

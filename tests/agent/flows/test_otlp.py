@@ -251,6 +251,18 @@ def test_connection_is_kept_until_the_end(served: Receiver) -> None:
     wait_until("the end of the connection", lambda: descriptors() == before)
 
 
+def test_rest_of_a_long_answer_is_not_the_next_answer(served: Receiver) -> None:
+    output = OtlpOutput(served.url, node="n1", version="9")
+    served.status, served.page = 400, b"x" * (200 << 10)
+    for _ in range(2):
+        with pytest.raises(RecordsRejectedError, match="It answers 400"):
+            output.send([flow(1)])
+    served.status, served.page = 200, b""
+    output.send([flow(2)])
+    output.close()
+    assert served.sum("podgate.packets") == 2
+
+
 @pytest.mark.parametrize("status", [401, 403, 408, 429, 502, 503, 504])
 def test_answer_that_may_change_is_an_error_that_rejects_no_record(
     served: Receiver, status: int
