@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.admin import findings
+from agent import labels
+from agent.admin import finding, findings
+from agent.admin import finding_kinds as kinds
 from agent.admin.finding_kinds import Severity
 from agent.admin.report import AgentReport
 from agent.kube.objects import (
@@ -109,6 +111,18 @@ def checks(found: PodFacts) -> dict[str, Check]:
         ("enforce", {}, {}, {"podgate.io/mode": "enforce"}, "of namespace shop"),
         ("enforce", {}, {"podgate.io/mode": "enforce"}, {}, "of the pod"),
         (
+            *("enforce", {}, {"podgate.io/mode": "enforce"}),
+            *({"podgate.io/mode": "enforce"}, "of namespace shop"),
+        ),
+        (
+            *("audit", {}, {"podgate.io/mode": "audit"}),
+            *({"podgate.io/mode": "strict", labels.OVERRIDE_LABEL: "allowed"}, "of the pod"),
+        ),
+        (
+            *("strict", {}, {"podgate.io/mode": "audit"}),
+            *({"podgate.io/mode": "strict"}, "of namespace shop"),
+        ),
+        (
             *("audit", {"maxMode": "audit", "maxModeFrom": "the node's label"}),
             *({}, {"podgate.io/mode": "strict"}, "the ceiling, the node's label"),
         ),
@@ -123,6 +137,16 @@ def test_mode_names_what_decides_it(
 ) -> None:
     found = facts(report(mode, **changes), pod=pod, namespace=namespace)
     assert words in checks(found)["mode"].text
+
+
+def test_mode_may_be_that_of_the_node_s_label_or_of_another_origin() -> None:
+    found = facts(report("audit"))
+    labelled = dataclasses.replace(found, node_labels={labels.MODE_LABEL: "audit"})
+    assert checks(labelled)["mode"].text == "audit, by label podgate.io/mode of the node"
+    (status,) = report("enforce").pods
+    raised = msgspec.structs.replace(status, mode_origin="ClusterNetworkPolicy deny-all")
+    closed = facts(msgspec.structs.replace(report("enforce"), pods=[raised]))
+    assert checks(closed)["mode"].text == "enforce, by ClusterNetworkPolicy deny-all"
 
 
 def test_failed_probe_names_the_command_that_tries_it() -> None:
@@ -180,6 +204,7 @@ def test_answer_to_the_kubelet_is_a_check() -> None:
             "ok",
             "app Liveness: the kubelet gets healthy, 0.2 s old",
         ),
+        ({"verdict": "healthy"}, "ok", "app Liveness: the kubelet gets healthy, 0.0 s old"),
         ({"obstacle": "not_relayed", "problem": problem}, "problem", problem),
     ):
         whole = msgspec.to_builtins(report())
@@ -364,7 +389,7 @@ BY_GATE = "by its gate; which label decides is not known without an agent"
     [
         ((ENFORCED,), ("ok", f"enforce, {BY_GATE}", ""), GATE),
         (
-            (AUDITED, ENFORCED),
+            (AUDITED, ENFORCED, GateFacts(9, "veth9", Mode.OFF, frozenset())),
             ("ok", f"enforce, {BY_GATE}", ""),
             ("gate", "problem", "veth8 is in mode audit", "podgate status"),
         ),
@@ -495,4 +520,22 @@ def test_probe_that_is_answered_by_the_relay_and_one_without_a_message() -> None
             f"{well.container} {well.type} {well.handler}: success (2 successes, "
             f"{well.failures} failures)",
         ),
+    ]
+
+
+def test_finding_about_the_pod_or_its_node_is_a_check_of_its_part() -> None:
+    """Without the command that shows it."""
+    given = [
+        finding.found(kinds.ADDRESS_UNCONFIRMED, "It claims one", "pod shop/web"),
+        finding.found(kinds.ADDRESS_UNCONFIRMED, "Another claims one", "pod shop/db"),
+        finding.found(kinds.KUBELET_UNKNOWN, "The kubelet is unknown"),
+        finding.found(kinds.KUBELET_UNKNOWN, "Of other pods", pods=["shop/db"]),
+        finding.found(kinds.MANIFEST_INVALID, "It is invalid", "pod shop/web"),
+        finding.found(kinds.MANIFEST_INVALID, "Another is invalid", "pod shop/db"),
+    ]
+    found = dataclasses.replace(facts(report()), findings=given)
+    assert [row for row in rows(found) if row not in API_SERVER and row[1] == "problem"] == [
+        ("network namespace", "problem", "It claims one.", ""),
+        ("kubelet", "problem", "The kubelet is unknown.", "podgate doctor"),
+        ("pod", "problem", "It is invalid.", "kubectl describe pod -n shop web"),
     ]

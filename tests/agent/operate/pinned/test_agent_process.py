@@ -20,6 +20,7 @@ from tests.agent.operate.cli.reports import PINNED
     [
         (0, 0.0, 40.0, kinds.AGENT_DEAD),
         (7, 5.0, 40.0, kinds.AGENT_STARTING),
+        (7, 5.0, 5.0, kinds.AGENT_STARTING),
         (7, 5.0, None, kinds.AGENT_STARTING),
         (7, 5.0, 0.5, kinds.AGENT_STARTING),
         (7, 30.0, 20.0, kinds.AGENT_HUNG),

@@ -131,6 +131,7 @@ def test_strict_opens_with_the_relay_gone_unless_it_has_no_fallback() -> None:
     [
         (-1, "0 s"),
         (40.4, "40 s"),
+        (59, "59 s"),
         (60, "1 min 0 s"),
         (245, "4 min 5 s"),
         (3599, "59 min 59 s"),
