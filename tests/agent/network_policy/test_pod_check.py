@@ -1,4 +1,4 @@
-"""One check of a pod that is not there as it was when the check was due."""
+"""One check of a pod that has changed since the check was due."""
 
 from typing import Any, cast
 

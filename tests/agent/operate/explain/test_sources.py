@@ -145,7 +145,7 @@ def test_source_in_words(sources: Sources, name: str, text: str) -> None:
     assert sources.find(SourceName.parse(name)).text == text
 
 
-def test_host_process_of_which_only_an_address_is_known_is_in_no_cgroup_of_a_rule(
+def test_host_process_that_only_an_address_names_is_in_no_cgroup_of_a_rule(
     sources: Sources,
 ) -> None:
     found = sources.find(SourceName.parse("ip:198.18.0.1")).cgroup

@@ -94,8 +94,10 @@ def test_failure_without_an_error_has_the_status(program: pathlib.Path, script: 
 
 def test_other_output_is_one_sentence(program: pathlib.Path) -> None:
     write(program, "echo '{\"id\": 7}'")
+    tool = Bpftool()
+    tool.text("version")
     with pytest.raises(BpftoolError, match="the output of 'bpftool -j prog show' is not as expec"):
-        Bpftool().objects("prog", "show")
+        tool.objects("prog", "show")
 
 
 def test_program_of_another_machine_is_one_sentence(program: pathlib.Path) -> None:

@@ -95,9 +95,9 @@ def test_maps_that_cannot_be_read_are_one_sentence(
 def test_directory_of_root_needs_root(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: pathlib.Path) -> list[str]:
+    def deny(_: pathlib.Path) -> list[str]:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(os, "listdir", refuse)
+    monkeypatch.setattr(os, "listdir", deny)
     expected = f"{tmp_path}/podgate belongs to root; run the command as root."
     assert problem(tmp_path) == expected
