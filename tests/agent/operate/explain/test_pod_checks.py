@@ -414,6 +414,18 @@ def test_gates_of_a_pod_without_an_agent(
     ]
 
 
+def test_policies_about_node_traffic_follow_the_mode() -> None:
+    texts = ["Policy a denies all ingress.", "It is of tier Admin."]
+    (status,) = report().pods
+    status = msgspec.structs.replace(status, ingress_policies=texts)
+    found = rows(facts(msgspec.structs.replace(report(), pods=[status])))
+    assert found[:4] == [
+        AGENT,
+        ("mode", "ok", f"enforce, by {DEFAULT}", ""),
+        *(("node traffic", "ok", text, "") for text in texts),
+    ]
+
+
 def test_pod_without_a_sandbox_has_no_namespace_yet() -> None:
     (row, *_) = report().pods
     for fields, state, text, command in (

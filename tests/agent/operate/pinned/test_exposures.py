@@ -136,6 +136,7 @@ def test_strict_opens_with_the_relay_gone_unless_it_has_no_fallback() -> None:
         (245, "4 min 5 s"),
         (3599, "59 min 59 s"),
         (3600, "1 h 0 min"),
+        (7199, "1 h 59 min"),
         (83520, "23 h 12 min"),
         (250 * 3600 + 59, "250 h 0 min"),
     ],
