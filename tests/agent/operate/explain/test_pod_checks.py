@@ -115,6 +115,10 @@ def checks(found: PodFacts) -> dict[str, Check]:
             *({"podgate.io/mode": "enforce"}, "of namespace shop"),
         ),
         (
+            *("audit", {}, {"podgate.io/mode": "enforce"}),
+            *({labels.LEFT_LABEL: ""}, "the node's default"),
+        ),
+        (
             *("audit", {}, {"podgate.io/mode": "audit"}),
             *({"podgate.io/mode": "strict", labels.OVERRIDE_LABEL: "allowed"}, "of the pod"),
         ),

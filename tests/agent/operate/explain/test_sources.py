@@ -3,6 +3,7 @@
 import ipaddress
 import pathlib
 import re
+from collections.abc import Iterator
 
 import pytest
 
@@ -168,6 +169,32 @@ def test_own_process_is_in_its_cgroup(tmp_path: pathlib.Path) -> None:
     for pid in (19, 20):
         with pytest.raises(SourceError, match=f"process {pid} does not exist, or its namespace"):
             made.find(SourceName.parse(f"pid:{pid}"))
+
+
+def test_pod_is_found_by_its_process_below_an_unusual_cgroup_root(tmp_path: pathlib.Path) -> None:
+    path = f"/x/y/kubepods/besteffort/pod{UID}"
+    (tmp_path / path[1:]).mkdir(parents=True)
+    pods = SavedPods(node_name="node", pods=[pod("agent", UID, host_network=True)])
+    found = Sources(
+        NamedPods(None, pods),
+        own_addresses=frozenset(),
+        owners={},
+        procfs=PodProcess(),
+        root=tmp_path,
+        path_of=lambda number: _paths(tmp_path)[number],
+    ).find(SourceName.parse("pod:agent"))
+    assert found.cgroup is not None
+    assert found.cgroup.path == path
+
+
+class PodProcess(Procfs):
+    """One process, in a container of the pod."""
+
+    def pids(self) -> Iterator[int]:
+        yield 17
+
+    def cgroup(self, pid: int | str) -> str | None:
+        return f"/x/y/kubepods/besteffort/pod{UID}/container"
 
 
 class OwnProcess(Procfs):
