@@ -456,15 +456,11 @@ async def test_next_sandbox_of_a_pod_is_checked_instead(node: Node) -> None:
         node.put_witness()
         web = node.put_web()
         await asyncio.sleep(5)
-        tried = node.trials
-        await asyncio.sleep(5)
-        pace = node.trials - tried
         web.netns = Netns("/run/netns/next", 4, 99)
         node.store.in_force.mark(web.pod.uid)
         await asyncio.sleep(5)
-        tried = node.trials
-        await asyncio.sleep(5)
-        assert abs(node.trials - tried - pace) <= 1, "the first is not checked any more"
+        checks = [task.get_name() for task in asyncio.all_tasks()]
+        assert checks.count(f"policies of {web.pod.full_name}") == 1
         node.shown = IN_FORCE
         await asyncio.sleep(2)
         assert node.found() == PROGRAMMED
@@ -487,7 +483,9 @@ async def test_checks_and_the_time_to_the_condition_are_counted(node: Node) -> N
         node.put_web()
         await asyncio.sleep(40)
         before = node.metrics("podgate_policy_checks_total")
-        assert before == {outcomes.NOT_PROGRAMMED: node.trials}
+        # One may be on its way.
+        assert before.keys() == {outcomes.NOT_PROGRAMMED}
+        assert before[outcomes.NOT_PROGRAMMED] in (node.trials, node.trials - 1)
         assert node.metrics("podgate_policy_ready_seconds_count") == {"": 0}
         node.shown = IN_FORCE
         await asyncio.sleep(15)
