@@ -263,6 +263,15 @@ def test_rest_of_a_long_answer_is_not_the_next_answer(served: Receiver) -> None:
     assert served.sum("podgate.packets") == 2
 
 
+@pytest.mark.parametrize("status", [200, 202, 299])
+def test_every_status_of_success_is_one(served: Receiver, status: int) -> None:
+    served.status = status
+    output = OtlpOutput(served.url, node="n1", version="9")
+    output.send([flow(1)])
+    output.close()
+    assert served.paths == ["/v1/logs"]
+
+
 @pytest.mark.parametrize("status", [401, 403, 408, 429, 502, 503, 504])
 def test_answer_that_may_change_is_an_error_that_rejects_no_record(
     served: Receiver, status: int

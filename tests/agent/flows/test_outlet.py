@@ -283,11 +283,12 @@ def test_output_that_rejects_for_a_minute_is_a_finding(
         sink.passes.clear()
     else:
         sink.error = OSError("No room")
+    clock.now = 100.0
     outlet.put([flow(1)])
     wait_until("attempts", lambda: sink.attempts >= (1 if hangs else 2))
-    clock.now = 59.0
+    clock.now = 159.0
     assert not outlet.problem()
-    clock.now = 61.0
+    clock.now = 161.0
     (found,) = findings.find(report(flow_problems=[outlet.problem()]))
     assert found.kind == kinds.FLOWS_NOT_WRITTEN.name
     assert found.sentence == (

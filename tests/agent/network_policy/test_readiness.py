@@ -291,6 +291,23 @@ async def test_pod_without_an_address_waits_for_one(node: Node) -> None:
         assert node.found() == PROGRAMMED
 
 
+async def test_pod_that_loses_its_address_is_not_tried_until_it_has_one(node: Node) -> None:
+    async with node.agent():
+        node.put_witness()
+        web = node.put_web()
+        await asyncio.sleep(5)
+        confirmed, web.claims = web.claims, AddressClaims()
+        node.store.in_force.mark(web.pod.uid)
+        await asyncio.sleep(1)
+        tried = node.trials
+        await asyncio.sleep(20)
+        assert (node.trials, node.message()) == (tried, "The pod has no address yet.")
+        web.claims, node.shown = confirmed, IN_FORCE
+        node.store.in_force.mark(web.pod.uid)
+        await asyncio.sleep(1)
+        assert node.found() == PROGRAMMED
+
+
 async def test_both_families_of_a_pod_are_awaited(node: Node) -> None:
     node.shown = IN_FORCE
     reported = tuple(map(ipaddress.ip_address, ("198.18.0.3", "fd00:18::3")))

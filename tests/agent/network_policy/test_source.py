@@ -96,6 +96,10 @@ async def test_missing_right_is_the_problem(
         assert policies.problem.startswith("The API server has not listed networkpolicies yet: ")
         # Pods that wait get it, too.
         assert policies.changed.is_set()
+        policies.changed.clear()
+        server.faults.clear()
+        await asyncio.sleep(120)
+        assert (policies.problem, policies.changed.is_set()) == ("", True)
 
 
 async def test_cluster_without_cluster_network_policies_has_none(
