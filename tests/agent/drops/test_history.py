@@ -360,12 +360,12 @@ async def test_one_source_cannot_fill_the_history(node: Node) -> None:
     node.paths[6] = "/system.slice/other.service"
     for port in range(2 * abi.CGROUP_SOURCES):
         node.aggregate.add(5, port=port)
-    await node.run()
+    await node.run(30)
     node.end()
-    await node.run()
+    await node.run(30)
     node.gate(Pod(uid="x", namespace="shop", name="x"), ifindex=8)
     node.aggregate.add(6, ifindex=8)
-    await node.run()
+    await node.run(30)
     seen = node.seen()
     assert len(seen.flows) == abi.CGROUP_SOURCES + 1
     assert seen.lost == abi.CGROUP_SOURCES
@@ -373,7 +373,7 @@ async def test_one_source_cannot_fill_the_history(node: Node) -> None:
     node.aggregate.packets_lost = 3
     assert node.seen().lost == abi.CGROUP_SOURCES + 3
     await node.restart()
-    await node.run()
+    await node.run(30)
     assert node.seen().lost == abi.CGROUP_SOURCES + 3
 
 
