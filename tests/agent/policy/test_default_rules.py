@@ -260,6 +260,18 @@ async def test_callees_are_saved_for_an_api_server_s_rules_alone(
     assert await asyncio.to_thread(state.exists)
 
 
+async def test_callees_that_have_not_changed_are_not_written_again(
+    api: ApiClient, state: pathlib.Path
+) -> None:
+    rules = Rules(api, state, STATIC_POD)
+    assert rules.refresh()
+    before = await asyncio.to_thread(state.stat)
+    rules.store.remove_pod(STATIC_POD.uid)
+    assert rules.refresh(), "no API server is here any more"
+    after = await asyncio.to_thread(state.stat)
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
 NO_API_SERVERS = [
     [],
     [msgspec.structs.replace(STATIC_POD, host_network=False)],
