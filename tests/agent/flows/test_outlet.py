@@ -194,7 +194,9 @@ def test_packets_that_the_kernel_lost_are_a_record_of_their_own(outlet: Outlet, 
 def test_samples_that_are_lost_are_no_packets(outlet: Outlet, sink: Sink) -> None:
     outlet.lose_samples(7)
     wait_until("the record", lambda: sink.lost == [("samples", 7, 0)])
-    assert values(outlet) == {("records_lost_total", "samples"): 7}
+    outlet.lose_samples(2)
+    wait_until("the next", lambda: sink.lost == [("samples", 7, 0), ("samples", 2, 0)])
+    assert values(outlet) == {("records_lost_total", "samples"): 9}
 
 
 def test_record_of_a_loss_has_its_place_and_the_time_of_the_first(

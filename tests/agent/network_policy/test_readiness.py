@@ -13,6 +13,7 @@ import pytest
 from agent import labels
 from agent.kube.objects import PodCondition
 from agent.network_policy import outcomes, readiness, trials
+from agent.network_policy.checks import Checks, Flow
 from agent.network_policy.policy_set import PolicySet
 from agent.network_policy.readiness import PolicyReadiness
 from agent.network_policy.trials import Trial
@@ -22,6 +23,7 @@ from agent.pods.pod_state import AddressClaims, PodState
 from agent.pods.store import PodStore
 from agent.settings import PolicyReadyMode, PolicyReadySettings
 from probes.netns import Netns, NetnsGoneError
+from probes.spec.specs import parse_pod
 from tests.agent.network_policy.test_checks import ingress, policy
 from tests.agent.strict.strict_pods import strict_pod
 
@@ -57,13 +59,15 @@ class Node:
         self.policies: Policies | None = Policies()
         self.shown: Trial | Exception = NOT_IN_FORCE
         self.trials = 0
+        self.tried: list[Checks] = []
         self.readiness: PolicyReadiness | None = None
         self.reported: dict[str, PodCondition] = {}
         self.state = state
         self._settings = PolicyReadySettings(mode, timeout_seconds=30)
 
-    async def run_trial(self, *_: Any) -> Trial:
+    async def run_trial(self, checks: Checks, *_: Any) -> Trial:
         self.trials += 1
+        self.tried.append(checks)
         await asyncio.sleep(0.1)
         if isinstance(self.shown, Exception):
             raise self.shown
@@ -439,6 +443,22 @@ async def test_both_families_and_directions_are_tried(node: Node) -> None:
         await asyncio.sleep(5)
         assert (node.found(), node.message()) == (PROGRAMMED, "It is dropped.")
         assert node.trials == 4
+
+
+async def test_ports_by_name_are_those_of_the_pod_with_their_protocol(node: Node) -> None:
+    ports = [
+        {"name": "http", "containerPort": 8080},
+        {"name": "http", "containerPort": 53, "protocol": "UDP"},
+    ]
+    spec = parse_pod({"spec": {"containers": [{"name": "a", "ports": ports}]}})
+    assert node.policies
+    node.policies.policies = PolicySet((ingress({"ports": [{"port": "http"}]}),))
+    async with node.agent():
+        node.put_witness()
+        node.put_web(spec=spec)
+        await asyncio.sleep(1)
+        expected = Checks("Ingress", ("shop/p",), Flow("TCP", 65535), Flow("TCP", 8080))
+        assert node.tried[0] == expected
 
 
 async def test_condition_goes_with_the_readiness_gate(node: Node) -> None:
