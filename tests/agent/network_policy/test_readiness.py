@@ -92,7 +92,8 @@ class Node:
             yield
         finally:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            (end,) = await asyncio.gather(task, return_exceptions=True)
+            assert isinstance(end, asyncio.CancelledError), end
 
     def put(self, state: PodState, **fields: Any) -> PodState:
         """fields: of its `Pod`."""
@@ -173,6 +174,7 @@ async def test_after_the_time_out_the_owner_has_chosen(
     node: Node, expected: tuple[str, str]
 ) -> None:
     async with node.agent():
+        await asyncio.sleep(100)
         node.put_witness()
         node.put_web()
         await asyncio.sleep(29)
