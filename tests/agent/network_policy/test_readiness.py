@@ -16,7 +16,7 @@ from agent.network_policy import outcomes, readiness, trials
 from agent.network_policy.checks import Checks, Flow
 from agent.network_policy.policy_set import PolicySet
 from agent.network_policy.readiness import PolicyReadiness
-from agent.network_policy.trials import Trial
+from agent.network_policy.trials import Place, Trial
 from agent.pods.conditions import Conditions
 from agent.pods.object_labels import ObjectLabels
 from agent.pods.pod_state import AddressClaims, PodState
@@ -60,14 +60,16 @@ class Node:
         self.shown: Trial | Exception = NOT_IN_FORCE
         self.trials = 0
         self.tried: list[Checks] = []
+        self.families: list[list[int]] = []
         self.readiness: PolicyReadiness | None = None
         self.reported: dict[str, PodCondition] = {}
         self.state = state
         self._settings = PolicyReadySettings(mode, timeout_seconds=30)
 
-    async def run_trial(self, checks: Checks, *_: Any) -> Trial:
+    async def run_trial(self, checks: Checks, *ends: Place) -> Trial:
         self.trials += 1
         self.tried.append(checks)
+        self.families.append([end.address.version for end in ends])
         await asyncio.sleep(0.1)
         if isinstance(self.shown, Exception):
             raise self.shown
@@ -426,6 +428,7 @@ async def test_witness_without_an_address_is_awaited(node: Node) -> None:
         node.put_web()
         await asyncio.sleep(60)
         assert node.found() == ("False", outcomes.NO_WITNESS)
+        assert node.message().startswith("No witness runs on this node")
         witness.claims = confirmed
         node.put_witness()
         await asyncio.sleep(0.2)
@@ -444,7 +447,7 @@ async def test_both_families_and_directions_are_tried(node: Node) -> None:
         node.put_web(reported_addresses=addresses).claims = AddressClaims(addresses)
         await asyncio.sleep(5)
         assert (node.found(), node.message()) == (PROGRAMMED, "It is dropped.")
-        assert node.trials == 4
+        assert node.families == [[4, 4], [4, 4], [6, 6], [6, 6]]
 
 
 async def test_ports_by_name_are_those_of_the_pod_with_their_protocol(node: Node) -> None:
