@@ -79,7 +79,7 @@ class FlowFile:
             return False
 
     def _rotate(self) -> None:
-        self.close()
+        """`_open` closes the file that is renamed."""
         numbered = [self._path] + [
             self._path.with_name(f"{self._path.name}.{number}") for number in range(1, self._files)
         ]

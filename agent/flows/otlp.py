@@ -54,7 +54,7 @@ class OtlpOutput:
         self._scope = otlp_records.scope(version)
         self._pool = urllib3.PoolManager(
             timeout=urllib3.Timeout(total=timeout_seconds),
-            retries=False,
+            retries=False,  # nor redirects
             ca_certs=str(authority) if authority else None,
             ssl_context=_context(has_authority=authority is not None),
         )
@@ -82,13 +82,11 @@ class OtlpOutput:
                 self._url,
                 body=gzip.compress(body, compresslevel=1),
                 headers=headers,
-                redirect=False,
                 preload_content=False,
             )
             content = answer.read(_MAX_ANSWER_BYTES)
-            if len(content) == _MAX_ANSWER_BYTES:
-                # The rest would be the next answer of this connection.
-                answer.close()
+            # Of a longer one the rest would be the next answer of this connection.
+            answer.close()
         except urllib3.exceptions.HTTPError as error:
             raise OSError(str(error)) from error
         return answer.status, answer.headers.get("Content-Type", ""), content

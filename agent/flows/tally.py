@@ -53,9 +53,7 @@ class Tally:
         self.has_begun = False
 
     def begin(self, counts: Mapping[int, Counts]) -> None:
-        """The table has been read, and then these counters."""
-        self._fresh.clear()
-        self._seen.clear()
+        """The table has been read, and then these counters. Once: until then nothing is fresh."""
         self._before = {ifindex: recorded(of_gate) for ifindex, of_gate in counts.items()}
         self._counted = dict(self._before)
         self.has_begun = True

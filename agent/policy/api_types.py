@@ -372,9 +372,9 @@ def _merged(ranges: Iterable[tuple[int, int, int, str]]) -> list[tuple[int, int,
     """Protocols with ranges or names of ports: sorted, adjacent ranges joined."""
     joined: list[tuple[int, int, int, str]] = []
     for protocol, first, last, name in sorted(set(ranges)):
-        before = joined[-1] if joined else (0, 0, 0, "")
-        if before[0] == protocol and not (name or before[3]) and first <= before[2] + 1:
-            joined[-1] = (protocol, before[1], max(last, before[2]), "")
-        else:
-            joined.append((protocol, first, last, name))
+        match joined:
+            case [*_, (same, start, end, "")] if same == protocol and not name and first <= end + 1:
+                joined[-1] = (protocol, start, max(last, end), "")
+            case _:
+                joined.append((protocol, first, last, name))
     return joined

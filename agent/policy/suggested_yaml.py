@@ -61,9 +61,14 @@ def flows_text(flows: ObservedFlows) -> str:
     times = f"first {moment(flows.first)}, last {moment(flows.last)} UTC"
     if flows.first == flows.last:
         times = f"{moment(flows.first)} UTC"
-    more = len(flows.nodes) - _MAX_NODES
-    nodes = ", ".join(flows.nodes[:_MAX_NODES]) + (f" and {more} more nodes" if more > 0 else "")
+    nodes = ", ".join(flows.nodes[:_MAX_NODES])
+    if more := flows.nodes[_MAX_NODES:]:
+        nodes += f" and {_more(len(more), 'node')}"
     return f"{port_text(flows)}: {packets}, {times}" + (f", on {safe(nodes)}" if nodes else "")
+
+
+def _more(count: int, noun: str) -> str:
+    return f"{count} more {noun}{'s' if count > 1 else ''}"
 
 
 def port_text(flows: ObservedFlows) -> str:
@@ -95,8 +100,8 @@ def _document(suggestion: Suggestion) -> str:
     pod = full_name(first.pod.namespace, first.pod.name)
     comments = [f"{source_text(first)} to {safe(pod)}"]
     comments += [f"  {flows_text(flows)}" for flows in suggestion.flows[:_MAX_LINES]]
-    if len(suggestion.flows) > _MAX_LINES:
-        comments.append(f"  and {len(suggestion.flows) - _MAX_LINES} more ports")
+    if more := suggestion.flows[_MAX_LINES:]:
+        comments.append(f"  and {_more(len(more), 'port')}")
     if suggestion.doubt:
         comments.append(f"Not admitted: {suggestion.doubt}.")
     lines = [f"# {comment}" for comment in comments]

@@ -179,8 +179,8 @@ def _ports(flows: Iterable[ObservedFlows]) -> list[PortField]:
 def _covers(field: PortField, flows: ObservedFlows) -> bool:
     if str(field.protocol) != _protocol_text(flows):
         return False
-    first, last = field.port, field.end_port or field.port
-    return not (isinstance(first, int) and isinstance(last, int)) or first <= flows.port <= last
+    first = field.port
+    return not isinstance(first, int) or first <= flows.port <= (field.end_port or first)
 
 
 def _protocol_text(flows: ObservedFlows) -> str:

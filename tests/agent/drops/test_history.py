@@ -1,6 +1,7 @@
 """What the history of observed flows keeps: pods that end, restarts, full tables, reboots."""
 
 import asyncio
+import dataclasses
 import datetime
 import pathlib
 import time
@@ -37,6 +38,7 @@ class Aggregate:
 
     def __init__(self) -> None:
         self.sources: list[DropSource] = []
+        self.packets_lost = 0
 
     def add(
         self,
@@ -57,7 +59,7 @@ class Aggregate:
         return {source.cgroup for source in self.sources}
 
     def lost(self) -> int:
-        return 0
+        return self.packets_lost
 
     def forget(self, *interfaces: int) -> None:
         self.sources = [one for one in self.sources if one.ifindex not in interfaces]
@@ -197,6 +199,43 @@ async def test_what_a_full_table_forgets_stays(node: Node) -> None:
     assert sorted(flows.port for flows in node.seen().flows) == [80, 81]
 
 
+async def test_busiest_flows_are_the_first(node: Node) -> None:
+    node.gate()
+    await node.run()
+    for port, count in ((1, 1), (2, 3), (3, 2)):
+        node.aggregate.add(5, port=port)
+        seen = node.aggregate.sources.pop()
+        node.aggregate.sources.append(dataclasses.replace(seen, count=count))
+    found = [(flows.port, flows.packets) for flows in node.seen().flows]
+    assert found == [(2, 3), (3, 2), (1, 1)]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[]"])
+def test_saved_pods_that_cannot_be_read_are_none(
+    tmp_path: pathlib.Path, content: bytes | None
+) -> None:
+    if content is not None:
+        (tmp_path / "history.json").write_bytes(content)
+    assert history.saved_pods(tmp_path / "history.json") == {}
+
+
+async def test_saved_pods_are_those_of_this_boot(node: Node) -> None:
+    node.gate()
+    await node.run()
+    file = node.folder / "history.json"
+    saved = await asyncio.to_thread(history.saved_pods, file)
+    assert {number: pod.name for number, pod in saved.items()} == {7: "web-1"}
+    node.boot = "second"
+    assert await asyncio.to_thread(history.saved_pods, file) == {}
+
+
+async def test_new_source_has_its_name_in_the_same_reading(node: Node) -> None:
+    node.gate()
+    await node.run()
+    node.aggregate.add(5)
+    assert names(node.seen()) == [("web-1", SERVICE, 1)]
+
+
 async def test_packets_of_all_modes_are_added_up(node: Node) -> None:
     """A policy is suggested from either: a namespace may be enforced before all has been seen."""
     node.gate()
@@ -230,6 +269,16 @@ async def test_a_restart_adds_nothing_and_loses_nothing(node: Node) -> None:
     after = node.seen()
     assert (after.flows, after.since) == (before.flows, before.since)
     assert after.unobserved_seconds == 600
+    assert (after.since, after.until) == (START, START + datetime.timedelta(minutes=10))
+    node.now = 700
+    await node.restart()
+    await node.run()
+    assert node.seen().unobserved_seconds == 700
+    # The clock was set back meanwhile.
+    node.now = 650
+    await node.restart()
+    await node.run()
+    assert node.seen().unobserved_seconds == 700
 
 
 async def test_source_that_is_a_host_network_pod_keeps_its_labels_when_it_is_gone(
@@ -278,6 +327,9 @@ async def test_pods_that_start_together_are_written_together(
         await asyncio.sleep(0.1)
     await asyncio.sleep(10)
     assert 1 <= writes - before <= 4
+    before = writes
+    await asyncio.sleep(50)
+    assert writes - before <= 1, "nothing has changed"
     saved = await asyncio.to_thread(history.saved_pods, node.folder / "history.json")
     assert len(saved) == 100
 
@@ -308,16 +360,21 @@ async def test_one_source_cannot_fill_the_history(node: Node) -> None:
     node.paths[6] = "/system.slice/other.service"
     for port in range(2 * abi.CGROUP_SOURCES):
         node.aggregate.add(5, port=port)
-    await node.run()
+    await node.run(30)
     node.end()
-    await node.run()
+    await node.run(30)
     node.gate(Pod(uid="x", namespace="shop", name="x"), ifindex=8)
     node.aggregate.add(6, ifindex=8)
-    await node.run()
+    await node.run(30)
     seen = node.seen()
     assert len(seen.flows) == abi.CGROUP_SOURCES + 1
     assert seen.lost == abi.CGROUP_SOURCES
     assert "/system.slice/other.service" in {flows.cgroup for flows in seen.flows}
+    node.aggregate.packets_lost = 3
+    assert node.seen().lost == abi.CGROUP_SOURCES + 3
+    await node.restart()
+    await node.run(30)
+    assert node.seen().lost == abi.CGROUP_SOURCES + 3
 
 
 @pytest.mark.parametrize(

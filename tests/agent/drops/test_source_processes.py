@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from agent.drops import source_processes
-from agent.drops.source_processes import GONE, SourceProcesses
+from agent.drops.source_processes import GONE, NO_SOCKET, SourceProcesses, saved_names
 from agent.pods.conditions import Conditions
 from agent.pods.object_labels import ObjectLabels
+from agent.pods.pod import Pod
 from agent.pods.store import PodStore
 from bpf.drop_sources import DropSource
 from bpf.verdicts import Mode
@@ -94,3 +95,64 @@ async def test_a_new_cgroup_is_named_at_the_next_look_and_keeps_its_name(
     del followed.paths[5]
     ((_, name),) = followed.processes.read()
     assert name.path == "/system.slice/backup.service"
+
+
+async def test_of_too_many_names_those_without_an_entry_are_forgotten(
+    followed: Followed, tmp_path: pathlib.Path
+) -> None:
+    pods = {
+        number: Pod(uid=f"0123abcd-0123-4567-89ab-{number:012}", namespace="shop", name=f"{number}")
+        for number in (2, 3)
+    }
+    for number, pod in pods.items():
+        followed.store.set_pod(pod)
+        followed.paths[number] = f"/kubepods/pod{pod.uid}/x"
+    followed.paths[1] = "/a"
+    for number in range(1, 20_002):
+        followed.add(number)
+    await followed.run(60)
+    del followed.aggregate.sources[2:]
+    followed.add(30_000)
+    await followed.run(60)
+    saved = await asyncio.to_thread(saved_names, tmp_path / "drop_sources.json")
+    assert [(name.cgroup, name.path, name.pod_name) for name in saved] == [
+        (0, NO_SOCKET, ""),
+        (1, "/a", ""),
+        (2, followed.paths[2], "shop/2"),
+        (30_000, GONE, ""),
+    ]
+    assert followed.processes.source(3).pod is None
+
+
+async def test_new_source_is_named_after_a_hint_and_also_without_one(
+    followed: Followed,
+) -> None:
+    task = asyncio.create_task(followed.processes.run())
+    try:
+        await asyncio.sleep(100)
+        for hints, seconds in ((True, 10), (False, 90)):
+            number = len(followed.paths) + 1
+            followed.paths[number] = f"/{number}"
+            followed.add(number)
+            if hints:
+                followed.processes.hint()
+            await asyncio.sleep(seconds)
+            assert followed.processes.cgroup_path(number) == f"/{number}"
+        looks = len(followed.aggregate.calls)
+        await asyncio.sleep(300)
+        assert len(followed.aggregate.calls) - looks <= 11
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_busiest_source_is_the_first_and_cgroups_without_a_name_have_their_number(
+    followed: Followed,
+) -> None:
+    for number, count in ((5, 1), (6, 9), (0, 4)):
+        followed.aggregate.sources.append(
+            DropSource(number, 7, 6, 80, 1, 2, count, "curl", Mode.AUDIT)
+        )
+    found = [(seen.count, name.path) for seen, name in followed.processes.read()]
+    assert found == [(9, GONE), (4, NO_SOCKET), (1, GONE)]
+    assert followed.processes.cgroup_path(99) == "(cgroup 99)"

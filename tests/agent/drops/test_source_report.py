@@ -55,6 +55,45 @@ def test_ports_that_a_source_scans_are_one_line() -> None:
     assert found.last - found.first > datetime.timedelta(seconds=1022)
 
 
+def test_scan_is_its_first_packet_s_row_with_the_sums() -> None:
+    scan = [row(port, packets=port) for port in (*range(9, 30), *range(2, 9))]
+    expected = msgspec.structs.replace(
+        scan[-7],
+        port=0,
+        has_many_ports=True,
+        port_count=28,
+        lowest_port=2,
+        highest_port=29,
+        packets=sum(range(2, 30)),
+        last=scan[20].last,
+    )
+    assert with_scans(scan) == [expected]
+    assert len(with_scans(scan[:SCANNED_PORTS])) == 1
+
+
+def test_row_has_all_of_the_source() -> None:
+    made = row(53, packets=4, ifindex=9, is_admitted=True)
+    assert msgspec.structs.replace(made, last=made.first) == SourceProcessStatus(
+        namespace="shop",
+        pod="web",
+        mode="audit",
+        verdict="would-drop",
+        protocol="udp",
+        port=53,
+        has_many_ports=False,
+        cgroup="/user.slice/session-3.scope",
+        cgroup_id=5,
+        ifindex=9,
+        source_pod="",
+        process="nmap",
+        packets=4,
+        first=made.first,
+        last=made.first,
+        labels={},
+        is_admitted=True,
+    )
+
+
 def test_few_ports_are_no_scan() -> None:
     few = [row(port) for port in range(SCANNED_PORTS - 1)]
     elsewhere = [row(99, ifindex=8), row(99, mode=Mode.ENFORCE)]

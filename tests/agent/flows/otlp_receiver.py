@@ -22,11 +22,16 @@ class Receiver:
         self.url = url
         self.status = 200
         self.rejected = 0
+        self.reason = "too old"
+        self.page = b""
+        """Of an answer that is none of OTLP."""
         self.overloaded = 0
         """The number of next requests that it answers with 503."""
         self.requests: list[dict[str, str]] = []
         """Headers of each."""
         self.paths: list[str] = []
+        self.clients: set[tuple[str, int]] = set()
+        """Of all connections."""
         self.logs: list[logs_pb2.LogRecord] = []
         self.resources: list[dict[str, Any]] = []
         self.passes = threading.Event()
@@ -51,8 +56,8 @@ class Receiver:
             self.logs += of_scope.log_records[:kept]
             if self.rejected:
                 answer.partial_success.rejected_log_records = self.rejected
-                answer.partial_success.error_message = "too old"
-        return self.status, answer.SerializeToString()
+                answer.partial_success.error_message = self.reason
+        return self.status, self.page or answer.SerializeToString()
 
     def sum(self, name: str) -> int:
         return sum(int(attributes(one.attributes).get(name, 0)) for one in self.logs)
@@ -74,6 +79,7 @@ def receiver(context: ssl.SSLContext | None = None) -> Iterator[Receiver]:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
+            made.clients.add(self.client_address)
             body = self.rfile.read(int(self.headers["Content-Length"]))
             status, answer = made.answer(self.path, dict(self.headers), body)
             with contextlib.suppress(OSError):  # a client that has given up

@@ -116,3 +116,46 @@ def test_what_is_no_file_is_an_error_and_does_not_block(tmp_path: pathlib.Path) 
         with made(path) as file, pytest.raises(OSError, match=r"regular|directory|device|symbolic"):
             file.send([start(1)])
     assert other.read_bytes() == b""
+
+
+def test_half_line_at_the_end_of_a_long_file_is_removed(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "flows.json"
+    lines = ["x" * 999 + "\n"] * 1100
+    path.write_text("".join(lines) + "half")
+    with made(path, lines=100_000) as file:
+        file.send([start(1)])
+    found = path.read_text().splitlines(keepends=True)
+    assert (found[:-1], json.loads(found[-1])["version"]) == (lines, "1")
+
+
+def test_line_that_was_never_ended_is_removed(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "flows.json"
+    path.write_text('{"type":"st')
+    with made(path) as file:
+        file.send([start(1)])
+    assert numbers(path) == [1]
+
+
+def test_no_descriptor_is_left(tmp_path: pathlib.Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    before = len(os.listdir("/proc/self/fd"))
+    with made(tmp_path / "fifo") as fifo, pytest.raises(OSError, match="regular"):
+        fifo.send([start(0)])
+    path = tmp_path / "flows.json"
+    with made(path, lines=2) as file:
+        for number in range(9):
+            file.send([start(number)])
+            if number % 3 == 0:
+                path.unlink()
+        assert len(os.listdir("/proc/self/fd")) <= before + 1
+    file.close()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_first_batch_may_be_larger_than_the_file(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "flows.json"
+    with made(path, lines=2) as file:
+        file.send([start(number) for number in range(3)])
+        file.send([start(3)])
+    found = {one.name: numbers(one) for one in tmp_path.iterdir()}
+    assert found == {"flows.json": [3], "flows.json.1": [0, 1, 2]}

@@ -1,6 +1,7 @@
 """Records to a real receiver of OTLP: what it accepts and what is counted as lost is all of it."""
 
 import contextlib
+import os
 import pathlib
 import ssl
 import threading
@@ -12,8 +13,8 @@ import pytest
 from agent.admin import finding_kinds as kinds
 from agent.admin import findings
 from agent.backoff import Backoff
-from agent.flows.otlp import OtlpOutput
-from agent.flows.outlet import Outlet
+from agent.flows.otlp import OtlpOutput, read_headers
+from agent.flows.outlet import Outlet, RecordsRejectedError
 from agent.flows.records import AdmissionRecord, DestinationRecord, DropRecord, SourceRecord
 from tests.agent.api.certificates import Authority
 from tests.agent.flows.otlp_receiver import Receiver, attributes, receiver
@@ -187,7 +188,7 @@ def test_receiver_that_is_overloaded_gets_the_records_later(served: Receiver) ->
         assert lost(out) == 0
 
 
-@pytest.mark.parametrize("status", [302, 400, 413, 500])
+@pytest.mark.parametrize("status", [300, 302, 400, 413, 500])
 def test_answer_that_forbids_another_attempt_is_a_loss_and_a_finding(
     served: Receiver, status: int
 ) -> None:
@@ -208,6 +209,7 @@ def test_answer_that_forbids_another_attempt_is_a_loss_and_a_finding(
         assert served.sum("podgate.lost.packets") == 9
         assert served.sum("podgate.lost.records") == 2
         wait_until("the end of the finding", lambda: not out.problem())
+    assert set(served.paths) == {"/v1/logs"}
 
 
 def test_records_of_a_partial_success_are_counted(served: Receiver) -> None:
@@ -221,6 +223,85 @@ def test_records_of_a_partial_success_are_counted(served: Receiver) -> None:
         place = {"place": "rejected"}
         assert metric(out, "podgate_flow_records_lost_total", **place) == 2
         assert metric(out, "podgate_flow_records_total") == 1
+
+
+@pytest.mark.parametrize(("reason", "words"), [("too old", "too old"), ("", "no reason")])
+def test_rejected_records_have_their_number_and_the_reason(
+    served: Receiver, reason: str, words: str
+) -> None:
+    served.rejected, served.reason = 2, reason
+    output = OtlpOutput(served.url, node="n1", version="9")
+    with pytest.raises(RecordsRejectedError, match=f"^It rejects some: {words}$") as error:
+        output.send([flow(4), flow(5), flow(6)])
+    assert error.value.records == 2
+    output.close()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_connection_is_kept_until_the_end(served: Receiver) -> None:
+    before = descriptors()
+    output = OtlpOutput(served.url, node="n1", version="9")
+    for number in range(3):
+        output.send([flow(number)])
+    assert len(served.clients) == 1
+    output.close()
+    wait_until("the end of the connection", lambda: descriptors() <= before)
+
+
+def test_rest_of_a_long_answer_is_not_the_next_answer(served: Receiver) -> None:
+    output = OtlpOutput(served.url, node="n1", version="9")
+    served.status, served.page = 400, b"x" * (200 << 10)
+    for _ in range(2):
+        with pytest.raises(RecordsRejectedError, match="It answers 400"):
+            output.send([flow(1)])
+    served.status, served.page = 200, b""
+    output.send([flow(2)])
+    output.close()
+    assert served.sum("podgate.packets") == 2
+
+
+@pytest.mark.parametrize("status", [200, 202, 299])
+def test_every_status_of_success_is_one(served: Receiver, status: int) -> None:
+    served.status = status
+    output = OtlpOutput(served.url, node="n1", version="9")
+    output.send([flow(1)])
+    output.close()
+    assert served.paths == ["/v1/logs"]
+
+
+@pytest.mark.parametrize("status", [401, 403, 408, 429, 502, 503, 504])
+def test_answer_that_may_change_is_an_error_that_rejects_no_record(
+    served: Receiver, status: int
+) -> None:
+    served.status = status
+    output = OtlpOutput(served.url, node="n1", version="9")
+    with pytest.raises(OSError, match=rf"^It answers {status}\.$") as error:
+        output.send([flow(4)])
+    assert not isinstance(error.value, RecordsRejectedError)
+    output.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", {}),
+        ("A: b\n\n  \nC:d: e\n", {"A": "b", "C": "d: e"}),
+        (" A : b ", {"A": "b"}),
+    ],
+)
+def test_headers_of_a_file(tmp_path: pathlib.Path, text: str, expected: dict[str, str]) -> None:
+    (tmp_path / "headers").write_text(text)
+    assert read_headers(tmp_path / "headers") == expected
+
+
+def test_line_that_is_no_header_is_named_with_its_file(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "headers").write_text("A: b\nsecret\n")
+    with pytest.raises(ValueError, match="headers has a line that is no header") as error:
+        read_headers(tmp_path / "headers")
+    assert "secret" not in str(error.value)
 
 
 def test_headers_are_read_from_their_file_for_each_request(
@@ -254,6 +335,22 @@ def test_certificate_is_verified(tmp_path: pathlib.Path) -> None:
         with outlet(served.url, authority=files.authorities) as out:
             out.put([flow(2)])
             wait_until("the record", lambda: served.sum("podgate.packets") == 2)
+
+
+@pytest.mark.parametrize("has_authority", [True, False])
+def test_system_s_authorities_count_without_one_of_its_own(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, has_authority: bool
+) -> None:
+    files = Authority.make().files(tmp_path)
+    others = Authority.make("other").files(tmp_path / "other")
+    monkeypatch.setenv("SSL_CERT_FILE", str(files.authorities))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    authority = others.authorities if has_authority else None
+    with receiver(context) as served, outlet(served.url, authority=authority) as out:
+        out.put([flow(2)])
+        wait_until("the end", lambda: lost(out) + served.sum("podgate.packets") == 2)
+        assert lost(out) == (2 if has_authority else 0)
 
 
 def test_end_does_not_wait_for_a_receiver_that_hangs(served: Receiver) -> None:

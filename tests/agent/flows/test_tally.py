@@ -101,3 +101,47 @@ def test_another_gate_of_the_interface_starts_at_zero() -> None:
     # And the next, which has counted four before the reading that notices it.
     assert [read(tally, 4, having(2, first_ns=90))[1] for _ in range(3)] == [0, 0, 0]
     assert [read(tally, 6, having(2, first_ns=90))[1] for _ in range(3)] == [0, 0, 2]
+
+
+def test_readings_of_the_gate_before_do_not_count_for_the_next() -> None:
+    tally = begun()
+    assert [read(tally, 5)[1] for _ in range(2)] == [0, 0]
+    tally.account({})
+    assert [read(tally, 2)[1] for _ in range(4)] == [0, 0, 2, 0]
+    # As many packets of the next, of which all are lost, too.
+    tally.account({})
+    assert [read(tally, 2)[1] for _ in range(4)] == [0, 0, 2, 0]
+
+
+def test_gates_are_counted_apart() -> None:
+    tally = Tally()
+    tally.begin({})
+    other = {7: {(Verdict.DROP, Reason.KERNEL): 4}, 8: {(Verdict.DROP, Reason.STRICT): 3}}
+    for _ in range(3):
+        tally.observe([having(3), having(3, ifindex=8)])
+        tally.account(other)
+    assert tally.take()[1] == 1
+    assert tally.take() == ([], 0)
+
+
+def test_packets_before_the_beginning_have_no_record() -> None:
+    tally = Tally()
+    tally.observe([having(3)])
+    tally.begin(counted(3))
+    assert tally.take() == ([], 0)
+
+
+def test_same_source_in_another_mode_or_to_another_gate_is_another_entry() -> None:
+    tally = begun()
+    entries = [
+        ONE,
+        having(4, mode=Mode.ENFORCE),
+        having(5, ifindex=8),
+        having(6, cgroup=6),
+        having(7, protocol=17),
+    ]
+    tally.observe(entries)
+    fresh, _ = tally.take()
+    assert [(one.source, one.packets) for one in fresh] == [
+        (one, one.count) for one in reversed(entries)
+    ]

@@ -173,6 +173,31 @@ def test_all_tcp_admitted_is_shown_by_udp_to_an_undeclared_port() -> None:
     assert (checks.dropped, checks.admitted) == (Flow("UDP", 65535), Flow("TCP", 65535))
 
 
+@pytest.mark.parametrize(
+    ("ports", "dropped"),
+    [
+        pytest.param([{"port": 7, "endPort": 65535}], 1, id="below the first range"),
+        pytest.param([{"port": 1, "endPort": 65534}], 65535, id="above the last range"),
+        pytest.param(
+            [{"port": 1, "endPort": 8}, {"port": 10, "endPort": 65535}], 9, id="between two"
+        ),
+        pytest.param(
+            [{"port": 1, "endPort": 8079}, {"port": "http"}, {"port": 8082, "endPort": 65535}],
+            8081,
+            id="after a named port",
+        ),
+        pytest.param(
+            [{"port": 1, "endPort": 8079}, {"port": 8081, "endPort": 65535}],
+            8080,
+            id="a declared port, if no other is dropped",
+        ),
+    ],
+)
+def test_one_port_that_is_dropped_is_found(ports: list[dict[str, Any]], dropped: int) -> None:
+    (checks,) = planned([ingress({"ports": ports})])
+    assert checks.dropped == Flow("TCP", dropped)
+
+
 def test_no_datagram_is_sent_to_a_declared_port() -> None:
     only_dns = ingress({"ports": [{"port": "dns", "protocol": "UDP"}]})
     (checks,) = planned([only_dns])

@@ -12,6 +12,7 @@ from aiohttp import web
 from agent.kube.client import ApiClient
 from agent.network_policy.source import POLICIES, NetworkPolicies
 from agent.policy.cluster_network_policies.source import POLICIES as CLUSTER_POLICIES
+from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.conftest import api, kubeconfig, listening, server
 from tests.blocking import may_block
@@ -50,10 +51,10 @@ def put(server: ApiServer, name: str = "web", **spec: Any) -> None:
     server.put({"metadata": metadata, "spec": {"podSelector": {}, **spec}}, path=POLICIES.path)
 
 
-def put_cluster(server: ApiServer, **changes: Any) -> None:
+def put_cluster(server: ApiServer, name: str = "all", **changes: Any) -> None:
     rule = {"action": "Deny", "from": [{"namespaces": {}}]}
     spec = {"tier": "Admin", "priority": 1, "subject": {"namespaces": {}}, "ingress": [rule]}
-    made = {"metadata": {"name": "all", "uid": "all"}, "spec": {**spec, **changes}}
+    made = {"metadata": {"name": name, "uid": name}, "spec": {**spec, **changes}}
     server.put(made, path=CLUSTER_POLICIES.path)
 
 
@@ -95,6 +96,10 @@ async def test_missing_right_is_the_problem(
         assert policies.problem.startswith("The API server has not listed networkpolicies yet: ")
         # Pods that wait get it, too.
         assert policies.changed.is_set()
+        policies.changed.clear()
+        server.faults.clear()
+        await asyncio.sleep(120)
+        assert (policies.problem, policies.changed.is_set()) == ("", True)
 
 
 async def test_cluster_without_cluster_network_policies_has_none(
@@ -136,3 +141,62 @@ async def test_saved_policies_count_while_the_api_server_is_away(
     server.faults.append(away)
     async with running(api, state) as policies:
         assert (policies.policies, policies.problem) == (before, "")
+
+
+async def test_what_changes_is_saved_and_what_was_deleted_meanwhile_is_forgotten(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    async with running(api, state):
+        await asyncio.sleep(5)
+        put(server)
+        put(server, "db")
+        put_cluster(server)
+        await asyncio.sleep(5)
+    server.delete("web", namespace="shop", path=POLICIES.path)
+    server.delete("all", namespace="", path=CLUSTER_POLICIES.path)
+    assert names(restored(api, state)) == ["all", "shop/db", "shop/web"]
+    async with running(api, state) as policies:
+        assert names(policies) == ["shop/db"]
+
+
+async def test_missing_right_to_cluster_network_policies_is_the_problem(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    async def forbidden(request: web.Request) -> web.StreamResponse | None:
+        is_cluster = request.path == CLUSTER_POLICIES.path
+        return apiserver.error_response(403, "Forbidden.") if is_cluster else None
+
+    server.faults.append(forbidden)
+    async with running(api, state) as policies:
+        assert policies.problem == (
+            "The API server has not listed clusternetworkpolicies yet: Forbidden."
+        )
+        await asyncio.sleep(5)
+    again = restored(api, state)
+    assert again.problem == "", "what is saved counts"
+
+
+async def test_first_of_several_policies_that_are_not_understood_is_the_problem(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    for name in ("b", "a"):
+        put_cluster(server, name, tier="Other")
+    async with running(api, state) as policies:
+        assert policies.problem == (
+            "ClusterNetworkPolicy a is not understood: Invalid enum value 'Other' - at `$.tier`."
+        )
+
+
+@pytest.mark.parametrize("late", [POLICIES.path, CLUSTER_POLICIES.path])
+async def test_end_of_the_first_lists_is_a_change(
+    server: ApiServer, api: ApiClient, state: pathlib.Path, late: str
+) -> None:
+    async def slow(request: web.Request) -> None:
+        if request.path == late:
+            await asyncio.sleep(5)
+
+    server.faults.append(slow)
+    async with running(api, state) as policies:
+        assert not policies.changed.is_set()
+        await asyncio.sleep(5)
+        assert policies.changed.is_set()

@@ -25,6 +25,10 @@ def rule(action: str, peer: dict[str, Any] = ANY, **fields: Any) -> dict[str, An
     return {"action": action, "from": [peer], **fields}
 
 
+def number(port: int) -> dict[str, Any]:
+    return {"tcp": {"destinationPort": {"number": port}}}
+
+
 def cluster_policy(
     *rules: dict[str, Any], tier: str = "Admin", priority: int = 1, name: str = "p", **spec: Any
 ) -> ClusterNetworkPolicy:
@@ -86,6 +90,30 @@ ADMITTED, DROPPED, UNDEFINED = Verdict.ADMITTED, Verdict.DROPPED, Verdict.UNDEFI
             [cluster_policy(rule("Deny", protocols=[TCP_RANGE]))], ADMITTED, id="out of the range"
         ),
         pytest.param([cluster_policy(rule("Deny", protocols=[TCP]))], DROPPED, id="all TCP"),
+        pytest.param([cluster_policy(rule("Deny", protocols=[number(8080)]))], DROPPED, id="port"),
+        pytest.param(
+            [cluster_policy(rule("Deny", protocols=[number(8081)]))], ADMITTED, id="other port"
+        ),
+        pytest.param(
+            [cluster_policy(rule("Deny", protocols=[{"sctp": {}}, number(8080)]))],
+            DROPPED,
+            id="any of several protocols",
+        ),
+        pytest.param(
+            [cluster_policy(rule("Deny", OTHER), rule("Accept")), BASELINE_DENY],
+            ADMITTED,
+            id="a rule of others decides nothing",
+        ),
+        pytest.param(
+            [DENY, cluster_policy(rule("Deny"), name="same")],
+            DROPPED,
+            id="one priority, one action",
+        ),
+        pytest.param(
+            [cluster_policy(rule("Deny", OTHER)), cluster_policy(rule("Deny"), priority=2)],
+            DROPPED,
+            id="the next priority, where the first has no rule",
+        ),
     ],
 )
 def test_tiers_by_rule(policies: list[ClusterNetworkPolicy], expected: Verdict) -> None:
@@ -105,11 +133,23 @@ def test_range_is_inclusive() -> None:
     assert found == {7999: ADMITTED, 8000: DROPPED, 8079: DROPPED, 8080: ADMITTED}
 
 
+def test_protocol_without_a_port_is_all_of_its_ports() -> None:
+    protocols: tuple[Protocol, ...] = ("TCP", "UDP", "SCTP")
+    for protocol in protocols:
+        policy = cluster_policy(rule("Deny", protocols=[{protocol.lower(): {}}]))
+        found = [verdict(port, policy, protocol=protocol) for port in (1, 8080, 65535)]
+        assert found == [DROPPED] * 3
+
+
 def test_flows_are_chosen_at_the_edges_of_rules() -> None:
     policy = cluster_policy(rule("Deny", protocols=[TCP_RANGE]))
     names = ("ClusterNetworkPolicy p",)
     assert plan(PolicySet((), (policy,)), POD, WITNESS) == (
         Checks("Ingress", names, dropped=Flow("TCP", 8079), admitted=Flow("TCP", 65535)),
+    )
+    one = cluster_policy(rule("Accept", protocols=[number(7)]), rule("Deny"))
+    assert plan(PolicySet((), (one,)), POD, WITNESS) == (
+        Checks("Ingress", names, dropped=Flow("TCP", 65535), admitted=Flow("TCP", 7)),
     )
 
 

@@ -1,5 +1,6 @@
 """Valid HostAccessPolicies, and the errors of invalid ones."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -165,19 +166,51 @@ def test_a_policy_without_ports_is_for_every_protocol() -> None:
         pytest.param([{"port": 1, "endPort": 9}], [(6, 1, 9)], id="a range"),
         pytest.param([{"protocol": "ICMP"}], [(1, 0, 65535), (58, 0, 65535)], id="both families"),
         pytest.param([{"protocol": 47}], [(47, 0, 65535)], id="a number"),
+        pytest.param(
+            [{"protocol": 1}, {"protocol": 255}],
+            [(1, 0, 65535), (255, 0, 65535)],
+            id="the first and the last number",
+        ),
         pytest.param([{"protocol": 136, "port": 7}], [(136, 7, 7)], id="UDP-Lite has ports"),
         pytest.param([{"port": 2}, {"port": 1}, {"port": 3}], [(6, 1, 3)], id="neighbours join"),
         pytest.param([{"port": 1, "endPort": 9}, {"port": 4}], [(6, 1, 9)], id="covered"),
         pytest.param([{"port": 4}, {"port": 4}], [(6, 4, 4)], id="twice"),
         pytest.param(
+            [{"port": 1}, {"port": "a"}, {"port": "b"}],
+            [(6, 0, 0, "a"), (6, 0, 0, "b"), (6, 1, 1)],
+            id="names do not join",
+        ),
+        pytest.param([{"port": 1}, {"port": 3}], [(6, 1, 1), (6, 3, 3)], id="a gap"),
+        pytest.param(
             [{"port": 4}, {"port": 5, "protocol": "UDP"}],
             [(6, 4, 4), (17, 5, 5)],
             id="protocols do not join",
         ),
+        pytest.param(
+            [{"port": 4}, {"port": 5, "protocol": "UDP"}, {"port": 6, "protocol": "UDP"}],
+            [(6, 4, 4), (17, 5, 6)],
+            id="neighbours of the second protocol join",
+        ),
     ],
 )
-def test_ports_are_merged(ports: list[Any], wanted: list[tuple[int, int, int]]) -> None:
+def test_ports_are_merged(ports: list[Any], wanted: list[tuple[Any, ...]]) -> None:
     assert rules(ports=ports) == [PolicyRule(ANY, *one) for one in wanted]
+
+
+@pytest.mark.parametrize(
+    ("rule", "protocol", "ports"),
+    [
+        (PolicyRule(ANY, 0, 0, 65535), "any", "any"),
+        (PolicyRule(ANY, 6, 0, 65535), "TCP", "any"),
+        (PolicyRule(ANY, 6, 1, 65535), "TCP", "1-65535"),
+        (PolicyRule(ANY, 17, 53, 53), "UDP", "53"),
+        (PolicyRule(ANY, 58, 0, 65535), "ICMPv6", "any"),
+        (PolicyRule(ANY, 47, 0, 65535), "47", "any"),
+        (PolicyRule(ANY, 6, 0, 0, "web"), "TCP", "web"),
+    ],
+)
+def test_protocol_and_ports_of_a_rule_in_words(rule: PolicyRule, protocol: str, ports: str) -> None:
+    assert (rule.protocol_text, rule.ports_text) == (protocol, ports)
 
 
 def test_each_source_has_each_range_once() -> None:
@@ -213,6 +246,27 @@ def test_error_names_the_path_of_the_field(spec: dict[str, Any], where: str) -> 
 def test_a_name_is_one_that_the_api_would_take(name: str) -> None:
     with pytest.raises(PolicyError, match=r"metadata.name"):
         api_types.read({**document(), "metadata": {"name": name}}, source="a.yaml")
+
+
+def of_name(name: str) -> None:
+    api_types.read({**document(), "metadata": {"name": name}}, source="a.yaml")
+
+
+def of_unit(name: str) -> None:
+    rules(**{"from": [{"systemdUnit": {"name": f"{name}.service"}}]})
+
+
+def of_port(name: str) -> None:
+    rules(ports=[{"port": name}])
+
+
+@pytest.mark.parametrize(("named", "most"), [(of_name, 253), (of_unit, 247), (of_port, 15)])
+def test_longest_name_is_one_that_the_api_would_take(
+    named: Callable[[str], None], most: int
+) -> None:
+    named("a" * most)
+    with pytest.raises(PolicyError):
+        named("a" * (most + 1))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
+from aiohttp import web
 
 from agent.kube.client import ApiClient
 from agent.linux.cgroups import CgroupId
@@ -19,7 +21,7 @@ from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
 from agent.policy import api_server, api_types, host_agents
-from agent.policy.api_callees import ApiCallees
+from agent.policy.api_callees import ApiCallees, CalleeSnapshot
 from agent.policy.api_server import ApiServerProcess
 from agent.policy.api_types import Policy
 from agent.policy.default_rules import DefaultRules
@@ -168,11 +170,122 @@ async def test_api_server_may_call_what_the_cluster_registered_and_nothing_else(
         assert "api-server/shop/admission:8443" not in node.calls
 
 
-@pytest.mark.usefixtures("callees")
-async def test_other_nodes_watch_only_where_api_servers_are(
+async def test_callee_is_the_tcp_port_of_the_service_that_is_named(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
+    service(server, "same", {"port": 443})
+    service(server, "udp", {"port": 443, "targetPort": 1, "protocol": "UDP"}, {"port": 442})
+    service(server, "more", {"port": 9443, "targetPort": "web"}, {"port": 443, "targetPort": 2})
+    service(server, "bare", selector=None)
+    named = ("missing", "bare", "udp", "same", "more")
+    put(server, VALIDATING, "a", webhooks=[*map(client_config, named)])
+    put(server, VALIDATING, "b", webhooks=[client_config("more", port=9443), {}])
+    put(server, VALIDATING, "c")
+    put(server, DEFINITIONS, "d.example", spec={"conversion": {"webhook": None}})
+    put(server, DEFINITIONS, "e.example", spec={})
+    async with Rules(api, state, STATIC_POD).running() as node:
+        assert node.calls == [
+            "api-server/shop/more:web",
+            "api-server/shop/more:2",
+            "api-server/shop/same:443",
+        ]
+        assert node.callees.snapshot.without_selector == ("shop/bare",)
+
+
+async def test_endpoints_are_all_addresses_with_their_ports(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    addresses = [{"addresses": ["198.18.0.2", "198.18.0.1"]}, {"addresses": ["198.18.0.3"]}]
+    ports = [{"name": "https", "port": 6443}, {"name": "any"}]
+    put(server, SLICES, "kubernetes", "default", endpoints=addresses, ports=ports)
     async with Rules(api, state).running() as node:
+        assert node.callees.snapshot.endpoints == tuple(
+            (f"198.18.0.{number}", 6443) for number in (1, 2, 3)
+        )
+        put(server, SLICES, "kubernetes", "default", endpoints=None, ports=None)
+        await asyncio.sleep(1)
+        assert node.callees.snapshot.endpoints == ()
+
+
+async def test_change_of_a_callee_is_yielded_at_once_and_else_after_the_time(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    async with Rules(api, state, STATIC_POD).running() as node:
+        now = asyncio.get_running_loop().time
+        changes = node.rules.changes(at_least_every_seconds=100)
+        await anext(changes)
+        put(server, VALIDATING, "a", webhooks=[client_config("admission")])
+        before = now()
+        asyncio.get_running_loop().call_later(7, service, server, "admission", {"port": 443})
+        await anext(changes)
+        assert now() - before < 8
+        assert node.calls == ["api-server/shop/admission:443"]
+        await anext(changes)
+        assert now() - before >= 100
+
+
+@pytest.mark.usefixtures("callees")
+async def test_rules_are_listed_once_what_an_api_server_calls_is(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    async def slow(request: web.Request) -> None:
+        if request.path == SERVICES:
+            await asyncio.sleep(10)
+
+    server.faults.append(slow)
+    node = Rules(api, state, STATIC_POD)
+    is_listed = [node.rules.is_listed]
+    async with node.running():
+        is_listed.append(node.rules.is_listed)
+        await asyncio.sleep(10)
+        is_listed.append(node.rules.is_listed)
+        assert is_listed == [False, False, True]
+        assert [one.query.name for one in node.callees.watchers] == [
+            "endpoints of API servers",
+            "validatingwebhookconfigurations",
+            "mutatingwebhookconfigurations",
+            "customresourcedefinitions",
+            "apiservices",
+            "services",
+        ]
+    assert Rules(api, state, STATIC_POD, disabled=["api-server"]).rules.is_listed
+
+
+async def test_callees_are_saved_for_an_api_server_s_rules_alone(
+    api: ApiClient, state: pathlib.Path
+) -> None:
+    Rules(api, state, disabled=["api-server"]).refresh()
+    assert not await asyncio.to_thread(state.exists)
+    Rules(api, state).refresh()
+    assert await asyncio.to_thread(state.exists)
+
+
+async def test_callees_that_have_not_changed_are_not_written_again(
+    api: ApiClient, state: pathlib.Path
+) -> None:
+    rules = Rules(api, state, STATIC_POD)
+    assert rules.refresh()
+    before = await asyncio.to_thread(state.stat)
+    rules.store.remove_pod(STATIC_POD.uid)
+    assert rules.refresh(), "no API server is here any more"
+    after = await asyncio.to_thread(state.stat)
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+NO_API_SERVERS = [
+    [],
+    [msgspec.structs.replace(STATIC_POD, host_network=False)],
+    [msgspec.structs.replace(STATIC_POD, labels={"component": "etcd"})],
+    [msgspec.structs.replace(STATIC_POD, namespace="default")],
+]
+
+
+@pytest.mark.parametrize("pods", NO_API_SERVERS)
+@pytest.mark.usefixtures("callees")
+async def test_other_nodes_watch_only_where_api_servers_are(
+    server: ApiServer, api: ApiClient, state: pathlib.Path, pods: list[Pod]
+) -> None:
+    async with Rules(api, state, *pods).running() as node:
         assert node.calls == []
         assert node.rules.is_listed
     assert {one.path for one in server.received} == {SLICES}
@@ -187,6 +300,14 @@ async def test_callees_outlive_the_agent_while_the_api_server_is_down(
         before = node.calls
     assert len(before) == 4
     assert Rules(api, state, STATIC_POD).calls == before
+
+    async def slow(request: web.Request) -> None:
+        if request.path == SERVICES:
+            await asyncio.sleep(100)
+
+    server.faults.append(slow)
+    async with Rules(api, state, STATIC_POD).running() as node:
+        assert node.calls == before, "not all is listed"
 
 
 @pytest.mark.usefixtures("callees")
@@ -218,6 +339,19 @@ async def test_port_by_name_and_service_without_selector(
         assert node.rules.batch.problems == (
             "Service shop/mutation of a webhook or APIService has no selector; write a "
             "HostAccessPolicy for its pods.",
+        )
+
+
+@pytest.mark.usefixtures("callees")
+async def test_callee_whose_port_has_no_valid_name_is_a_problem_and_affects_no_other(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    service(server, "admission", {"port": 443, "targetPort": "Web"})
+    async with Rules(api, state, STATIC_POD).running() as node:
+        assert len(node.calls) == 3
+        assert node.rules.batch.problems == (
+            "podgate's default rules, api-server/shop/admission:Web: spec.ports[0].port: 'Web' is "
+            "neither a port nor its name.",
         )
 
 
@@ -259,8 +393,8 @@ async def test_agent_of_the_table_reaches_pods_only_from_its_namespace_on_the_ho
     assert any(one.matches("ingress-nginx", labels, {}) for one in selectors)
     assert not any(one.matches("default", labels, {}) for one in selectors)
     # Without one of its pods on the node, nothing is admitted.
-    web = Pod(uid="1", namespace="shop", name="web")
-    assert rules.admit(web, ()).rules == ()
+    other = Pod(uid="1", namespace="shop", name="web")
+    assert rules.admit(other, ()).rules == ()
 
 
 async def test_node_may_resolve_names(api: ApiClient, state: pathlib.Path) -> None:
@@ -361,6 +495,18 @@ def test_api_server_that_was_found_costs_no_search_of_all_processes(
     assert procfs.searches == searches == 1
     with socket.create_server(("127.0.0.1", 0)) as other:
         assert process.find_cgroup([other.getsockname()]) == "/user.slice"
+
+
+async def test_processes_are_searched_at_most_once_in_some_seconds(
+    api: ApiClient, state: pathlib.Path, listener: tuple[int, int]
+) -> None:
+    pid, port = listener
+    procfs = OneProcess(pid, "/system.slice/other.service", is_privileged=False)
+    node = Rules(api, state, procfs=procfs)
+    node.callees.snapshot = CalleeSnapshot((("127.0.0.1", port),))
+    for _ in range(3):
+        node.refresh()
+    assert procfs.searches == 1
 
 
 @pytest.mark.usefixtures("callees")

@@ -11,7 +11,7 @@ from agent.policy.api_source import SOURCE
 from agent.policy.api_types import Policy
 from agent.policy.effects import PolicyEffects
 from agent.policy.matching import RuleSet
-from probes.spec.specs import PodSpec
+from probes.spec.specs import PodSpec, parse_pod
 
 UNIT = {"systemdUnit": {"name": "backup.service"}}
 
@@ -76,6 +76,22 @@ def test_named_port_that_no_selected_pod_declares_is_a_problem() -> None:
     ]
 
 
+def test_port_by_its_name_counts_if_any_selected_pod_declares_it() -> None:
+    ports = [{"name": "metrics", "containerPort": 9100}]
+    declaring = parse_pod({"spec": {"containers": [{"name": "a", "ports": ports}]}})
+    node = Node(policy(ports=[{"port": "metrics"}]))
+    node.see(pod(), msgspec.structs.replace(pod(spec=declaring), uid="other"), backup=7)
+    assert node.effects.encoded(["backup"]) == "2"
+
+
+def test_policy_without_a_problem_hides_none_of_another() -> None:
+    of_all = msgspec.structs.replace(policy("a"), source=SOURCE)
+    node = Node(of_all, policy("b"), policy("c", pods={"namespaces": ["other"]}), policy("d"))
+    node.see(pod())
+    node.seconds = 60.0
+    assert [problem.split()[1] for problem in node.problems()] == ["b", "c", "d"]
+
+
 def test_what_had_an_effect_once_has_one_until_the_policy_changes() -> None:
     first = policy()
     node = Node(first)
@@ -108,3 +124,4 @@ def test_report_has_all_policies_in_their_order() -> None:
     assert node.effects.encoded(["a", "b", "c"]) in ("1,12,", "1,21,")
     many = [f"p{number}" for number in range(5000)]
     assert node.effects.encoded(many) == "", "it would fill the report"
+    assert node.effects.encoded(many[:4097]) == "," * 4096

@@ -66,6 +66,22 @@ def test_presets_are_these_destinations() -> None:
     ]
 
 
+def test_destination_in_words_has_its_protocol_and_ports() -> None:
+    ports: list[dict[str, Any]] = [
+        {"protocol": "UDP"},
+        {"protocol": 47},
+        {"port": 80},
+        {"port": 1, "endPort": 65535},
+    ]
+    found = policy(deny=[{"cidr": "10.0.0.0/8", "ports": ports}]).destinations
+    assert [str(one) for one in found] == [
+        "10.0.0.0/8 47",
+        "10.0.0.0/8 TCP 1-65535",
+        "10.0.0.0/8 TCP 80",
+        "10.0.0.0/8 UDP",
+    ]
+
+
 def test_audit_is_the_default() -> None:
     assert not policy().is_enforced
     assert policy(action="Enforce").is_enforced
@@ -76,17 +92,37 @@ def test_table_has_a_bit_for_each_policy_and_podgate_itself_is_no_subject() -> N
     two = policy("two", subjects=[PODS], **{"except": [UNIT]}, deny=[{"preset": "Etcd"}])
     unit, pod, own = CgroupId(7, 2), CgroupId(8, 3), CgroupId(9, 4)
     cgroups = {one.subjects[0].name: (unit,), two.subjects[0].name: (pod, CgroupId(1, 0))}
-    made = egress_subjects.table([one, two], {"one": 0, "two": 5}, cgroups, own)
+    made = egress_subjects.table([one, two], {"one": 3, "two": 5}, cgroups, own)
     assert made.subjects == {
-        7: EgressSubject(2, denied=1, excepted=1 << 5),
+        7: EgressSubject(2, denied=1 << 3, excepted=1 << 5),
         8: EgressSubject(3, denied=1 << 5),
         9: EgressSubject(4, excepted=(1 << 64) - 1),
     }
-    assert made.enforced == 1
+    assert made.enforced == 1 << 3
     assert made.rules == (
-        EgressRule(0, ipaddress.ip_network("10.0.0.0/8")),
+        EgressRule(3, ipaddress.ip_network("10.0.0.0/8")),
         EgressRule(5, None, is_nodes=True, protocol=6, first_port=2379, last_port=2380),
     )
+
+
+def test_podgate_itself_is_in_the_table_only_beside_subjects() -> None:
+    one, unit, own = policy("one", subjects=[UNIT]), CgroupId(7, 2), CgroupId(9, 4)
+    of_nothing = egress_subjects.table([one], {"one": 0}, {}, own)
+    assert (of_nothing.subjects, len(of_nothing.rules)) == ({}, 2)
+    cgroups = {one.subjects[0].name: (unit,)}
+    of_unit = egress_subjects.table([one], {"one": 0}, cgroups, None)
+    assert of_unit.subjects == {7: EgressSubject(2, denied=1)}
+
+
+@pytest.mark.parametrize("wrong", [None, [], "text", {}, {"kind": "HostAccessPolicy"}])
+def test_other_documents_are_rejected(wrong: object) -> None:
+    with pytest.raises(PolicyError, match="not a HostEgressPolicy"):
+        egress_types.read(wrong, "a.yaml")
+
+
+def test_name_is_one_that_the_api_would_take() -> None:
+    with pytest.raises(PolicyError, match=r"metadata.name: 'A' is not a valid name"):
+        policy("A")
 
 
 def test_policy_of_other_nodes_is_left_out() -> None:

@@ -58,6 +58,12 @@ def wrong(name: str) -> dict[str, Any]:
     return {**policy(name), "spec": {"pods": {"podSelector": {}}}}
 
 
+def full(document: dict[str, Any]) -> str:
+    """The text of a file as large as may be."""
+    text = yaml.safe_dump(document)
+    return text + "#" * (documents.MAX_BYTES - len(text))
+
+
 def ports(files: Files) -> dict[str, int]:
     return {policy.name: policy.rules[0].first_port for policy in files.source.batch.policies}
 
@@ -157,6 +163,22 @@ def test_a_file_that_cannot_be_read_keeps_what_it_held(files: Files, content: st
     assert len(files.source.batch.problems) == 1
 
 
+def test_file_is_read_again_once_a_descriptor_is_free(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(path: pathlib.Path) -> list[object]:
+        raise documents.BusyError(f"{path.name} cannot be read: Too many open files")
+
+    files.write("a.yaml", policy("a"))
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(documents, "read_all", busy)
+        assert files.refresh() == []
+        assert list(files.source.batch.problems) == ["a.yaml cannot be read: Too many open files."]
+    assert files.refresh() == ["a"]
+    files.write("a.yaml", "a: [")
+    assert [files.source.refresh() for _ in range(2)] == [True, False]
+
+
 def test_a_mistake_does_not_outlive_the_agent_that_knew_better(files: Files) -> None:
     files.write("a.yaml", policy("a"))
     files.write("b.yaml", policy("b"))
@@ -190,6 +212,17 @@ def test_saved_policies_that_are_spoilt_are_left(files: Files, content: bytes) -
     assert files.refresh() == ["a"]
 
 
+def test_saved_policy_of_another_version_is_left_and_the_others_restored(files: Files) -> None:
+    files.write("a.yaml", policy("a"), policy("b"))
+    files.refresh()
+    saved = msgspec.json.decode(files.state.read_bytes())
+    saved["files"]["a.yaml"][0]["spec"]["later"] = True
+    files.state.write_bytes(msgspec.json.encode(saved))
+    files.write("a.yaml", "a: [")
+    files.restart()
+    assert files.refresh() == ["b"]
+
+
 def test_second_policy_of_a_name_is_rejected_while_the_first_exists(files: Files) -> None:
     files.write("b.yaml", policy("a", 1))
     files.refresh()
@@ -215,9 +248,13 @@ def test_missing_directory_keeps_all_policies(files: Files) -> None:
     files.refresh()
     hidden = files.path.with_name("hidden")
     files.path.rename(hidden)
+    assert [files.source.refresh() for _ in range(3)] == [True, False, False]
     assert files.refresh() == ["a"]
-    assert "cannot be read" in files.source.batch.problems[0]
+    assert list(files.source.batch.problems) == [
+        f"{files.path} cannot be read (No such file or directory); using the last known policies."
+    ]
     hidden.rename(files.path)
+    assert [files.source.refresh() for _ in range(2)] == [True, False]
     assert files.refresh() == ["a"]
     assert files.source.batch.problems == ()
 
@@ -237,20 +274,27 @@ def test_policies_beyond_the_counters_are_skipped(files: Files) -> None:
     assert "has 1 policies more than the maximum of 2,048" in problem
 
 
-def test_files_beyond_the_size_limit_wait_for_room(
-    files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_beyond_the_size_limit_wait_for_room(files: Files) -> None:
     files.write("z.yaml", policy("z"))
     files.refresh()
     for number in range(5):
-        text = yaml.safe_dump(policy(f"p{number}"))
-        files.write(f"{number}.yaml", text + "#" * (documents.MAX_BYTES - len(text)))
+        files.write(f"{number}.yaml", full(policy(f"p{number}")))
+    files.write("z.yaml", full(policy("z", 81)))
     assert files.refresh() == ["p0", "p1", "p2", "z"]
+    assert ports(files)["z"] == 81, "a new file must not displace it"
     problems = files.source.batch.problems
     assert [problem.split(":")[0] for problem in problems] == ["3.yaml", "4.yaml"]
     assert not files.source.refresh()
     (files.path / "1.yaml").unlink()
     assert files.refresh() == ["p0", "p2", "p3", "z"]
+
+
+def test_files_may_fill_the_size_limit(files: Files) -> None:
+    names = ["p0", "p1", "p2", "p3"]
+    for name in names:
+        files.write(f"{name}.yaml", full(policy(name)))
+    assert files.refresh() == names
+    assert files.source.batch.problems == ()
 
 
 def test_hundred_thousand_mistakes_in_a_file_are_abridged(files: Files) -> None:

@@ -67,7 +67,7 @@ def test_rule_set_has_another_generation_if_policies_or_cgroups_change() -> None
     found = first.with_cgroups({SERVICE: (CgroupId(7, 2),)})
     other = found.with_policies([], LabelSnapshot())
     generations = [one.generation for one in (none, first, found, other)]
-    assert generations == sorted(set(generations))
+    assert generations == [0, 1, 2, 3]
     assert found.with_cgroups(dict(found.cgroups)).generation == found.generation
     assert other.cgroups == found.cgroups
     assert first.selected_since == found.selected_since != other.selected_since
@@ -112,6 +112,16 @@ def test_a_counter_outlives_changes_around_its_rule() -> None:
     five = before.policies[0].rules[1]
     assert before.ids["b", five] == after.ids["b", five]
     assert len(set(after.ids.values())) == 3
+
+
+def test_rules_with_the_same_hash_have_counters_of_their_own() -> None:
+    """A counter's key has four bytes."""
+    first, second = policy("p99721", 1), policy("p108378", 1)
+    keys = [(one.name, one.rules[0]) for one in (first, second)]
+    alone = [RuleSet.of([one]).ids[key] for one, key in zip((first, second), keys, strict=True)]
+    assert alone == [3092841824, 3092841824]
+    together = RuleSet.of([first, second]).ids
+    assert [together[key] for key in keys] == [0xD7248968, 3092841824]
 
 
 def test_a_subtree_needs_the_node_s_own_view_of_cgroups() -> None:
@@ -217,6 +227,17 @@ def test_changed_labels_of_a_pod_select_other_policies() -> None:
     assert book.admit(changed, ()).rules == ()
 
 
+def test_selected_policies_are_kept_while_the_pod_is_the_same() -> None:
+    selected = RuleSet.of([policy("a", 1)]).selected
+    kept = selected.of(POD)
+    assert selected.of(POD) is kept
+    selected.retain({POD.uid})
+    assert selected.of(POD) is kept
+    selected.retain({"other"})
+    assert selected.of(POD) == kept
+    assert selected.of(POD) is not kept
+
+
 def test_subtree_is_compared_at_its_level_and_an_exact_cgroup_at_any() -> None:
     found = [CgroupId(7, 2), CgroupId(8, None)]
     assert list(compared(RuleSource("exact", "/a"), found)) == [
@@ -224,3 +245,9 @@ def test_subtree_is_compared_at_its_level_and_an_exact_cgroup_at_any() -> None:
         (SourceKind.CGROUP, 8, 0),
     ]
     assert list(compared(RuleSource("subtree", "/a"), found)) == [(SourceKind.ANCESTOR, 7, 2)]
+
+
+def test_any_process_and_the_kernel_are_compared_with_no_cgroup() -> None:
+    found = [CgroupId(7, 2)]
+    assert list(compared(RuleSource("any"), found)) == [(SourceKind.ANY, 0, 0)]
+    assert list(compared(RuleSource("kernel"), found)) == [(SourceKind.KERNEL, 0, 0)]

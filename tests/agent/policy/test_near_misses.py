@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent.admin.observations import ObservedPod
@@ -87,6 +88,10 @@ def test_port_by_a_name_that_the_pod_does_not_declare_is_a_miss() -> None:
             "the pod has the label app=web, and app must be DoesNotExist",
         ),
         (
+            {"podSelector": {"matchExpressions": [{"key": "tier", "operator": "Exists"}]}},
+            "the pod has no such label, and tier must be Exists",
+        ),
+        (
             {"namespaceSelector": {"matchLabels": {"team": "x"}}},
             "namespace shop has no label team, not team=x",
         ),
@@ -136,6 +141,21 @@ def test_policy_for_other_nodes_shows_what_differs() -> None:
             SERVICE,
             "the source is in unit backup.service",
         ),
+        (
+            {"systemdUnit": {"name": "backup.scope"}},
+            "/backup.slice/backup.service",
+            "the source is in unit backup.service",
+        ),
+        (
+            {"cgroup": {"path": "/"}},
+            "/init.scope",
+            "the source is in /init.scope, which 'match: subtree' includes",
+        ),
+        (
+            {"cgroup": {"path": f"{SERVICE}/worker"}},
+            SERVICE,
+            f"the source is in {SERVICE}, above that",
+        ),
     ],
 )
 def test_similar_source_is_named(source: dict[str, Any], cgroup: str, why: str) -> None:
@@ -155,6 +175,28 @@ def test_host_network_pod_that_differs_in_one_thing_is_similar() -> None:
     assert text.endswith("and the source has the label tier=b, not tier=a")
     selector["namespaces"] = ["infra"]
     assert misses(policy(source), cgroup=IN_POD, source_pod=SCRAPER) == []
+
+
+def test_source_in_the_root_cgroup_is_like_no_other() -> None:
+    assert misses(policy({"cgroup": {"path": SERVICE}}), cgroup="/") == []
+
+
+def test_pod_with_a_network_of_its_own_is_like_no_host_network_pod() -> None:
+    source = {"hostNetworkPods": {"namespaces": ["infra"]}}
+    ((miss, text),) = misses(policy(source), cgroup=IN_POD, source_pod=SCRAPER)
+    assert miss is Miss.SOURCE
+    assert text.endswith("and the source is in namespace mon, not in infra")
+    own = msgspec.structs.replace(SCRAPER, host_network=False)
+    assert misses(policy(source), cgroup=IN_POD, source_pod=own) == []
+
+
+@pytest.mark.parametrize(
+    ("protocol", "admitted"), [("UDP", "UDP"), (47, "47"), ("ICMP", "ICMP, ICMPv6")]
+)
+def test_protocol_without_ports_is_named_alone(protocol: str | int, admitted: str) -> None:
+    assert misses(policy(UNIT, ports=[{"protocol": protocol}])) == [
+        (Miss.PORT, f"admits this source to {admitted}, not to TCP 80")
+    ]
 
 
 @pytest.mark.parametrize(

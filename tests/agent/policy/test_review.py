@@ -147,7 +147,9 @@ def test_rule_with_hits_is_used() -> None:
         ({"namespaces": frozenset({"shop"})}, [A, B]),
         ({"namespaces": frozenset({"else"})}, []),
         ({"pod": "other"}, [B]),
+        ({"min_count": 2}, [A, B]),
         ({"min_count": 3}, [B]),
+        ({"since": SINCE + datetime.timedelta(hours=9)}, [A, B]),
         ({"since": SINCE + datetime.timedelta(hours=10)}, [A]),
     ],
 )
@@ -179,10 +181,12 @@ def test_each_flow_has_what_follows_from_it() -> None:
 
 def test_policy_of_another_version_is_left_out() -> None:
     newer = document("a", {"somethingNew": {}})
-    assert suggested(review(node(flows(A), policies=[newer]))) == [A]
+    known = document("b", unit("b.service"))
+    assert suggested(review(node(flows(A), flows(B), policies=[newer, known]))) == [A]
 
 
 def test_longest_time_counts_and_gaps_are_left_out() -> None:
+    assert review().observed == datetime.timedelta()
     short = node(name="a", unobserved_seconds=20 * 3600.0)
     assert review(short).observed == datetime.timedelta(hours=4)
     assert review(short, node(name="b")).observed == datetime.timedelta(hours=24)

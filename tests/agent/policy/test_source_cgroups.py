@@ -4,6 +4,7 @@ import os
 import pathlib
 import select
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
@@ -134,6 +135,8 @@ def test_cgroup_elsewhere_with_a_pods_name_is_no_pod(tmp_path: pathlib.Path, pat
         (unit("a.service"), "system.slice", "system.slice/a.service"),
         (unit("a.service"), "system.slice", "system.slice/system-x.slice/a.service"),
         (PODS, "kubepods/besteffort", f"kubepods/besteffort/pod{UID}"),
+        (PODS, "kubelet", f"kubelet/kubepods/besteffort/pod{UID}"),
+        (PODS, "unrelated-1", f"kubepods/pod{UID}"),
         (RuleSource("exact", "/a/b/c"), "a", "a/b/c"),
         (RuleSource("exact", "/a/b"), "a/b", "a/b"),
     ],
@@ -165,6 +168,30 @@ def test_each_change_of_a_sources_cgroup_is_reported(
     assert bool(cgroups) is (there != path)
     (tmp_path / "unrelated").mkdir()
     watches.drain()
+
+
+class LateWatches:
+    """Watches before whose start a cgroup appears."""
+
+    def __init__(self, appearing: pathlib.Path) -> None:
+        self.calls = 0
+        self._appearing = appearing
+
+    def watch_only(self, directories: set[pathlib.Path]) -> bool:
+        self.calls += 1
+        self._appearing.mkdir(exist_ok=True)
+        return self.calls == 1
+
+
+def test_cgroup_that_appears_before_its_directory_is_watched_is_found(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / "system.slice").mkdir()
+    late = LateWatches(tmp_path / "system.slice" / "a.service")
+    sources = SourceCgroups(tmp_path)
+    sources.watches = cast(DirectoryWatches, late)
+    assert list(sources.resolve([unit("a.service")], {})) == ["a.service"]
+    assert late.calls == 2
 
 
 def test_directory_that_is_created_again_is_watched_again(

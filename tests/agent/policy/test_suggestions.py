@@ -126,6 +126,7 @@ def test_pods_are_selected_by_all_labels_that_last() -> None:
         (flows("/"), "root cgroup"),
         (flows(A, first=3, last=3.9), "one occasion"),
         (flows(A, first=3, last=3), "one occasion"),
+        (flows(A, first=3, last=4), "one occasion"),
         (flows("/user.slice/user-1000.slice/session-4.scope"), "login"),
         (flows("/user.slice/user-1000.slice/user@1000.service/app.slice/x.service"), "login"),
         (flows("/system.slice/run-r0123.service"), "transient"),
@@ -146,6 +147,19 @@ def test_pods_are_selected_by_all_labels_that_last() -> None:
 )
 def test_what_needs_a_decision_has_a_doubt(seen: ObservedFlows, doubt: str) -> None:
     assert doubt in only(seen).doubt
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        flows(GONE),
+        flows(A, port=0, has_many_ports=True),
+        flows(A, pod=ObservedPod(namespace="", name="relay")),
+    ],
+)
+def test_what_no_policy_can_admit_has_none(seen: ObservedFlows) -> None:
+    one = only(seen)
+    assert (one.policy, one.flows) == (None, (seen,))
 
 
 def test_rare_source_is_no_one_off() -> None:
@@ -195,6 +209,64 @@ def test_more_than_a_policy_holds_becomes_several() -> None:
     assert all(len(policy.rules) <= abi.GATE_RULES for policy in read)
     assert sum(len(policy.rules) for policy in read) == 50 + 2
     assert sum(len(one.flows) for one in found) == 51
+
+
+def test_ports_of_a_policy_are_ranges_of_each_protocol() -> None:
+    ports = [(17, 80), (17, 81), (6, 90), (6, 82), (6, 81), (6, 80), (6, 1), (47, 0), (50, 0)]
+    one = only(*(flows(A, protocol, port) for protocol, port in (*ports, (1, 0), (58, 0))))
+    assert spec_of(one)["ports"] == [
+        {"protocol": 47},
+        {"protocol": 50},
+        {"protocol": "ICMP"},
+        {"protocol": "TCP", "port": 1},
+        {"protocol": "TCP", "port": 80, "endPort": 82},
+        {"protocol": "TCP", "port": 90},
+        {"protocol": "UDP", "port": 80, "endPort": 81},
+    ]
+    assert len(one.flows) == 11
+
+
+def comments(*seen: ObservedFlows) -> list[str]:
+    """Of the one suggestion for these flows."""
+    text = suggested_yaml.render(suggest(*seen))
+    return [line[2:] for line in text.splitlines() if line.startswith("# ")]
+
+
+def test_document_has_its_flows_as_comments() -> None:
+    one = flows(A, process="backup", packets=1, nodes=("a", "b", "c"), first=1, last=20)
+    two = flows(A, port=81, process="other", nodes=("a", "b", "c", "d", "e"))
+    three = flows(A, port=82, nodes=("a", "b", "c", "d"))
+    assert comments(one, two, three) == [
+        "backup in /system.slice/a.service to shop/web-1",
+        "  TCP 80: 1 packet, first 2026-01-01 01:00, last 2026-01-01 20:00 UTC, on a, b, c",
+        "  TCP 81: 2 packets, first 2026-01-01 01:00, last 2026-01-01 20:00 UTC, on a, b, c and 2 "
+        "more nodes",
+        "  TCP 82: 2 packets, first 2026-01-01 01:00, last 2026-01-01 20:00 UTC, on a, b, c and 1 "
+        "more node",
+    ]
+
+
+def test_doubt_is_a_comment_as_the_whole_document_is() -> None:
+    text = suggested_yaml.render([only(flows("/", first=3, last=3))])
+    lines = text.splitlines()
+    assert all(line.startswith("# ") for line in lines)
+    assert lines[:4] == [
+        "# ---",
+        "# # / to shop/web-1",
+        "# #   TCP 80: 2 packets, 2026-01-01 03:00 UTC",
+        "# # Not admitted: kernel threads and processes without a cgroup are in the root cgroup.",
+    ]
+    (document,) = yaml.safe_load_all("\n".join(line[2:] for line in lines))
+    assert document["kind"] == "HostAccessPolicy"
+
+
+@pytest.mark.parametrize(
+    ("ports", "last"), [(10, "  TCP 10:"), (11, "  and 1 more port"), (12, "  and 2 more ports")]
+)
+def test_many_ports_are_summarized(ports: int, last: str) -> None:
+    found = comments(*(flows(A, port=port) for port in range(1, ports + 1)))
+    assert len(found) == 1 + 10 + (ports > 10)
+    assert found[-1] == last if ports > 10 else found[-1].startswith(last)
 
 
 @pytest.mark.parametrize(

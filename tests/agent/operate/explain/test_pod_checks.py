@@ -8,13 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.admin import findings
+from agent import labels
+from agent.admin import finding, findings
+from agent.admin import finding_kinds as kinds
 from agent.admin.finding_kinds import Severity
 from agent.admin.report import AgentReport
 from agent.kube.objects import (
     ApiPod,
     ApiPodSpec,
     ApiPodStatus,
+    ContainerStatus,
     MetadataOnly,
     ObjectMetadata,
     PodCondition,
@@ -108,6 +111,22 @@ def checks(found: PodFacts) -> dict[str, Check]:
         ("enforce", {}, {}, {"podgate.io/mode": "enforce"}, "of namespace shop"),
         ("enforce", {}, {"podgate.io/mode": "enforce"}, {}, "of the pod"),
         (
+            *("enforce", {}, {"podgate.io/mode": "enforce"}),
+            *({"podgate.io/mode": "enforce"}, "of namespace shop"),
+        ),
+        (
+            *("audit", {}, {"podgate.io/mode": "enforce"}),
+            *({labels.LEFT_LABEL: ""}, "the node's default"),
+        ),
+        (
+            *("audit", {}, {"podgate.io/mode": "audit"}),
+            *({"podgate.io/mode": "strict", labels.OVERRIDE_LABEL: "allowed"}, "of the pod"),
+        ),
+        (
+            *("strict", {}, {"podgate.io/mode": "audit"}),
+            *({"podgate.io/mode": "strict"}, "of namespace shop"),
+        ),
+        (
             *("audit", {"maxMode": "audit", "maxModeFrom": "the node's label"}),
             *({}, {"podgate.io/mode": "strict"}, "the ceiling, the node's label"),
         ),
@@ -122,6 +141,16 @@ def test_mode_names_what_decides_it(
 ) -> None:
     found = facts(report(mode, **changes), pod=pod, namespace=namespace)
     assert words in checks(found)["mode"].text
+
+
+def test_mode_may_be_that_of_the_node_s_label_or_of_another_origin() -> None:
+    found = facts(report("audit"))
+    labelled = dataclasses.replace(found, node_labels={labels.MODE_LABEL: "audit"})
+    assert checks(labelled)["mode"].text == "audit, by label podgate.io/mode of the node"
+    (status,) = report("enforce").pods
+    raised = msgspec.structs.replace(status, mode_origin="ClusterNetworkPolicy deny-all")
+    closed = facts(msgspec.structs.replace(report("enforce"), pods=[raised]))
+    assert checks(closed)["mode"].text == "enforce, by ClusterNetworkPolicy deny-all"
 
 
 def test_failed_probe_names_the_command_that_tries_it() -> None:
@@ -179,6 +208,7 @@ def test_answer_to_the_kubelet_is_a_check() -> None:
             "ok",
             "app Liveness: the kubelet gets healthy, 0.2 s old",
         ),
+        ({"verdict": "healthy"}, "ok", "app Liveness: the kubelet gets healthy, 0.0 s old"),
         ({"obstacle": "not_relayed", "problem": problem}, "problem", problem),
     ):
         whole = msgspec.to_builtins(report())
@@ -230,3 +260,298 @@ def test_namespace_and_kubelet_of_the_pod_are_named() -> None:
     assert found["kubelet"].text == "identified, in /kubelet"
     unknown = checks(facts(report(kubelet=None, kubeletProblem="It is unknown.")))
     assert unknown["kubelet"].state == "problem"
+
+
+Row = tuple[str, str, str, str]
+
+AGENT = ("agent", "ok", "alive, version 1", "")
+NAMESPACE = ("network namespace", "ok", "/run/netns/web, 198.18.1.1", "")
+UNKNOWN_NAMESPACE = ("network namespace", "unknown", "only the agent knows its path", "")
+GATE = ("gate", "ok", "attached to veth7 (0 rules)", "")
+PATH = ("path test", "ok", "198.18.1.1: confirmed", "")
+KUBELET = ("kubelet", "ok", "identified, in /kubelet", "")
+PROBES = (
+    "probes",
+    "ok",
+    "podgate probes nothing of it: no probes, or they are the kubelet's alone (annotation "
+    "podgate.io/probes: agent)",
+    "",
+)
+CONDITION = (ISOLATED, "ok", "True (Enforced): Attached.", "")
+API_SERVER = [
+    ("readiness gate", "ok", "podgate.io/isolation-ready is True", ""),
+    (
+        "readiness gate",
+        "problem",
+        "shop.example/registered is not set",
+        "its owner sets it, not podgate",
+    ),
+    (
+        "API server",
+        "problem",
+        "ContainersReady is False: app crashed",
+        "kubectl describe pod -n shop web",
+    ),
+]
+REST = [PROBES, CONDITION, *API_SERVER]
+DEFAULT = "the node's default (--mode)"
+
+
+def rows(found: PodFacts) -> list[Row]:
+    return [
+        (check.name, check.state, check.text, check.next)
+        for check in pod_checks.check(found).checks
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        (
+            "audit",
+            [
+                (
+                    "mode",
+                    "ok",
+                    f"audit, by {DEFAULT}",
+                    "to close it: kubectl label namespace shop podgate.io/mode=enforce --overwrite",
+                ),
+                NAMESPACE,
+                GATE,
+                PATH,
+            ],
+        ),
+        ("enforce", [("mode", "ok", f"enforce, by {DEFAULT}", ""), NAMESPACE, GATE, PATH, KUBELET]),
+        (
+            "strict",
+            [
+                ("mode", "ok", f"strict, by {DEFAULT}", ""),
+                NAMESPACE,
+                GATE,
+                PATH,
+                (
+                    "relay",
+                    "ok",
+                    "it serves, and proxies no port of this pod: the kubelet connects directly",
+                    "",
+                ),
+                KUBELET,
+            ],
+        ),
+    ],
+)
+def test_checks_of_a_pod_are_in_order(mode: str, expected: list[Row]) -> None:
+    assert rows(facts(report(mode))) == [AGENT, *expected, *REST]
+
+
+def test_pod_of_a_manifest_is_well_without_an_api_server() -> None:
+    found = facts(report())
+    of_manifest = dataclasses.replace(found, pod=dataclasses.replace(found.pod, saved=None))
+    by = "the pod's manifest, or else the node's default (audit)"
+    assert rows(of_manifest) == [
+        AGENT,
+        ("mode", "ok", f"enforce, by {by}", ""),
+        *(NAMESPACE, GATE, PATH, KUBELET, PROBES, CONDITION),
+    ]
+    explained = pod_checks.check(of_manifest)
+    assert (explained.namespace, explained.name, explained.uid) == ("shop", "web", "uid")
+    assert explained.is_well
+    assert explained.from_agent
+
+
+def test_host_network_pod_is_part_of_the_node() -> None:
+    found = facts(report("audit"))
+    hosted = dataclasses.replace(found, pod=dataclasses.replace(found.pod, host_network=True))
+    text = "hostNetwork: it is part of the node, so it is not gated and not probed inside"
+    assert rows(hosted) == [
+        AGENT,
+        ("mode", "ok", f"audit, by {DEFAULT}", ""),
+        ("network namespace", "ok", text, ""),
+        *REST,
+    ]
+
+
+def test_pod_that_the_agent_does_not_know_yet_has_what_the_pins_have() -> None:
+    found = facts(report())
+    unknown = dataclasses.replace(found, pod=dataclasses.replace(found.pod, status=None))
+    assert rows(unknown) == [
+        ("agent", "problem", "it does not know the pod yet", "podgate status"),
+        ("mode", "ok", f"enforce, by {DEFAULT}", ""),
+        *(UNKNOWN_NAMESPACE, GATE, KUBELET),
+        *API_SERVER,
+    ]
+    assert not pod_checks.check(unknown).from_agent
+
+
+AUDITED = GateFacts(8, "veth8", Mode.AUDIT, frozenset())
+ENFORCED = GateFacts(7, "veth7", Mode.ENFORCE, frozenset())
+BY_GATE = "by its gate; which label decides is not known without an agent"
+
+
+@pytest.mark.parametrize(
+    ("gates", "mode", "gate"),
+    [
+        ((ENFORCED,), ("ok", f"enforce, {BY_GATE}", ""), GATE),
+        (
+            (AUDITED, ENFORCED, GateFacts(9, "veth9", Mode.OFF, frozenset())),
+            ("ok", f"enforce, {BY_GATE}", ""),
+            ("gate", "problem", "veth8 is in mode audit", "podgate status"),
+        ),
+        (
+            (),
+            ("unknown", "no gate has it, and without an agent the desired mode is not known", ""),
+            ("gate", "problem", "no gate has an address of the pod", "podgate status"),
+        ),
+    ],
+)
+def test_gates_of_a_pod_without_an_agent(
+    gates: tuple[GateFacts, ...], mode: tuple[str, str, str], gate: Row
+) -> None:
+    found = facts(report())
+    pod = dataclasses.replace(found.pod, status=None)
+    dead = dataclasses.replace(found, pod=pod, report=None, findings=(), gates=gates)
+    assert rows(dead) == [
+        ("agent", "unknown", "its state is not known", ""),
+        ("mode", *mode),
+        *(UNKNOWN_NAMESPACE, gate),
+        *API_SERVER,
+    ]
+
+
+def test_policies_about_node_traffic_follow_the_mode() -> None:
+    texts = ["Policy a denies all ingress.", "It is of tier Admin."]
+    (status,) = report().pods
+    status = msgspec.structs.replace(status, ingress_policies=texts)
+    found = rows(facts(msgspec.structs.replace(report(), pods=[status])))
+    assert found[:4] == [
+        AGENT,
+        ("mode", "ok", f"enforce, by {DEFAULT}", ""),
+        *(("node traffic", "ok", text, "") for text in texts),
+    ]
+
+
+def test_pod_without_a_sandbox_has_no_namespace_yet() -> None:
+    (row, *_) = report().pods
+    for fields, state, text, command in (
+        (
+            {"netns": None},
+            "unknown",
+            "the container runtime reports none: the pod has no sandbox yet, or no more",
+            "kubectl describe pod -n shop web",
+        ),
+        ({"addresses": []}, "ok", "/run/netns/web, no confirmed address", ""),
+    ):
+        pod = msgspec.structs.replace(row, **fields)
+        found = checks(facts(msgspec.structs.replace(report(), pods=[pod])))["network namespace"]
+        assert (found.state, found.text, found.next) == (state, text, command)
+
+
+def test_condition_that_is_not_true_is_named_without_a_finding_s_sentence() -> None:
+    whole = msgspec.to_builtins(report())
+    own = {"status": "False", "reason": "Waiting", "message": "It waits."}
+    whole["pods"][0]["conditions"] = [
+        {"type": kind, **own, "lastTransitionTime": NOW.isoformat()}
+        for kind in (ISOLATED, "shop.example/own")
+    ]
+    found = checks(facts(msgspec.convert(whole, AgentReport)))
+    assert (found[ISOLATED].state, found[ISOLATED].text) == ("problem", "False (Waiting)")
+    own_text = found["shop.example/own"].text
+    assert own_text == "False (Waiting): It waits."
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ([("Ready", "True", "", "")], [("API server", "ok", "Ready is True", "")]),
+        (
+            [("Ready", "False", "ContainersNotReady", ""), ("ContainersReady", "True", "", "")],
+            [
+                ("API server", "ok", "ContainersReady is True", ""),
+                (
+                    "API server",
+                    "problem",
+                    "Ready is False: ContainersNotReady",
+                    "kubectl describe pod -n shop web",
+                ),
+            ],
+        ),
+        (
+            [("Ready", "False", "", "")],
+            [
+                (
+                    "API server",
+                    "problem",
+                    "Ready is False: not ready: app, log",
+                    "kubectl describe pod -n shop web",
+                )
+            ],
+        ),
+    ],
+)
+def test_readiness_is_that_of_the_api_server(
+    conditions: list[tuple[str, str, str, str]], expected: list[Row]
+) -> None:
+    made = [
+        PodCondition(type=kind, status=value, reason=reason, message=message)
+        for kind, value, reason, message in conditions
+    ]
+    containers = (
+        ContainerStatus(name="app", ready=False),
+        ContainerStatus(name="ok", ready=True),
+        ContainerStatus(name="log", ready=False),
+    )
+    found = facts(report())
+    assert found.pod.saved is not None
+    saved = msgspec.structs.replace(
+        found.pod.saved,
+        spec=ApiPodSpec(readiness_gates=(ReadinessGate(ISOLATED),)),
+        status=ApiPodStatus(conditions=tuple(made), container_statuses=containers),
+    )
+    found = dataclasses.replace(found, pod=dataclasses.replace(found.pod, saved=saved))
+    written = "podgate has it True and writes it"
+    assert rows(found)[-len(expected) - 1 :] == [
+        ("readiness gate", "problem", f"{ISOLATED} is not set", written),
+        *expected,
+    ]
+
+
+def test_probe_that_is_answered_by_the_relay_and_one_without_a_message() -> None:
+    found = report()
+    made = probe(type="Liveness", result="failure", last_message="refused", failures=3)
+    well = probe(last_message="", successes=2)
+    pod = msgspec.structs.replace(found.pods[0], probes=[made, well])
+    texts = [
+        (check.state, check.text)
+        for check in pod_checks.check(facts(msgspec.structs.replace(found, pods=[pod]))).checks
+        if check.name == "probe"
+    ]
+    assert texts == [
+        (
+            "problem",
+            f"{made.container} Liveness {made.handler}: failure ({made.successes} successes, 3 "
+            "failures), last: refused",
+        ),
+        (
+            "ok",
+            f"{well.container} {well.type} {well.handler}: success (2 successes, "
+            f"{well.failures} failures)",
+        ),
+    ]
+
+
+def test_finding_about_the_pod_or_its_node_is_a_check_of_its_part() -> None:
+    """Without the command that shows it."""
+    given = [
+        finding.found(kinds.ADDRESS_UNCONFIRMED, "It claims one", "pod shop/web"),
+        finding.found(kinds.ADDRESS_UNCONFIRMED, "Another claims one", "pod shop/db"),
+        finding.found(kinds.KUBELET_UNKNOWN, "The kubelet is unknown"),
+        finding.found(kinds.KUBELET_UNKNOWN, "Of other pods", pods=["shop/db"]),
+        finding.found(kinds.MANIFEST_INVALID, "It is invalid", "pod shop/web"),
+        finding.found(kinds.MANIFEST_INVALID, "Another is invalid", "pod shop/db"),
+    ]
+    found = dataclasses.replace(facts(report()), findings=given)
+    assert [row for row in rows(found) if row not in API_SERVER and row[1] == "problem"] == [
+        ("network namespace", "problem", "It claims one.", ""),
+        ("kubelet", "problem", "The kubelet is unknown.", "podgate doctor"),
+        ("pod", "problem", "It is invalid.", "kubectl describe pod -n shop web"),
+    ]

@@ -56,6 +56,7 @@ def test_stale_heartbeat_opens_declared_ports_where_nothing_follows_the_kubelet(
     assert (found[0].what, found[0].is_open, found[0].pods) == (DECLARED_PORTS, True, 2)
     assert found[0].at == NOW - datetime.timedelta(seconds=25)
     assert (found[1].what, found[1].is_open, found[1].pods) == (ALL, False, 3)
+    assert found[1].at == NOW + datetime.timedelta(hours=24, seconds=-40)
 
 
 def test_fresh_heartbeat_is_counted_down() -> None:
@@ -66,6 +67,18 @@ def test_fresh_heartbeat_is_counted_down() -> None:
         "starts: the kernel does not follow the kubelet's restarts."
     )
     assert not found[0].is_open
+    assert found[0].at == NOW + datetime.timedelta(seconds=12)
+
+
+def test_what_opens_first_is_the_first() -> None:
+    node = dataclasses.replace(DEAD, is_unit_followed=False, stale_after_ns=48 * HOUR_NS)
+    assert [exposure.what for exposure in opened(node, gate())] == [ALL, DECLARED_PORTS]
+    unknown = dataclasses.replace(DEAD, kubelet_cgroup=0)
+    found = opened(unknown, gate(), gate())
+    assert [(exposure.what, exposure.is_open, exposure.at is None) for exposure in found] == [
+        (DECLARED_PORTS, True, True),
+        (ALL, False, False),
+    ]
 
 
 def test_unknown_kubelet_is_open_now() -> None:
@@ -81,7 +94,11 @@ def test_after_the_dead_man_time_all_gates_are_open() -> None:
     assert texts(node, gate()) == [
         "All gates are open: no heartbeat for 25 h 0 min, and --dead-man-hours is 24."
     ]
-    assert opened(node, gate())[0].is_open
+    (found,) = opened(node, gate(), gate(Mode.AUDIT))
+    assert (found.is_open, found.pods) == (True, 1)
+    assert found.at == NOW - datetime.timedelta(hours=1)
+    half = dataclasses.replace(node, dead_man_ns=HOUR_NS // 2)
+    assert "and --dead-man-hours is 0.5." in texts(half, gate())[0]
 
 
 @pytest.mark.parametrize(
@@ -114,10 +131,12 @@ def test_strict_opens_with_the_relay_gone_unless_it_has_no_fallback() -> None:
     [
         (-1, "0 s"),
         (40.4, "40 s"),
+        (59, "59 s"),
         (60, "1 min 0 s"),
         (245, "4 min 5 s"),
         (3599, "59 min 59 s"),
         (3600, "1 h 0 min"),
+        (7199, "1 h 59 min"),
         (83520, "23 h 12 min"),
         (250 * 3600 + 59, "250 h 0 min"),
     ],

@@ -45,6 +45,60 @@ def test_fields_of_the_version_are_read() -> None:
     assert (rule.peers[0].is_everything, rule.is_of_everything) == (True, False)
 
 
+ALL: dict[str, Any] = {}
+WEB = {"matchLabels": {"app": "web"}}
+WRONG = {"matchExpressions": [{"key": "a", "operator": "In"}]}
+
+
+@pytest.mark.parametrize(
+    ("peer", "is_everything"),
+    [
+        ({"namespaces": ALL}, True),
+        ({"namespaces": WEB}, False),
+        ({"pods": {"podSelector": ALL}}, True),
+        ({"pods": {"podSelector": WEB}}, False),
+        ({"pods": {"podSelector": ALL, "namespaceSelector": WEB}}, False),
+    ],
+)
+def test_peer_of_all_pods_of_all_namespaces_is_everything(
+    peer: dict[str, Any], is_everything: bool
+) -> None:
+    of_all = changed("ingress", 0, "protocols", to=None)
+    of_all["ingress"][0]["from"] = [{"namespaces": WEB}, peer]
+    found = api_types.read(received("p", of_all))
+    [rule] = found.spec.ingress or ()
+    assert rule.peers[1].is_everything is is_everything
+    assert (found.deciding == rule) is is_everything
+
+
+@pytest.mark.parametrize(
+    ("subject", "expected"),
+    [
+        ({"namespaces": ALL}, [True, True, True]),
+        ({"namespaces": {"matchLabels": {"team": "a"}}}, [True, True, True]),
+        ({"namespaces": {"matchLabels": {"team": "b"}}}, [False, False, False]),
+        ({"pods": {"podSelector": WEB}}, [True, False, False]),
+        ({"pods": {"podSelector": ALL}}, [True, True, True]),
+        (
+            {"pods": {"podSelector": ALL, "namespaceSelector": {"matchLabels": {"team": "b"}}}},
+            [False, False, False],
+        ),
+    ],
+)
+def test_subject_has_pods_by_their_labels_and_those_of_their_namespace(
+    subject: dict[str, Any], expected: list[bool]
+) -> None:
+    found = api_types.read(received("p", changed("subject", to=subject))).spec.subject
+    pods: list[dict[str, str] | None] = [{"app": "web"}, {"app": "db"}, None]
+    assert [found.has(labels, {"team": "a"}) for labels in pods] == expected
+
+
+def test_protocols_without_a_port_are_named() -> None:
+    spec = changed("ingress", 0, "protocols", to=[{"tcp": {}}, {"sctp": {}}])
+    [rule] = api_types.read(received("p", spec)).spec.ingress or ()
+    assert [str(one) for one in rule.protocols or ()] == ["TCP", "SCTP"]
+
+
 @pytest.mark.parametrize(
     "spec",
     [
@@ -63,6 +117,13 @@ def test_fields_that_decide_no_ingress_are_skipped(spec: dict[str, Any]) -> None
         (changed("tier", to="Developer"), "tier"),
         (changed("priority", to=1001), "priority"),
         (changed("subject", to={}), "spec.subject: it has not exactly one"),
+        (changed("subject", to={"namespaces": ALL, "pods": {"podSelector": ALL}}), "it has not"),
+        (changed("subject", to={"namespaces": WRONG}), "spec.subject: selector.matchExpressions"),
+        (changed("subject", to={"pods": {"podSelector": WRONG}}), "spec.subject: selector.match"),
+        (
+            changed("subject", to={"pods": {"podSelector": ALL, "namespaceSelector": WRONG}}),
+            "spec.subject: selector.matchExpressions[0]: In needs values",
+        ),
         (changed("subject", to={"nodes": {}}), "unknown field `nodes`"),
         (changed("subject", "namespaces", to={"matchCel": "x"}), "unknown field `matchCel`"),
         (changed("ingress", 0, "action", to="Log"), "'Log'"),

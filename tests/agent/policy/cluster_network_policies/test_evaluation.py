@@ -1,5 +1,7 @@
 """What tiers, priorities and actions mean for node traffic: the conformance suite's cases."""
 
+from typing import Any
+
 import pytest
 
 from agent.policy.cluster_network_policies import api_types, evaluation
@@ -9,16 +11,18 @@ from tests.cnp import cases
 from tests.cnp.cases import Case
 
 EVERYTHING: dict[str, dict[str, str]] = {"namespaces": {}}
+OF_SHOP = {"namespaces": {"matchLabels": {"kubernetes.io/metadata.name": "shop"}}}
 
 
 def policy(
-    name: str, action: str, *, tier: str = "Admin", priority: int = 10
+    name: str, action: str, *, tier: str = "Admin", priority: int = 10, **changes: Any
 ) -> ClusterNetworkPolicy:
     spec = {
         "tier": tier,
         "priority": priority,
         "subject": {"namespaces": {}},
         "ingress": [{"action": action, "from": [EVERYTHING]}],
+        **changes,
     }
     return api_types.read(received(name, spec))
 
@@ -88,3 +92,91 @@ def test_sentence_names_whether_the_host_side_is_closed() -> None:
     start = "ClusterNetworkPolicy all (tier Admin, priority 10) denies all ingress; podgate "
     assert evaluation.sentence(found, closes=True).startswith(start + "drops host processes")
     assert evaluation.sentence(found, closes=False).startswith(start + "only observes it")
+
+
+@pytest.mark.parametrize(
+    ("one", "meaning"),
+    [
+        (policy("p", "Deny", ingress=[]), "has no rules for ingress, so none for node traffic"),
+        (
+            policy("p", "Deny", ingress=[{"action": "Deny", "from": [OF_SHOP]}]),
+            "matches some pods or ports, so it decides nothing for the node",
+        ),
+        (
+            policy("p", "Deny"),
+            "denies all ingress; the API leaves open whether that includes the node",
+        ),
+        (policy("p", "Accept"), "accepts all ingress, so nothing after it denies the node"),
+        (
+            policy("p", "Pass"),
+            "passes all ingress on, so the rest of tier Admin decides nothing",
+        ),
+    ],
+)
+def test_meaning_of_a_policy(one: ClusterNetworkPolicy, meaning: str) -> None:
+    assert evaluation.meaning(one) == meaning
+
+
+@pytest.mark.parametrize(
+    ("policies", "is_isolated", "ingress", "text"),
+    [
+        ([], False, "undecided", "No ClusterNetworkPolicy decides for node traffic."),
+        (
+            [policy("p", "Accept")],
+            True,
+            "accepted",
+            "ClusterNetworkPolicy p (tier Admin, priority 10) accepts all ingress; node traffic is "
+            "as the mode has it.",
+        ),
+        (
+            [policy("p", "Accept", tier="Baseline")],
+            False,
+            "accepted",
+            "ClusterNetworkPolicy p (tier Baseline, priority 10) accepts all ingress; node traffic "
+            "is as the mode has it.",
+        ),
+        (
+            [policy("p", "Deny", tier="Baseline")],
+            True,
+            "by-network-policy",
+            "ClusterNetworkPolicy p (tier Baseline, priority 10) is not reached, since a "
+            "NetworkPolicy selects the pod, and those never deny its own node.",
+        ),
+    ],
+)
+def test_decision_in_words(
+    policies: list[ClusterNetworkPolicy], is_isolated: bool, ingress: str, text: str
+) -> None:
+    found = evaluation.evaluate(policies, {}, {}, is_isolated=is_isolated)
+    assert (found.ingress, found.ambiguous) == (ingress, ())
+    assert evaluation.sentence(found, closes=True) == text
+
+
+def test_policies_are_evaluated_by_tier_priority_and_name() -> None:
+    given = [
+        policy("d", "Deny", tier="Baseline", priority=0),
+        policy("c", "Deny", priority=11),
+        policy("b", "Deny"),
+        policy("a", "Deny"),
+    ]
+    assert [one.name for one in evaluation.ordered(given)] == ["a", "b", "c", "d"]
+
+
+def test_same_action_or_another_priority_is_not_ambiguous() -> None:
+    policies = [policy("a", "Deny"), policy("b", "Deny"), policy("c", "Accept", priority=11)]
+    found = evaluation.evaluate(policies, {}, {}, is_isolated=False)
+    assert found == evaluation.Decision(
+        evaluation.Ingress.DENIED, policies[0], tuple(policies), ambiguous=()
+    )
+
+
+def test_tier_that_is_passed_on_is_followed_by_the_next() -> None:
+    policies = [
+        policy("a", "Pass"),
+        policy("b", "Accept", priority=11),
+        policy("c", "Deny", tier="Baseline"),
+    ]
+    found = evaluation.evaluate(policies, {}, {}, is_isolated=False)
+    assert (found.ingress, found.by) == (evaluation.Ingress.DENIED, policies[2])
+    found = evaluation.evaluate(policies[:2], {}, {}, is_isolated=False)
+    assert found == evaluation.Decision(selecting=tuple(policies[:2]))

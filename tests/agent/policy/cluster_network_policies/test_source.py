@@ -13,6 +13,7 @@ from aiohttp import web
 from agent.kube.client import ApiClient
 from agent.pods.object_labels import ObjectLabels
 from agent.pods.pod_modes import NODE, PodModes
+from agent.policy.cluster_network_policies.evaluation import Ingress
 from agent.policy.cluster_network_policies.source import (
     NETWORK_POLICIES,
     POLICIES,
@@ -186,6 +187,104 @@ async def test_saved_policies_hold_while_the_api_server_is_away(
         assert seen.mode()[0] == "audit"
 
 
+def put_network_policy(server: ApiServer, name: str, **selector: Any) -> None:
+    metadata = {"name": name, "namespace": "shop", "uid": name}
+    spec = {"podSelector": selector, "policyTypes": ["Ingress"]}
+    server.put({"metadata": metadata, "spec": spec}, path=NETWORK_POLICIES.path)
+
+
+async def test_pod_whose_labels_are_unknown_may_be_one_that_a_network_policy_selects(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    put(server, tier="Baseline")
+    async with Followed(api, state).running() as seen:
+        decide = seen.source.decide
+        assert decide("shop", None).ingress is Ingress.DENIED
+        put_network_policy(server, "web", matchLabels={"app": "web"})
+        await asyncio.sleep(1)
+        assert decide("shop", None).ingress is Ingress.UNKNOWN
+        assert decide("shop", {}).ingress is Ingress.DENIED
+        put_network_policy(server, "all")
+        await asyncio.sleep(1)
+        assert decide("shop", None).ingress is Ingress.BY_NETWORK_POLICY
+        assert decide("shop", {}).ingress is Ingress.BY_NETWORK_POLICY
+        server.delete("all", namespace="shop", path=NETWORK_POLICIES.path)
+        await asyncio.sleep(1)
+        assert decide("shop", None).ingress is Ingress.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("types", "ingress"),
+    [
+        (["Egress"], Ingress.DENIED),
+        (["Egress", "Ingress"], Ingress.BY_NETWORK_POLICY),
+        (None, Ingress.BY_NETWORK_POLICY),
+    ],
+)
+async def test_network_policy_counts_if_it_is_for_ingress(
+    server: ApiServer,
+    api: ApiClient,
+    state: pathlib.Path,
+    types: list[str] | None,
+    ingress: Ingress,
+) -> None:
+    put(server, tier="Baseline")
+    metadata = {"name": "all", "namespace": "shop", "uid": "all"}
+    spec: dict[str, Any] = {"podSelector": {}, "policyTypes": types}
+    server.put({"metadata": metadata, "spec": spec}, path=NETWORK_POLICIES.path)
+    async with Followed(api, state).running() as seen:
+        assert seen.source.decide("shop", {}).ingress is ingress
+
+
+async def test_baseline_closes_once_network_policies_may_be_read(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    async def forbidden(request: web.Request) -> web.StreamResponse | None:
+        return web.Response(status=403) if request.path == NETWORK_POLICIES.path else None
+
+    server.faults.append(forbidden)
+    put(server, tier="Baseline")
+    async with Followed(api, state).running() as seen:
+        assert seen.source.is_settled
+        assert seen.mode()[0] == "audit"
+        seen.changed.take()
+        server.faults.clear()
+        await asyncio.sleep(120)
+        assert seen.changed.take() == [NODE]
+        assert seen.mode()[0] == "enforce"
+
+
+async def test_what_was_last_read_is_saved(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    async with Followed(api, state).running():
+        await asyncio.sleep(5)
+        put_network_policy(server, "web", matchLabels={"app": "web"})
+        await asyncio.sleep(5)
+        before = await asyncio.to_thread(state.read_bytes)
+        put(server, tier="Baseline")
+        await asyncio.sleep(5)
+        after = await asyncio.to_thread(state.read_bytes)
+    assert (b'"web"' in before, b'"deny-all"' in before) == (True, False)
+    assert (b'"web"' in after, b'"deny-all"' in after) == (True, True)
+
+
+async def test_network_policy_that_was_deleted_meanwhile_is_forgotten(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    put(server, tier="Baseline")
+    put_network_policy(server, "web", matchLabels={"app": "web"})
+    async with Followed(api, state).running() as seen:
+        await asyncio.sleep(5)
+        assert seen.mode(app="web")[0] == "audit"
+    server.delete("web", namespace="shop", path=NETWORK_POLICIES.path)
+    again = Followed(api, state)
+    assert again.source.is_settled
+    assert again.mode(app="web")[0] == "audit", "it is saved"
+    async with again.running():
+        assert again.mode(app="web")[0] == "enforce"
+
+
 async def test_gates_keep_their_mode_until_the_first_list(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
@@ -193,6 +292,21 @@ async def test_gates_keep_their_mode_until_the_first_list(
     assert seen.modes.kept_up_to("shop") is Mode.STRICT
     async with seen.running():
         assert seen.modes.kept_up_to("shop") is Mode.OFF
+
+
+@pytest.mark.parametrize("late", [POLICIES.path, NETWORK_POLICIES.path])
+async def test_gates_keep_their_mode_until_both_lists(
+    server: ApiServer, api: ApiClient, state: pathlib.Path, late: str
+) -> None:
+    async def slow(request: web.Request) -> None:
+        if request.path == late:
+            await asyncio.sleep(5)
+
+    server.faults.append(slow)
+    async with Followed(api, state).running() as seen:
+        assert not seen.source.is_settled
+        await asyncio.sleep(5)
+        assert seen.source.is_settled
 
 
 async def test_cluster_without_the_resource_has_none_and_logs_one_line(
