@@ -177,6 +177,8 @@ _LOGS = ("log.", "_log.", "self._log.", "_log_failure(")
 # Whether zip() compares lengths, and how a thread ends, has no effect that a test could observe.
 _BOUNDARIES = ("_Lt_LtE", "_LtE_Lt", "_Gt_GtE", "_GtE_Gt")
 _TIMES = re.compile(r"_SECONDS|_seconds|\b_?now\b|\btime\(\)|deadline|_(until|at|ns|due)\b")
+# Between units, of which one more or less in a million shows nowhere.
+_UNIT = re.compile(r"\d+e\d+")
 _OWN_LIMITS = re.compile(r"\b_[A-Z][A-Z0-9_]+\b")
 _QUIET_KEYWORDS = frozenset({"strict", "daemon"})
 # How long a pause is; that there is one stays a mutant.
@@ -188,9 +190,14 @@ def _is_noise(leaf: Node, operator: Operator) -> bool:
 
     That is what runs at import (declarations, defaults, type aliases and constants: a constant's
     exact value is a choice), annotations, decorators, asserts (they document), log lines, `repr`,
-    numbers that a name or attribute begins with, digits of rounding, time limits and pauses, the
+    numbers that a name or attribute begins with, factors between units ("1e9"), digits of rounding,
+    where parameters by keyword begin, time limits and pauses, the
     very moment of one, and whether a limit that a module sets itself is the last value or beyond.
     """
+    if leaf.parent.type == "parameters":  # the bare "*"
+        return True
+    if isinstance(operator, NumberReplacer) and _UNIT.fullmatch(_text(leaf)):
+        return True
     if type(operator).__name__.endswith(_BOUNDARIES):
         comparison = _text(leaf.parent)
         if _TIMES.search(comparison) or _OWN_LIMITS.search(comparison):

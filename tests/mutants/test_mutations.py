@@ -15,7 +15,7 @@ Kind = int | str
 class Pod:
     size: int = 1
 
-    async def settle(self, count: "int | None" = 0) -> "int | None":
+    async def settle(self, *, count: "int | None" = 0) -> "int | None":
         assert count >= 0
         log.info(Event.SETTLED, count=count + 1)
         self.close()
@@ -26,7 +26,7 @@ class Pod:
             return wait(2, timeout=5)
         if not self.pods or len(self.pods) > _MAX_PODS:
             return 1
-        self.share = round(count, 3)
+        self.share = round(count / 1e9, 3)
         await asyncio.sleep(2)
         return [*zip(self.pods, self.gates, strict=True)] in self.found
 
@@ -70,6 +70,7 @@ def test_mutants_are_made_of_statements_with_behaviour(tmp_path: pathlib.Path) -
             "if not self.pods and len(self.pods) > _MAX_PODS:",
             "if not self.pods or len(self.pods) <= _MAX_PODS:",
             "if not not self.pods or len(self.pods) > _MAX_PODS:",
+            "self.share = round(count * 1e9, 3)",
             "return 2",
             "return 0",
             "return [*zip(self.pods, self.gates, strict=True)] not in self.found",
