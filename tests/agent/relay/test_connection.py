@@ -192,11 +192,71 @@ def test_close_before_a_slow_reader_costs_no_cpu(line: Line) -> None:
     assert calls == 0
 
 
+def _errors(line: Line) -> list[int]:
+    return [
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) for sock in (line.client, line.server)
+    ]
+
+
 def test_reset_by_the_relay_resets_both_ends(line: Line) -> None:
     line.connection.reset()
     assert line.closed == [False]
-    for sock in (line.client, line.server):
-        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
+    assert _errors(line) == [errno.ECONNRESET] * 2
+
+
+def test_connection_that_the_relay_ends_is_closed_at_both_ends_and_reported_once(
+    line: Line,
+) -> None:
+    descriptors = [side._socket.fileno() for side in (line.connection.kubelet, line.connection.pod)]
+    line.connection.finish()
+    assert (line.client.recv(1), line.server.recv(1)) == (b"", b"")
+    assert not any(map(line.poller.is_registered, descriptors))
+    line.connection.finish()
+    line.connection.reset()
+    assert line.closed == [False]
+    assert _errors(line) == [0, 0]
+
+
+def test_what_came_before_the_connection_is_sent_to_the_pod_first(line: Line) -> None:
+    line.connection.pass_on(b"GET / ")
+    line.client.send(b"HTTP/1.1\r\n\r\n")
+    assert line.receive(line.server, 18) == b"GET / HTTP/1.1\r\n\r\n"
+
+
+def test_second_request_on_a_connection_for_one_is_reset_and_its_end_is_not(line: Line) -> None:
+    line.connection.kubelet.is_spent = True
+    line.server.send(b"response")
+    assert line.receive(line.client, 8) == b"response"
+    line.client.send(b"GET / HTTP/1.1\r\n\r\n")
+    line.turn(lambda: bool(line.closed))
+    assert line.closed == [False]
+    assert _errors(line) == [errno.ECONNRESET] * 2
+
+
+def test_connection_for_one_request_ends_as_others_do(line: Line) -> None:
+    line.connection.kubelet.is_spent = True
+    line.client.shutdown(socket.SHUT_WR)
+    assert line.receive(line.server, 1) == b""
+    assert not line.closed
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_end_of_one_direction_makes_a_connection_half_closed(line: Line, side: str) -> None:
+    assert not line.connection.is_half_closed
+    near, far = (line.client, line.server) if side == "client" else (line.server, line.client)
+    near.shutdown(socket.SHUT_WR)
+    assert line.receive(far, 1) == b""
+    assert line.connection.is_half_closed
+
+
+def test_connection_is_active_after_an_event(line: Line) -> None:
+    assert line.connection.is_active
+    line.connection.is_active = False
+    line.poller.poll(0)
+    assert not line.connection.is_active
+    line.server.send(b"response")
+    assert line.receive(line.client, 8) == b"response"
+    assert line.connection.is_active
 
 
 def _pair(stack: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:

@@ -24,7 +24,7 @@ from agent.relay.messages import (
 from agent.relay.outcomes import AnswerCounter
 from agent.relay.pending import PendingRequest, PendingRequests
 from agent.relay.targets import RelayTarget
-from probes.netns import BareSocket
+from probes.netns import BareSocket, NetnsGoneError
 from tests.agent.relay.recordings import GRPC, HTTP
 
 _HTTP_PORT, _GRPC_PORT, _TCP_PORT = 80, 90, 70
@@ -46,6 +46,8 @@ class Port:
         self.boottime_ns = 0
         self.proxied: list[tuple[bytes, BareSocket]] = []
         self.failed: list[Outcome] = []
+        self.pod: socket.socket | None = None
+        """The pod's end of the last connection, if the pod was dialled before."""
         answers = (
             Answer(_HTTP_ID, _HTTP_PORT, HttpRequest(HTTP), needs_pod=False),
             Answer(_GRPC_ID, _GRPC_PORT, GrpcRequest("db"), needs_pod=False),
@@ -71,10 +73,12 @@ class Port:
     def set_verdict(self, answer: int, *, is_healthy: bool, ends_ns: int | None = _ENDS_NS) -> None:
         self.target.answers.set_verdict(Verdict("key", answer, is_healthy, "a reason", ends_ns))
 
-    def connect(self, port: int, *, dialled: bool = False) -> socket.socket:
+    def connect(
+        self, port: int, *, dialled: bool = False, received: bytes | None = None
+    ) -> socket.socket:
         """The kubelet's end. dialled: the pod has accepted before."""
         kubelet, ours = self.pair()
-        pod = self.pair()[1] if dialled else None
+        self.pod, pod = self.pair() if dialled else (None, None)
         ours.setblocking(False)
         self.requests.add(
             ours,
@@ -83,6 +87,7 @@ class Port:
             port=port,
             answers=self.target.answers.by_port[port],
             open_seconds=0.0,
+            received=received,
         )
         kubelet.settimeout(0)
         return kubelet
@@ -187,6 +192,35 @@ def test_accepted_tcp_probe_ends_when_the_kubelet_closes(port: Port) -> None:
     kubelet.close()
     port.turn(lambda: not len(port.requests))
     assert not port.proxied
+
+
+@pytest.mark.parametrize("number", [_HTTP_PORT, _GRPC_PORT])
+def test_answered_probe_closes_the_connection_to_the_pod(port: Port, number: int) -> None:
+    port.set_verdict(_HTTP_ID, is_healthy=True)
+    port.set_verdict(_GRPC_ID, is_healthy=True)
+    kubelet = port.connect(number, dialled=True)
+    for data in GRPC["db"] if number == _GRPC_PORT else [HTTP]:
+        kubelet.send(data)
+        port.read(kubelet, lambda got: len(got) >= 9)
+    assert port.pod is not None
+    port.pod.settimeout(30)
+    assert port.pod.recv(1) == b""
+    kubelet.close()
+    port.turn(lambda: not len(port.requests))
+    assert not port.proxied
+
+
+def test_request_that_was_read_before_is_answered_or_proxied_at_once(port: Port) -> None:
+    """The connection was to a port of several pods."""
+    port.set_verdict(_HTTP_ID, is_healthy=True)
+    assert port.read_all(port.connect(_HTTP_PORT, received=HTTP)).startswith(b"HTTP/1.1 200")
+    for received in (b"POST ", b""):
+        port.connect(_HTTP_PORT, dialled=True, received=received)
+    assert [sent for sent, _ in port.proxied] == [b"POST ", b""]
+    assert port.counts() == {"healthy": 1, "not_probe": 2}
+    port.connect(_HTTP_PORT, dialled=True, received=HTTP[:20])
+    assert len(port.requests) == 1
+    port.requests.abandon(port.target)
 
 
 @pytest.mark.parametrize("number", [_HTTP_PORT, _GRPC_PORT, _TCP_PORT])
@@ -310,6 +344,46 @@ def test_other_request_to_a_closed_port_is_reset(
     assert len(port.requests) == 0
 
 
+def test_other_request_to_a_port_that_refuses_later_is_reset(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = listener.getsockname()
+    pod = socket.socket()
+    pod.setblocking(False)
+    pod.connect_ex(closed)
+    _dial_to(monkeypatch, lambda: (pod, errno.EALREADY))
+    kubelet = port.connect(_HTTP_PORT)
+    kubelet.send(b"GET /hook HTTP/1.1\r\n\r\n")
+    with pytest.raises(ConnectionResetError):
+        port.read(kubelet, lambda got: False)
+    assert port.failed == ["refused"]
+    assert pod.fileno() == -1
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (NetnsGoneError("/run/netns/web"), "sandbox_gone"),
+        (OSError(errno.EMFILE, "Too many open files"), "failed"),
+    ],
+    ids=["sandbox", "descriptors"],
+)
+def test_other_request_to_a_pod_that_cannot_be_dialled_is_reset(
+    port: Port, monkeypatch: pytest.MonkeyPatch, error: Exception, outcome: str
+) -> None:
+    def fail() -> tuple[socket.socket, int]:
+        raise error
+
+    _dial_to(monkeypatch, fail)
+    kubelet = port.connect(_HTTP_PORT)
+    kubelet.send(b"GET /hook HTTP/1.1\r\n\r\n")
+    with pytest.raises(ConnectionResetError):
+        port.read(kubelet, lambda got: False)
+    assert port.failed == [outcome]
+    assert len(port.requests) == 0
+
+
 def test_other_request_to_a_silent_pod_is_reset_after_a_limit(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,7 +409,13 @@ def test_other_request_to_a_silent_pod_is_reset_after_a_limit(
 
 def test_connections_of_a_removed_target_are_reset(port: Port) -> None:
     kubelet = port.connect(_HTTP_PORT, dialled=True)
+    spec = RelayTargetSpec("other", "", 1, 1, "198.18.1.2", (), ())
+    port.requests.abandon(RelayTarget(spec, ipaddress.ip_address("198.18.64.17")))
+    assert len(port.requests) == 1
     port.requests.abandon(port.target)
     with pytest.raises(ConnectionResetError):
         port.read(kubelet, lambda got: False)
     assert port.failed == ["sandbox_gone"]
+    assert port.pod is not None
+    port.pod.settimeout(30)
+    assert port.pod.recv(1) == b""
