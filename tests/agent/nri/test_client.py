@@ -251,8 +251,11 @@ async def test_runtime_counts_as_connected_once_it_has_synchronized(socket: path
     are_gated = asyncio.Event()
     client = made(socket, at_once, are_gated=are_gated)
     client.set_correction(nothing)
+    connections = 0
 
     async def serve(plugin: Plugin) -> None:
+        nonlocal connections
+        connections += 1
         await plugin.register()
         await asyncio.sleep(60)
 
@@ -262,6 +265,44 @@ async def test_runtime_counts_as_connected_once_it_has_synchronized(socket: path
         are_gated.set()
         await asyncio.sleep(0.1)
         assert client.is_connected
+        # The time limit is that of its registration.
+        await asyncio.sleep(50)
+        assert client.is_connected
+        assert connections == 1
+
+
+async def test_runtime_that_ends_while_a_pod_waits_is_connected_again(
+    socket: pathlib.Path,
+) -> None:
+    cancelled = 0
+
+    async def gate(new: NetworkedSandbox) -> bool:
+        nonlocal cancelled
+        try:
+            return await never(new)
+        except asyncio.CancelledError:
+            cancelled += 1
+            raise
+
+    client = made(socket, gate)
+    client.set_correction(nothing)
+    connections = 0
+    is_second = asyncio.Event()
+
+    async def serve(plugin: Plugin) -> None:
+        nonlocal connections
+        connections += 1
+        await plugin.register()
+        if connections == 1:
+            plugin.send(runtime.run_pod(5, runtime.pod()))
+            await asyncio.sleep(0.1)
+        else:
+            is_second.set()
+            await asyncio.Event().wait()
+
+    async with runtime.listening(socket, serve), running(client):
+        await is_second.wait()
+        assert cancelled == 1
 
 
 async def test_runtime_that_closes_is_a_problem_and_tried_again_every_ten_seconds(

@@ -75,6 +75,13 @@ def test_calls_and_responses_arrive_whole_whatever_the_pieces(
     ]
 
 
+def test_messages_have_the_header_of_ttrpc() -> None:
+    """Length, number, type and flags: nothing follows a request."""
+    sent, answered = ttrpc.request(3, "s", "m", b"ab"), ttrpc.response(3, b"ab")
+    assert sent[:10] == struct.pack("!IIBB", len(sent) - 10, 3, 1, 1)
+    assert answered[:10] == struct.pack("!IIBB", len(answered) - 10, 3, 2, 0)
+
+
 @given(content=st.binary(max_size=200))
 def test_any_bytes_are_messages_or_an_error(content: bytes) -> None:
     try:

@@ -130,7 +130,9 @@ def test_connection_that_ends_without_a_request_is_closed(relay: Relay, is_reset
 
 def test_connections_of_a_removed_target_are_reset(relay: Relay) -> None:
     with relay.connect() as kubelet, relay.connect("other") as other:
+        descriptors = [accepted.fileno() for accepted in relay.accepted]
         relay.choosing.abandon(relay.claimant)
+        assert [*map(relay.poller.is_registered, descriptors)] == [False, True]
         with pytest.raises(ConnectionResetError):
             kubelet.recv(1)
         assert len(relay.choosing) == 1

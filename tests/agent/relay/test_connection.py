@@ -162,6 +162,51 @@ def test_what_a_socket_does_not_take_at_once_is_sent_later(line: Line) -> None:
     line.server.send(b"answer")
     assert line.receive(line.client, 6) == b"answer"
     assert not line.closed
+    assert _events(line) == 0
+
+
+class Full(Narrow):
+    """A socket that takes nothing at first."""
+
+    is_full = True
+
+    def send(self, data: bytes, flags: int) -> int:
+        if self.is_full:
+            self.is_full = False
+            raise BlockingIOError
+        return super().send(data, flags)
+
+
+@pytest.mark.parametrize("side", ["kubelet", "pod"])
+def test_data_waits_for_a_socket_that_takes_none(line: Line, side: str) -> None:
+    full = line.connection.kubelet if side == "kubelet" else line.connection.pod
+    full._socket = Full(full._socket)  # type: ignore[assignment]
+    near, far = (line.client, line.server) if side == "pod" else (line.server, line.client)
+    near.send(b"GET / HTTP/1.1\r\n\r\n")
+    assert line.receive(far, 18) == b"GET / HTTP/1.1\r\n\r\n"
+    assert not line.closed
+
+
+class Broken(Narrow):
+    """A socket that fails after three bytes."""
+
+    def send(self, data: bytes, flags: int) -> int:
+        if len(data) < 18:
+            raise OSError(errno.EPIPE, "Broken pipe")
+        return super().send(data, flags)
+
+
+@pytest.mark.parametrize("side", ["kubelet", "pod"])
+def test_failure_to_send_the_rest_ends_the_connection(line: Line, side: str) -> None:
+    broken = line.connection.kubelet if side == "kubelet" else line.connection.pod
+    broken._socket = Broken(broken._socket)  # type: ignore[assignment]
+    near, far = (line.client, line.server) if side == "pod" else (line.server, line.client)
+    near.send(b"GET / HTTP/1.1\r\n\r\n")
+    line.turn(lambda: bool(line.closed))
+    assert line.closed == [side == "pod"]
+    assert line.receive(far, 18) == b"GET"
+    with pytest.raises(ConnectionResetError):
+        near.recv(1)
 
 
 def test_close_before_a_slow_reader_costs_no_cpu(line: Line) -> None:
@@ -176,20 +221,7 @@ def test_close_before_a_slow_reader_costs_no_cpu(line: Line) -> None:
     line.server.close()
     for _ in range(50):
         line.poller.poll(0)
-    calls = 0
-    original = line.connection.pod.on_event
-
-    class Counting:
-        def on_event(self, events: int) -> None:
-            nonlocal calls
-            calls += 1
-            original(events)
-
-    for fd in list(line.poller._handlers):
-        line.poller._handlers[fd] = Counting()
-    for _ in range(20):
-        line.poller.poll(0)
-    assert calls == 0
+    assert _events(line) == 0
 
 
 def _errors(line: Line) -> list[int]:
@@ -264,6 +296,26 @@ def _pair(stack: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
         client = stack.enter_context(socket.create_connection(listener.getsockname()))
         server, _ = listener.accept()
         return client, stack.enter_context(server)
+
+
+def _events(line: Line) -> int:
+    """How many events the relay handles in the next rounds."""
+    count = 0
+
+    class Counting:
+        def __init__(self, handler: Any) -> None:
+            self._handler = handler
+
+        def on_event(self, events: int) -> None:
+            nonlocal count
+            count += 1
+            self._handler.on_event(events)
+
+    handlers = line.poller._handlers
+    handlers.update({fd: Counting(handler) for fd, handler in handlers.items()})
+    for _ in range(20):
+        line.poller.poll(0)
+    return count
 
 
 def _waiting(sock: socket.socket) -> int:

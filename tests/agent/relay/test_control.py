@@ -79,6 +79,20 @@ def test_agent_that_dies_while_messages_wait_closes_the_channel_once(relay: Rela
     assert not relay.control.is_idle
 
 
+def test_agent_that_dies_without_reading_closes_the_channel(relay: Relay) -> None:
+    relay.control.send(messages.Engaged())
+    relay.agent.close()
+    relay.poller.poll(5)
+    assert relay.closed_count == 1
+
+
+def test_message_to_an_agent_that_is_gone_closes_the_channel(relay: Relay) -> None:
+    relay.agent.close()
+    relay.control.send(messages.Engaged())
+    assert relay.closed_count == 1
+    assert not relay.control.is_idle
+
+
 def test_error_of_the_relay_itself_keeps_the_channel_open(relay: Relay) -> None:
     def fail(message: messages.ToRelay) -> None:
         raise OSError("cannot create a network namespace")

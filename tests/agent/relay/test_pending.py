@@ -46,6 +46,8 @@ class Port:
         self.boottime_ns = 0
         self.proxied: list[tuple[bytes, BareSocket]] = []
         self.failed: list[Outcome] = []
+        self.accepted = socket.socket
+        """The class of accepted sockets."""
         self.pod: socket.socket | None = None
         """The pod's end of the last connection, if the pod was dialled before."""
         answers = (
@@ -79,6 +81,8 @@ class Port:
         """The kubelet's end. dialled: the pod has accepted before."""
         kubelet, ours = self.pair()
         self.pod, pod = self.pair() if dialled else (None, None)
+        ours = self.accepted(fileno=ours.detach())
+        self._stack.callback(ours.close)
         ours.setblocking(False)
         self.requests.add(
             ours,
@@ -170,6 +174,26 @@ def test_grpc_probe_is_answered_and_then_read_until_the_kubelet_closes(
     kubelet.shutdown(socket.SHUT_WR)
     assert port.read_all(kubelet) == b""
     assert port.counts() == {"healthy" if is_healthy else "unhealthy": 1}
+
+
+class _Unwritable(socket.socket):
+    def send(self, *_: object) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize(
+    ("number", "sent"), [(_HTTP_PORT, HTTP), (_GRPC_PORT, GRPC["db"][0])], ids=["http", "grpc"]
+)
+def test_connection_that_takes_no_answer_is_closed(port: Port, number: int, sent: bytes) -> None:
+    port.accepted = _Unwritable
+    port.set_verdict(_HTTP_ID, is_healthy=True)
+    kubelet = port.connect(number, dialled=True)
+    kubelet.send(sent)
+    assert port.read_all(kubelet) == b""
+    assert port.pod is not None
+    port.pod.settimeout(30)
+    assert port.pod.recv(1) == b""
+    assert not port.failed
 
 
 def test_answered_connection_that_stays_open_is_closed(port: Port) -> None:

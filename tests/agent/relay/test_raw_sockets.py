@@ -76,19 +76,41 @@ def test_least_recently_used_port_is_closed_for_another(
         listeners.prepare(port).close(poller)
 
 
-def test_connection_is_reset_when_no_descriptor_is_left(
+def test_all_connections_that_wait_are_accepted_at_once(
     poller: EpollPoller, recorder: Recorder
 ) -> None:
     port = _free_port()
     listener = PortListeners(poller, recorder).prepare(port)
-    with socket.create_connection(("127.0.0.1", port)) as client:
+    assert not listener.accept()
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert listener.accept()
+        assert len(recorder.sockets) == 1
+        poller.poll(5)
+        assert len(recorder.sockets) == 3
+    assert not listener.accept()
+    listener.close(poller)
+    assert not poller.is_registered(listener.fd)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+def test_connections_are_reset_when_no_descriptor_is_left(
+    poller: EpollPoller, recorder: Recorder
+) -> None:
+    port = _free_port()
+    listener = PortListeners(poller, recorder).prepare(port)
+    address = ("127.0.0.1", port)
+    with socket.create_connection(address) as first, socket.create_connection(address) as second:
         with _no_descriptor_left():
             poller.poll(5)
-            poller.poll(0)
-        assert [flow[1] for flow in recorder.rejected] == [client.getsockname()[1]]
+        clients = [client.getsockname()[1] for client in (first, second)]
+        assert [flow[1] for flow in recorder.rejected] == clients
         assert not recorder.sockets
-        with pytest.raises(ConnectionResetError):
-            client.recv(1)
+        for client in (first, second):
+            with pytest.raises(ConnectionResetError):
+                client.recv(1)
     with socket.create_connection(("127.0.0.1", port)):
         poller.poll(5)
         assert len(recorder.sockets) == 1

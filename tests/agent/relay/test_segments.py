@@ -60,8 +60,13 @@ ENDS = [
         _ipv4(_syn(data=b"odd")),
         _ipv6(_syn()),
         _ipv6(_syn(data=b"fast open")),
+        _ipv4(_syn(data=bytes(300))),
+        _ipv6(_syn(data=bytes(300))),
     ],
-    ids=["ipv4", "ip-options", "no-options", "odd-length", "ipv6", "with-data"],
+    ids=[
+        *("ipv4", "ip-options", "no-options", "odd-length", "ipv6", "with-data"),
+        *("ipv4-long", "ipv6-long"),
+    ],
 )
 def test_only_the_checksum_of_a_syn_changes(packet: bytes) -> None:
     syn = segments.parse_syn(packet)
