@@ -6,7 +6,7 @@ import dataclasses
 import errno
 import functools
 import itertools
-from collections.abc import AsyncIterator, Callable, Set
+from collections.abc import AsyncIterator, Callable, Collection, Set
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -30,7 +30,7 @@ from bpf.gates import GateCheck
 pytestmark = pytest.mark.looptime
 
 IFINDEX = 7
-DEVICE = 3
+DEVICE, GONE = 3, 4
 
 
 class HostDevices:
@@ -90,6 +90,14 @@ class Node:
 
     stops: int = 0
 
+    check_error: OSError | None = None
+    """What the next check raises."""
+
+    is_removed: bool = False
+    """Whether podgate-cni has removed the gates that are lost."""
+
+    put_back_gates: list[set[int]] = dataclasses.field(default_factory=list)
+
     def __post_init__(self) -> None:
         self.store = PodStore(Conditions())
         self.store.set_pod(Pod(uid="web", namespace="demo", name="web"))
@@ -100,12 +108,16 @@ class Node:
             cast(GateWorker, self),
             self.store,
             self.metrics,
-            on_put_back=lambda _: self.put_back_at.append(asyncio.get_running_loop().time()),
+            on_put_back=self.note_put_back,
             on_lost=self.reported_lost.append,
             is_off=lambda: self.is_off,
             open_chains=self.open_chains,
             open_memory=self.open_memory,
         )
+
+    def note_put_back(self, ifindexes: Collection[int]) -> None:
+        self.put_back_at.append(asyncio.get_running_loop().time())
+        self.put_back_gates.append({*ifindexes})
 
     def open_chains(self) -> Any:
         if self.chains is None:
@@ -131,11 +143,16 @@ class Node:
 
     def check(self, changed: Set[int] | None) -> GateCheck:
         self.checks.append(changed)
+        if error := self.check_error:
+            self.check_error = None
+            raise error
         return GateCheck(frozenset(self.lost), frozenset(self.displaced))
 
     def put_back(self, ifindexes: Set[int]) -> dict[int, bool | AttachError]:
         if self.is_full:
             return dict.fromkeys(ifindexes, AttachError("No space left on device"))
+        if self.is_removed:
+            return dict.fromkeys(ifindexes, False)
         self.lost -= ifindexes
         return dict.fromkeys(ifindexes, True)
 
@@ -270,14 +287,80 @@ async def test_change_of_filters_is_checked_at_once(node: Node) -> None:
         assert node.checks == [{IFINDEX}]
 
 
+async def test_changes_of_several_interfaces_are_checked_together(node: Node) -> None:
+    node.attachment = Attachment.CLSACT
+    async with running(node):
+        assert node.checks == [None]  # the first one is of all
+        node.watch.hint({IFINDEX})
+        node.watch.hint({DEVICE})
+        await asyncio.sleep(0.001)
+        node.watch.hint({IFINDEX})
+        node.watch.hint(None)
+        node.watch.hint({DEVICE})
+        await asyncio.sleep(0.001)
+        assert node.checks[1:] == [{IFINDEX, DEVICE}, None]
+        await asyncio.sleep(6)
+        assert node.checks[3:] == [set()]
+
+
+async def test_check_that_fails_is_logged_and_made_again_for_all_gates(node: Node) -> None:
+    node.attachment = Attachment.CLSACT
+    with structlog.testing.capture_logs() as lines:
+        async with running(node):
+            node.check_error = OSError(errno.ENOBUFS, "No buffer space available")
+            node.lost.add(IFINDEX)
+            node.watch.hint({IFINDEX})
+            await asyncio.sleep(0.5)
+            assert node.checks[1:] == [{IFINDEX}, None]
+            assert node.put_back_gates == [{IFINDEX}]
+    assert [line["event"] for line in lines] == [Event.CHAIN_ORDER_UNKNOWN]
+
+
+async def test_nothing_is_checked_before_there_is_a_gate(node: Node) -> None:
+    gates, node.store.pods["web"].gates = node.store.pods["web"].gates, {}
+    async with running(node):
+        await asyncio.sleep(10)
+        assert node.checks == []
+        node.store.pods["web"].gates = gates
+        node.store.in_force.mark("web")
+        await asyncio.sleep(0.001)
+        assert node.checks == [None]
+
+
+async def test_gate_that_podgate_cni_has_removed_is_neither_put_back_nor_lost(node: Node) -> None:
+    node.is_removed = True
+    async with running(node):
+        node.lost.add(IFINDEX)
+        await asyncio.sleep(2)
+        assert (node.put_back_at, node.reported_lost) == ([], [])
+        assert not node.is_marked()
+
+
+async def test_gate_that_fails_as_its_interface_is_deleted_is_no_loss(node: Node) -> None:
+    node.is_full = True
+    async with running(node):
+        node.lost.add(IFINDEX)
+        node.interfaces.remove(IFINDEX)
+        await asyncio.sleep(0.2)
+        assert node.reported_lost == []
+        assert node.watch.lost == frozenset()
+
+
 async def test_loss_is_logged_once_a_minute_and_counted_each_time(node: Node) -> None:
     with structlog.testing.capture_logs() as lines:
         async with running(node):
             for _ in range(5):
                 node.lost.add(IFINDEX)
                 await asyncio.sleep(2)
-    assert [line["event"] for line in lines] == [Event.GATE_PUT_BACK]
-    assert next(iter(node.metrics.gates_put_back.collect())).samples[0].value == 5
+            # Another minute.
+            await asyncio.sleep(60)
+            node.lost.add(IFINDEX)
+            await asyncio.sleep(2)
+    assert [(line["event"], line["pod"], line["ifindex"]) for line in lines] == [
+        (Event.GATE_PUT_BACK, "demo/web", IFINDEX)
+    ] * 2
+    assert next(iter(node.metrics.gates_put_back.collect())).samples[0].value == 6
+    assert node.put_back_gates == [{IFINDEX}] * 6
 
 
 async def test_gate_whose_interface_is_deleted_next_is_no_loss(node: Node) -> None:
@@ -341,9 +424,17 @@ async def test_program_of_a_host_device_is_put_back_and_logged(node: Node) -> No
         async with running(node):
             node.host_devices.missing = {"bridge_gate": frozenset({DEVICE})}
             await asyncio.sleep(0.2)
-    assert node.host_devices.missing == {}
-    (line,) = (one for one in logged if one["event"] == Event.HOST_DEVICE_PUT_BACK)
-    assert (line["ifindex"], line["problem"]) == (DEVICE, "")
+            node.host_devices.missing = {"bridge_gate": frozenset({DEVICE})}
+            await asyncio.sleep(0.2)
+            node.host_devices.missing = {"bridge_gate": frozenset({GONE})}
+            await asyncio.sleep(0.2)
+            assert node.host_devices.missing == {}
+            # Another minute.
+            await asyncio.sleep(60)
+            node.host_devices.missing = {"bridge_gate": frozenset({DEVICE})}
+            await asyncio.sleep(0.2)
+    found = [one for one in logged if one["event"] == Event.HOST_DEVICE_PUT_BACK]
+    assert [(line["ifindex"], line["problem"]) for line in found] == [(DEVICE, "")] * 2
     assert node.put_back_at == []  # no pod's path changed
 
 

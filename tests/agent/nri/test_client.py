@@ -6,9 +6,11 @@ import pathlib
 from collections.abc import AsyncIterator
 
 import pytest
+import structlog.testing
 
 from agent.backoff import no_jitter
 from agent.cri.models import NetworkedSandbox
+from agent.logs import Event
 from agent.nri.client import Gate, NriClient
 from agent.nri.ttrpc import Response
 from tests.agent.nri import runtime
@@ -39,6 +41,17 @@ def made(socket: pathlib.Path, gate: Gate, *, are_gated: asyncio.Event | None = 
         are_gated = asyncio.Event()
         are_gated.set()
     return NriClient(socket, gate=gate, are_gated=are_gated, jitter=no_jitter)
+
+
+def waited(client: NriClient) -> float:
+    """Seconds for which the runtime waited, by the metric."""
+    (seconds,) = [
+        sample.value
+        for family in client.collect()
+        for sample in family.samples
+        if sample.name == "podgate_nri_seconds_sum"
+    ]
+    return seconds
 
 
 def pods(client: NriClient, result: str) -> float:
@@ -116,6 +129,7 @@ async def test_pod_starts_once_it_is_gated_and_its_conditions_are_corrected(
     assert await started(socket, client) == pytest.approx(0.6, abs=0.01)
     # Pods that exist precede it.
     assert taken == [None, "demo/web", "uid-web"]
+    assert waited(client) == pytest.approx(0.6, abs=0.01)
     assert (pods(client, "gated"), pods(client, "late")) == (1, 0)
 
 
@@ -316,10 +330,15 @@ async def test_runtime_that_closes_is_a_problem_and_tried_again_every_ten_second
         tried.append(asyncio.get_running_loop().time())
         await plugin.receive()
 
-    async with runtime.listening(socket, serve), running(client):
-        await asyncio.sleep(60)
-        assert client.has_socket
-        assert client.problem.endswith(" does not call podgate: it has closed the connection.")
+    with structlog.testing.capture_logs() as lines:
+        async with runtime.listening(socket, serve), running(client):
+            await asyncio.sleep(60)
+            assert client.has_socket
+            assert client.problem == (
+                f"The container runtime at {socket} does not call podgate: it has closed the "
+                "connection."
+            )
+    assert [line["event"] for line in lines] == [Event.NRI_DISCONNECTED]
     assert tried[-1] - tried[-2] == pytest.approx(10, abs=0.1)
 
 
