@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import pathlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -206,8 +207,16 @@ async def test_pod_starts_before_the_limit_of_the_runtime_if_its_gate_hangs(
 ) -> None:
     client = made(socket, never)
     client.set_correction(nothing)
-    assert await started(socket, client) == pytest.approx(1.0, abs=0.01)
+    with structlog.testing.capture_logs() as lines:
+        assert await started(socket, client) == pytest.approx(1.0, abs=0.01)
     assert pods(client, "late") == 1
+    assert late(lines) == [("demo/web", "id-web", 1.0)]
+
+
+def late(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, float]]:
+    """Pods that the log has as late, with sandbox and seconds."""
+    found = [line for line in lines if line["event"] is Event.NRI_GATE_LATE]
+    return [(line["pod"], line["sandbox"], round(line["seconds"], 2)) for line in found]
 
 
 async def hangs(uid: str | None) -> None:
@@ -220,8 +229,10 @@ async def test_gate_that_is_in_force_counts_also_if_the_api_server_hangs(
 ) -> None:
     client = made(socket, at_once)
     client.set_correction(hangs)
-    assert await started(socket, client) == pytest.approx(1.0, abs=0.01)
+    with structlog.testing.capture_logs() as lines:
+        assert await started(socket, client) == pytest.approx(1.0, abs=0.01)
     assert (pods(client, "gated"), pods(client, "late")) == (1, 0)
+    assert late(lines) == []
 
 
 async def test_pod_starts_at_once_if_its_gate_fails(socket: pathlib.Path) -> None:
@@ -340,6 +351,28 @@ async def test_runtime_that_closes_is_a_problem_and_tried_again_every_ten_second
             )
     assert [line["event"] for line in lines] == [Event.NRI_DISCONNECTED]
     assert tried[-1] - tried[-2] == pytest.approx(10, abs=0.1)
+
+
+async def test_runtime_that_ends_after_a_while_is_tried_again_at_once(
+    socket: pathlib.Path,
+) -> None:
+    client = made(socket, at_once)
+    client.set_correction(nothing)
+    tried: list[float] = []
+    lost = 0.0
+
+    async def serve(plugin: Plugin) -> None:
+        nonlocal lost
+        loop = asyncio.get_running_loop()
+        tried.append(loop.time() - lost)
+        await plugin.register()
+        await asyncio.sleep(40 if len(tried) > 8 else 0)
+        lost = loop.time()
+
+    async with runtime.listening(socket, serve), running(client):
+        await asyncio.sleep(300)
+    waits = [round(seconds) for seconds in tried]
+    assert (waits[8], set(waits[9:])) == (10, {0})
 
 
 async def test_runtime_that_never_answers_is_a_problem(socket: pathlib.Path) -> None:

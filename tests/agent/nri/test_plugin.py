@@ -51,10 +51,13 @@ def test_plugin_subscribes_to_the_start_of_pods_alone() -> None:
     assert nri_pb2.ConfigureResponse.FromString(response.payload).events == 1
 
 
-def test_runtime_that_reports_no_limit_has_the_default_one() -> None:
+@pytest.mark.parametrize(("milliseconds", "seconds"), [(0, 2.0), (-1, 2.0), (1, 0.001)])
+def test_runtime_that_reports_no_limit_has_the_default_one(
+    milliseconds: int, seconds: float
+) -> None:
     plugin = PluginProtocol()
-    (connected,) = plugin.receive(runtime.configure(1, milliseconds=0))
-    assert connected == Connected("containerd 2.4.0", 2.0)
+    (connected,) = plugin.receive(runtime.configure(1, milliseconds=milliseconds))
+    assert connected == Connected("containerd 2.4.0", seconds)
 
 
 @pytest.mark.parametrize(

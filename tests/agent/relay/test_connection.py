@@ -188,40 +188,48 @@ def test_data_waits_for_a_socket_that_takes_none(line: Line, side: str) -> None:
 
 
 class Broken(Narrow):
-    """A socket that fails after three bytes."""
+    """A socket that fails, at once or after three bytes."""
+
+    def __init__(self, sock: Any, *, is_at_once: bool) -> None:
+        super().__init__(sock)
+        self._is_broken = is_at_once
 
     def send(self, data: bytes, flags: int) -> int:
-        if len(data) < 18:
+        if self._is_broken:
             raise OSError(errno.EPIPE, "Broken pipe")
+        self._is_broken = True
         return super().send(data, flags)
 
 
+@pytest.mark.parametrize("is_at_once", [True, False])
 @pytest.mark.parametrize("side", ["kubelet", "pod"])
-def test_failure_to_send_the_rest_ends_the_connection(line: Line, side: str) -> None:
+def test_failure_to_send_ends_the_connection(line: Line, side: str, is_at_once: bool) -> None:
     broken = line.connection.kubelet if side == "kubelet" else line.connection.pod
-    broken._socket = Broken(broken._socket)  # type: ignore[assignment]
+    broken._socket = Broken(broken._socket, is_at_once=is_at_once)  # type: ignore[assignment]
     near, far = (line.client, line.server) if side == "pod" else (line.server, line.client)
     near.send(b"GET / HTTP/1.1\r\n\r\n")
     line.turn(lambda: bool(line.closed))
     assert line.closed == [side == "pod"]
-    assert line.receive(far, 18) == b"GET"
+    assert line.receive(far, 18) == (b"" if is_at_once else b"GET")
     with pytest.raises(ConnectionResetError):
         near.recv(1)
 
 
-def test_close_before_a_slow_reader_costs_no_cpu(line: Line) -> None:
+def test_close_before_a_slow_reader_costs_no_cpu_and_loses_no_data(line: Line) -> None:
     """epoll reports a hung-up socket in every round, unless it is unregistered."""
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            line.server.send(bytes(_MEGABYTE))
-            line.poller.poll(0)
-    for _ in range(50):
+    sent = 0
+    while not line.connection.kubelet._unsent:
+        sent += line.server.send(bytes(1 << 16))
         line.poller.poll(0)
+    # Few enough for the relay's socket to get the FIN behind them.
+    sent += line.server.send(bytes(1 << 10))
     line.client.shutdown(socket.SHUT_WR)
     line.server.close()
     for _ in range(50):
         line.poller.poll(0)
     assert _events(line) == 0
+    assert len(line.receive(line.client, sent + 1)) == sent
+    line.turn(lambda: line.closed == [False])
 
 
 def _errors(line: Line) -> list[int]:

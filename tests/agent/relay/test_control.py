@@ -27,6 +27,7 @@ class Relay:
             self.poller, ours, on_message=self.received.append, on_closed=self._count_closed
         )
         stack.callback(ours.close)
+        self.descriptor = ours.fileno()
 
     def _count_closed(self) -> None:
         self.closed_count += 1
@@ -66,6 +67,7 @@ def test_invalid_message_closes_the_channel(relay: Relay, junk: bytes) -> None:
     assert relay.closed_count == 1
     assert relay.received == []
     assert relay.agent.recv(1) == b""
+    assert not relay.poller.is_registered(relay.descriptor)
 
 
 def test_agent_that_dies_while_messages_wait_closes_the_channel_once(relay: Relay) -> None:

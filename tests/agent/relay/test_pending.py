@@ -433,6 +433,9 @@ def test_other_request_to_a_silent_pod_is_reset_after_a_limit(
 
 def test_connections_of_a_removed_target_are_reset(port: Port) -> None:
     kubelet = port.connect(_HTTP_PORT, dialled=True)
+    (pending_request,) = port.requests._pending
+    descriptor = pending_request.kubelet.fileno()
+    assert port.poller.is_registered(descriptor)
     spec = RelayTargetSpec("other", "", 1, 1, "198.18.1.2", (), ())
     port.requests.abandon(RelayTarget(spec, ipaddress.ip_address("198.18.64.17")))
     assert len(port.requests) == 1
@@ -440,6 +443,7 @@ def test_connections_of_a_removed_target_are_reset(port: Port) -> None:
     with pytest.raises(ConnectionResetError):
         port.read(kubelet, lambda got: False)
     assert port.failed == ["sandbox_gone"]
+    assert not port.poller.is_registered(descriptor)
     assert port.pod is not None
     port.pod.settimeout(30)
     assert port.pod.recv(1) == b""

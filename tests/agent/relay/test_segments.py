@@ -92,6 +92,8 @@ _PORTS = struct.pack("!HH", 43210, 8080)
         _ipv4(_syn(flags=0x12)),
         _ipv4(_syn(flags=0x10)),
         _ipv4(b"\0" * 8),
+        _ipv4(_syn(options=b"")[:19]),
+        _ipv6(_syn(options=b"")[:19]),
         _ipv6(_syn())[:50],
         _ipv6(_syn(flags=0x10)),
         _ipv4(_syn()).replace(b"\x40\x06", b"\x40\x11", 1),
