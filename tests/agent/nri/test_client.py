@@ -242,6 +242,21 @@ async def test_pod_starts_at_once_if_its_gate_fails(socket: pathlib.Path) -> Non
     assert pods(client, "late") == 1
 
 
+async def test_conditions_that_cannot_be_corrected_delay_neither_registration_nor_pod(
+    socket: pathlib.Path,
+) -> None:
+    async def correct(uid: str | None) -> None:
+        raise OSError("no API server")
+
+    client = made(socket, at_once)
+    client.set_correction(correct)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert await started(socket, client) == pytest.approx(0, abs=0.01)
+    assert loop.time() - began == pytest.approx(0, abs=0.01)
+    assert (pods(client, "gated"), pods(client, "late")) == (1, 0)
+
+
 async def test_runtime_is_connected_again_whenever_it_ends(socket: pathlib.Path) -> None:
     client = made(socket, at_once)
     client.set_correction(nothing)
@@ -266,6 +281,7 @@ async def test_runtime_is_connected_again_whenever_it_ends(socket: pathlib.Path)
 async def test_node_without_nri_has_no_problem(socket: pathlib.Path) -> None:
     client = made(socket, at_once)
     client.set_correction(nothing)
+    assert (client.problem, client.has_socket) == ("", False)
     async with running(client):
         await asyncio.sleep(60)
         assert (client.problem, client.has_socket) == ("", False)

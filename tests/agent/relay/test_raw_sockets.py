@@ -76,6 +76,23 @@ def test_least_recently_used_port_is_closed_for_another(
         listeners.prepare(port).close(poller)
 
 
+def test_port_is_opened_again_while_connections_to_it_are_open(
+    poller: EpollPoller, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.relay.raw_sockets._MAX_PORTS", 1)
+    listeners = PortListeners(poller, recorder)
+    port, other = _free_port(), _free_port()
+    listeners.prepare(port)
+    with socket.create_connection(("127.0.0.1", port)):
+        poller.poll(5)
+        listeners.prepare(other)
+        listener = listeners.prepare(port)
+        with socket.create_connection(("127.0.0.1", port)):
+            poller.poll(5)
+        assert len(recorder.sockets) == 2
+    listener.close(poller)
+
+
 def test_all_connections_that_wait_are_accepted_at_once(
     poller: EpollPoller, recorder: Recorder
 ) -> None:

@@ -1,6 +1,7 @@
 """Relay addresses: each belongs to one sandbox, and is reused only after a quarantine."""
 
 import ipaddress
+import socket
 
 import msgspec
 import pytest
@@ -35,11 +36,15 @@ def test_released_address_is_quarantined_before_reuse() -> None:
     ):
         pool.allocate()
     pool.release(allocated[3])
-    clock.seconds += 299
+    clock.seconds += 200
+    pool.release(allocated[1])
+    clock.seconds += 99
     with pytest.raises(AddressPoolExhaustedError):
         pool.allocate()
     clock.seconds += 2
     assert pool.allocate() == allocated[3]
+    with pytest.raises(AddressPoolExhaustedError):
+        pool.allocate()
 
 
 def test_addresses_are_allocated_in_turn() -> None:
@@ -61,6 +66,8 @@ def test_targets_are_found_by_relay_address_until_removed() -> None:
     assert targets.find(ipv4.relay.packed) is ipv4
     assert targets.find(ipv6.relay.packed) is ipv6
     assert ipv6.relay in _SUBNET6
+    assert (ipv4.family, ipv4.dialled) == (socket.AF_INET, "198.18.1.2")
+    assert (ipv6.family, ipv6.dialled) == (socket.AF_INET6, "fd00:18:0:1::2")
     targets.remove(ipv4)
     assert targets.find(ipv4.relay.packed) is None
     assert targets.get("a") is None
