@@ -203,6 +203,19 @@ async def test_chains_are_read_where_the_kernel_does_not_compare(lack: str) -> N
         assert made.noticed[0] - changed_at <= 0.1
 
 
+@pytest.mark.parametrize(("seconds", "is_closed"), [(0.0, False), (20.0, True)])
+async def test_kernel_that_has_not_compared_yet_has_not_stopped(
+    seconds: float, is_closed: bool
+) -> None:
+    async with kernel() as made:
+        await made.settle()
+        made.memory.is_running = False
+        await asyncio.sleep(seconds)
+        made.changes.stop()
+        made.watch()
+        assert made.memory.is_closed is is_closed
+
+
 async def test_chains_are_read_again_when_the_kernel_no_longer_compares() -> None:
     """The CPU whose clock it is goes offline."""
     async with kernel() as made:

@@ -204,6 +204,17 @@ async def test_gate_that_is_lost_after_a_check_had_to_wait_for_the_kernel_is_bac
         assert node.put_back_at[0] - lost_at < 0.6
 
 
+async def test_checks_of_many_chains_leave_the_kernels_lock_to_others(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(monotonic=functools.partial(next, itertools.count(1000, 0.004)))
+    monkeypatch.setattr(gate_watch, "time", clock)
+    async with running(node):
+        await asyncio.sleep(10)
+        # Each takes 4 ms.
+        assert len(node.checks) == pytest.approx(50, abs=2)
+
+
 async def test_gate_that_is_put_back_without_a_check_is_reported_like_others(node: Node) -> None:
     with structlog.testing.capture_logs() as lines:
         async with running(node):

@@ -179,12 +179,15 @@ def test_programs_are_where_the_host_s_packets_leave_and_may_come_in_again() -> 
         Link(21, "tap21", kind="tun", is_tap=True),
         Link(22, "guest22", kind="tun", is_tap=True, master=23),
         Link(23, "bridge23", kind="bridge"),
+        Link(24, "podgate-relay0", kind="veth", peer=2, peer_nsid=4),
+        Link(25, "dummy25", kind="dummy"),
+        Link(26, "veth26", kind="veth", peer=27),
     ]
     needed = programs_for(
-        links, gated={5}, enforced={5}, ungated={6}, uplinks={16, 12}, tuns={17, 19}
+        links, gated={5}, enforced={5}, ungated={6}, uplinks={16, 12, 24, 26}, tuns={17, 19}
     )
     assert needed == DevicePrograms(
-        devices=frozenset({3, 8, 9, 10, 11, 15, 19, 21, 23}),
+        devices=frozenset({3, 8, 9, 10, 11, 15, 19, 21, 23, 26}),
         uplinks=frozenset({2, 16, 18}),
         bare_devices=frozenset({12, 13, 14, 17, 20}),
         hand_made=frozenset({1, 6}),

@@ -310,6 +310,29 @@ async def test_connections_to_a_previous_sandbox_are_none_of_this_one(node: Node
         assert (state.path_test.is_kubelet_seen, state.path_test.probes_admitted) == (is_seen, 3)
 
 
+async def test_pod_that_is_queued_during_its_test_is_tested_again_after_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_continue = asyncio.Event()
+
+    async def wait(path: Any, capture: socket.socket) -> bool:
+        await may_continue.wait()
+        return True
+
+    monkeypatch.setattr(path_test._Path, "_arrives", wait)
+    state = node.add()
+    node.tester.enqueue(state)
+    await polling.until("it is captured", lambda: len(node.host.sent) == 3)
+    node.tester.repeat({IFINDEX})
+    await asyncio.sleep(0)
+    node.host.paths[V4] = Path(counted_from=1)
+    may_continue.set()
+    for result in (BYPASSED, CONFIRMED):
+        assert await node.changes.next() == ["web"]
+        assert state.path_test is not None
+        assert state.path_test.results == {V4: result}
+
+
 async def test_test_that_a_failed_run_cancelled_is_made_by_the_next_one(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -246,6 +246,28 @@ async def test_gate_that_fails_later_is_counted_and_described(
     assert counted(node) == {**expected, LOST if is_lost else NOT_UPDATED: times}
 
 
+async def test_changed_rules_are_written_for_the_pods_that_need_nothing_else(node: Node) -> None:
+    node.add("off", 1, mode=Mode.OFF)
+    for ifindex, name in enumerate(("lost", "full", "web", "db"), start=2):
+        node.add(name, ifindex)
+    in_force = node.store.in_force.subscribe()
+    async with node.running():
+        await asyncio.sleep(2)
+        del node.gates.gates[2]
+        node.store.pods["full"].gate_problem = "No room for 2 addresses."
+        node.rules = (Rule(SourceKind.ANY),)
+        in_force.take()
+        node.gates.calls.clear()
+        for name in node.store.pods:
+            node.store.changed_rules.mark(name)
+        await asyncio.sleep(0.02)
+        assert node.gates.calls[:2] == ["configure web", "configure db"]
+        await asyncio.sleep(2)
+        config = node.gates.gates[5]
+    assert config is not None
+    assert config.rules == node.rules
+
+
 async def test_pod_that_podgate_cni_has_gated_was_never_without_a_gate(node: Node) -> None:
     node.add("web", 7)
     node.add("db", 8)

@@ -215,6 +215,36 @@ def test_failure_to_send_ends_the_connection(line: Line, side: str, is_at_once: 
         near.recv(1)
 
 
+class Unusable(Narrow):
+    """A socket of which one call fails."""
+
+    def __init__(self, sock: Any, call: str) -> None:
+        super().__init__(sock)
+        setattr(self, call, self._fail)
+
+    @staticmethod
+    def _fail(*_: object) -> int:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+
+@pytest.mark.parametrize("call", ["recv_into", "shutdown"])
+@pytest.mark.parametrize("side", ["kubelet", "pod"])
+def test_failure_to_read_or_to_pass_on_an_end_resets_the_other_side(
+    line: Line, side: str, call: str
+) -> None:
+    failing = line.connection.kubelet if side == "kubelet" else line.connection.pod
+    failing._socket = Unusable(failing._socket, call)  # type: ignore[assignment]
+    near, far = (line.client, line.server) if side == "kubelet" else (line.server, line.client)
+    if call == "recv_into":
+        near.send(b"GET / HTTP/1.1\r\n\r\n")
+    else:
+        far.shutdown(socket.SHUT_WR)
+    line.turn(lambda: bool(line.closed))
+    assert line.closed == [side == "pod"]
+    with pytest.raises(ConnectionResetError):
+        far.recv(1)
+
+
 def test_close_before_a_slow_reader_costs_no_cpu_and_loses_no_data(line: Line) -> None:
     """epoll reports a hung-up socket in every round, unless it is unregistered."""
     sent = 0

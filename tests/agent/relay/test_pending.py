@@ -157,6 +157,32 @@ def test_http_probe_is_answered_and_closed(port: Port, is_healthy: bool, status:
     assert not port.proxied
 
 
+@pytest.mark.parametrize("number", [_HTTP_PORT, _GRPC_PORT])
+def test_probe_in_pieces_gets_no_more_than_its_answer(port: Port, number: int) -> None:
+    port.set_verdict(_HTTP_ID, is_healthy=True)
+    port.set_verdict(_GRPC_ID, is_healthy=True)
+    kubelet = port.connect(number)
+    got = b""
+    pieces = [HTTP[:20], HTTP[20:]]
+    if number == _GRPC_PORT:
+        preface, request = GRPC["db"]
+        kubelet.send(preface)
+        got = port.read(kubelet, lambda got: len(got) >= 9)
+        pieces = [request[:20], request[20:]]
+    (pending_request,) = port.requests._pending
+    for piece in pieces:
+        kubelet.send(piece)
+        before = len(pending_request.reader.received)
+        port.turn(lambda before=before: len(pending_request.reader.received) > before)  # type: ignore[misc]
+    kubelet.shutdown(socket.SHUT_WR)
+    got += port.read_all(kubelet)
+    if number == _GRPC_PORT:
+        assert got.count(_SETTINGS) == 1
+        assert got.startswith(_SETTINGS)
+    else:
+        assert got.startswith(b"HTTP/1.1 200 OK\r\n")
+
+
 @pytest.mark.parametrize(("is_healthy", "message"), [(True, _SERVING), (False, _NOT_SERVING)])
 def test_grpc_probe_is_answered_and_then_read_until_the_kubelet_closes(
     port: Port, is_healthy: bool, message: bytes

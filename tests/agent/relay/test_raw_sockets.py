@@ -56,6 +56,7 @@ def test_one_listener_accepts_both_families_and_reports_packed_addresses(
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         packed = socket.inet_pton(family, host)
         assert recorder.flows == [(packed, client.getsockname()[1], packed, port)]
+        assert recorder.sockets[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     listener.close(poller)
 
 
