@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import functools
 import itertools
+import os
 from collections.abc import AsyncIterator, Callable, Collection, Set
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +15,7 @@ import pytest
 import structlog.testing
 
 from agent.gates import gate_watch
+from agent.gates.chain_changes import POLL_SECONDS
 from agent.gates.gate_watch import GateWatch
 from agent.gates.lost_filters import LostFilters
 from agent.gates.metrics import GateMetrics
@@ -31,6 +33,7 @@ pytestmark = pytest.mark.looptime
 
 IFINDEX = 7
 DEVICE, GONE = 3, 4
+DELETED = 8
 
 
 class HostDevices:
@@ -56,14 +59,43 @@ class Chains:
     """What the kernel has changed so far."""
 
     def __init__(self) -> None:
-        self.changes = 0
+        self.changes = self.reads = 0
         self.is_closed = False
 
     def state(self) -> bytes:
+        self.reads += 1
         return bytes(self.changes)
+
+    def words(self, state: bytes) -> dict[int, int]:
+        return {0: len(state)}
 
     def close(self) -> None:
         self.is_closed = True
+
+
+class Memory:
+    """What compares chains in the kernel."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.expected: list[int] = []
+        self._comparisons = 0
+        self.is_closed = False
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def expect(self, words: dict[int, int]) -> bool:
+        self.expected.append(words[0])
+        return True
+
+    def comparisons(self) -> int:
+        self._comparisons += 1
+        return self._comparisons
+
+    def close(self) -> None:
+        self.is_closed = True
+        os.close(self._fd)
 
 
 @dataclasses.dataclass
@@ -83,6 +115,8 @@ class Node:
 
     chains: Chains | None = None
     """None: the kernel does not offer their state."""
+
+    memory: Memory | None = None
 
     memory_error: Exception = dataclasses.field(
         default_factory=lambda: BpfError(errno.EPERM, "opening a clock")
@@ -124,8 +158,11 @@ class Node:
             raise BpfError(errno.EPERM, "loading the program tcx_chains")
         return self.chains
 
-    async def open_memory(self, _: float) -> Any:
-        raise self.memory_error
+    async def open_memory(self, seconds: float) -> Any:
+        assert seconds == POLL_SECONDS
+        if self.memory is None:
+            raise self.memory_error
+        return self.memory
 
     @property
     def gates(self) -> "Node":
@@ -241,6 +278,19 @@ async def test_unchanged_chains_are_not_read_and_a_change_is_noticed_within_a_te
         await asyncio.sleep(0.2)
         assert node.put_back_at[0] - lost_at < 0.1
     assert node.chains.is_closed
+
+
+async def test_chains_are_compared_by_the_kernel_once_the_agent_has_started(node: Node) -> None:
+    node.chains, node.memory = Chains(), Memory()
+    async with running(node):
+        await asyncio.sleep(4)
+        assert node.memory.expected == []
+        await asyncio.sleep(4)
+        assert node.memory.expected == [0]
+        node.chains.reads = 0
+        await asyncio.sleep(15)
+        assert node.chains.reads == 0
+    assert node.memory.is_closed
 
 
 @pytest.mark.parametrize(
@@ -382,6 +432,15 @@ async def test_gate_whose_interface_is_deleted_next_is_no_loss(node: Node) -> No
             node.interfaces.clear()
             await asyncio.sleep(2)
     assert lines == []
+
+
+async def test_gate_that_was_lost_beside_a_deleted_one_is_counted(node: Node) -> None:
+    node.store.pods["web"].gates[DELETED] = HostInterface(DELETED, "veth8")
+    async with running(node):
+        node.lost |= {IFINDEX, DELETED}
+        await asyncio.sleep(2)
+    assert node.put_back_gates == [{IFINDEX, DELETED}]
+    assert next(iter(node.metrics.gates_put_back.collect())).samples[0].value == 1
 
 
 async def test_gate_that_cannot_be_put_back_is_reported_until_it_can(node: Node) -> None:

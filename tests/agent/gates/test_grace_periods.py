@@ -77,7 +77,7 @@ def grace(monkeypatch: pytest.MonkeyPatch) -> Grace:
     return made
 
 
-async def test_it_ends_at_once_where_all_flows_are_known(grace: Grace) -> None:
+async def test_it_ends_at_once_where_no_other_flows_may_wait(grace: Grace) -> None:
     grace.pending = lambda: PendingFlows((FLOW, FLOW), "")
     assert await grace.run() == [(READY, "demo/web", "veth7", 2, "")]
     assert (grace.filled, grace.ends, grace.failed) == ([(7, 2)], [(7, 0)], [])

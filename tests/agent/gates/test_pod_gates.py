@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import errno
 import ipaddress
 
 import msgspec
@@ -9,17 +10,18 @@ import pytest
 import structlog
 
 from agent.gates import pod_gates
-from agent.linux.pod_network import PodNetwork
+from agent.linux.pod_network import HostInterface, PodNetwork
 from agent.logs import Event
 from agent.pods import modes
 from agent.pods.conditions import FALSE, TRUE
 from agent.pods.pod import Pod, Problem
 from agent.pods.pod_state import AddressClaims, Admission
+from bpf.errors import BpfError
 from bpf.gates import GateConfig
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode
 from probes.netns import Netns, NetnsError, NetnsUnreadableError
-from tests.agent.app.node import BUSY, Node
+from tests.agent.app.node import BUSY, GONE, Node
 
 pytestmark = pytest.mark.looptime
 
@@ -251,9 +253,15 @@ async def test_changed_rules_are_written_for_the_pods_that_need_nothing_else(nod
     for ifindex, name in enumerate(("lost", "full", "web", "db"), start=2):
         node.add(name, ifindex)
     in_force = node.store.in_force.subscribe()
+
+    def fail(call: str) -> None:
+        if call == "configure web":
+            raise BpfError(errno.ENOMEM, "Cannot allocate memory")
+
     async with node.running():
         await asyncio.sleep(2)
         del node.gates.gates[2]
+        node.gates.before_call = fail
         node.store.pods["full"].gate_problem = "No room for 2 addresses."
         node.rules = (Rule(SourceKind.ANY),)
         in_force.take()
@@ -261,11 +269,11 @@ async def test_changed_rules_are_written_for_the_pods_that_need_nothing_else(nod
         for name in node.store.pods:
             node.store.changed_rules.mark(name)
         await asyncio.sleep(0.02)
-        assert node.gates.calls[:2] == ["configure web", "configure db"]
+        assert node.gates.calls[:1] == ["configure db"]
         await asyncio.sleep(2)
-        config = node.gates.gates[5]
-    assert config is not None
-    assert config.rules == node.rules
+    assert [config and config.rules for config in node.gates.gates.values()] == [node.rules] * 4
+    assert {f"install {name}" for name in ("lost", "full", "web")} <= {*node.gates.calls}
+    assert "install db" not in node.gates.calls
 
 
 async def test_pod_that_podgate_cni_has_gated_was_never_without_a_gate(node: Node) -> None:
@@ -350,6 +358,45 @@ async def test_gate_without_room_is_logged_when_it_begins_and_when_it_changes(no
         ("demo/web", "no room for 3 of 70 rules"),
         ("demo/web", "no room for 1 of 68 rules"),
     ]
+
+
+async def test_all_interfaces_of_a_pod_are_gated(node: Node) -> None:
+    node.add("web", 7)
+    network = node.networks["/run/netns/web"]
+    interfaces = (*network.interfaces, HostInterface(9, "veth9"))
+    node.networks["/run/netns/web"] = dataclasses.replace(network, interfaces=interfaces)
+    node.gates.displaced = {9}
+    await settled(node)
+    assert node.message("web") == "Gate attached to veth7, veth9, sandbox net:[1007]."
+    assert node.gates.links == {7, 9}
+    assert node.gates.displaced == set()
+
+
+async def test_interface_that_never_exists_is_a_failure_after_a_second_try(node: Node) -> None:
+    async def exists(ifindex: int) -> bool:
+        return False
+
+    node.exists = exists  # type: ignore[method-assign]
+    node.gates.failing["install"] = GONE
+    node.add("web", 7)
+    async with node.running():
+        await asyncio.sleep(0.05)
+    assert node.status("web") == (FALSE, "GateFailed")
+    assert node.message("web") == f"{GONE}."
+
+
+async def test_pod_whose_network_is_gone_holds_up_no_other_that_is_read_beside_it(
+    node: Node,
+) -> None:
+    node.read_seconds = 0.5
+    names = [f"pod{number}" for number in range(1, 9)]
+    for number, name in enumerate(names, start=1):
+        node.add(name, number)
+    del node.networks["/run/netns/pod3"]
+    await settled(node)
+    found = {name: node.status(name) for name in names}
+    assert found.pop("pod3") == (FALSE, "NetnsNotFound")
+    assert set(found.values()) == {(TRUE, "Enforced")}
 
 
 async def test_pod_without_an_interface_waits_for_one(node: Node) -> None:
