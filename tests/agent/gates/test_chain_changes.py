@@ -142,6 +142,17 @@ async def test_change_that_the_kernel_reports_is_noticed_at_once_and_once() -> N
             assert noticed_at - changed_at <= 0.1
 
 
+async def test_chains_are_read_once_however_often_they_are_to_be_watched() -> None:
+    async with kernel() as made:
+        for _ in range(3):
+            made.watch()
+        made.chains.reads = 0
+        made.chains.changes += 1
+        await asyncio.sleep(PAUSE_SECONDS)
+        assert len(made.noticed) == 1
+        assert made.chains.reads == 2  # and to watch again
+
+
 async def test_chains_are_read_after_a_change_of_podgate_itself() -> None:
     """A chain that it has just made is not compared yet."""
     async with kernel() as made:

@@ -7,6 +7,7 @@ import errno
 import functools
 import itertools
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Collection, Set
 from types import SimpleNamespace
 from typing import Any, cast
@@ -130,6 +131,9 @@ class Node:
     is_removed: bool = False
     """Whether podgate-cni has removed the gates that are lost."""
 
+    missing_error: int = errno.ENXIO
+    """Of interfaces that cannot be read."""
+
     put_back_gates: list[set[int]] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -148,6 +152,11 @@ class Node:
             open_chains=self.open_chains,
             open_memory=self.open_memory,
         )
+
+    def name_of(self, ifindex: int) -> str:
+        if ifindex not in self.interfaces:
+            raise OSError(self.missing_error, os.strerror(self.missing_error))
+        return f"veth{ifindex}"
 
     def note_put_back(self, ifindexes: Collection[int]) -> None:
         self.put_back_at.append(asyncio.get_running_loop().time())
@@ -201,7 +210,7 @@ class Node:
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     made = Node()
-    monkeypatch.setattr(gate_watch, "_exists", lambda ifindex: ifindex in made.interfaces)
+    monkeypatch.setattr(socket, "if_indextoname", made.name_of)
     # A check takes no time, however late this process gets a processor.
     monkeypatch.setattr(gate_watch, "time", SimpleNamespace(monotonic=lambda: 0.0))
     return made
@@ -424,7 +433,21 @@ async def test_loss_is_logged_once_a_minute_and_counted_each_time(node: Node) ->
     assert node.put_back_gates == [{IFINDEX}] * 6
 
 
-async def test_gate_whose_interface_is_deleted_next_is_no_loss(node: Node) -> None:
+async def test_loss_is_counted_while_it_is_unknown_whether_the_interface_is_there(
+    node: Node,
+) -> None:
+    node.missing_error = errno.EMFILE
+    node.interfaces.clear()
+    with structlog.testing.capture_logs() as lines:
+        async with running(node):
+            node.lost.add(IFINDEX)
+            await asyncio.sleep(2)
+    assert [line["event"] for line in lines] == [Event.GATE_PUT_BACK]
+
+
+@pytest.mark.parametrize("number", [errno.ENXIO, errno.ENODEV])
+async def test_gate_whose_interface_is_deleted_next_is_no_loss(node: Node, number: int) -> None:
+    node.missing_error = number
     with structlog.testing.capture_logs() as lines:
         async with running(node):
             node.lost.add(IFINDEX)

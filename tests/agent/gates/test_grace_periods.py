@@ -43,9 +43,14 @@ class Grace:
         self.failed: list[Event] = []
         """What was logged as a failure."""
         gates = self.node.gates
-        monkeypatch.setattr(pending_flows, "read", lambda netns, network: self.pending())
+        self.reads = 0
+        monkeypatch.setattr(pending_flows, "read", lambda netns, network: self._read())
         monkeypatch.setattr(gates, "fill_reply_table", self._fill)
         monkeypatch.setattr(gates, "end_grace", self._end)
+
+    def _read(self) -> PendingFlows:
+        self.reads += 1
+        return self.pending()
 
     def _fill(self, ifindex: int, flows: tuple[ReplyFlow, ...]) -> bool:
         self.filled.append((ifindex, len(flows)))
@@ -126,4 +131,4 @@ async def test_reply_table_of_a_gate_is_filled_once(grace: Grace) -> None:
     for _ in range(2):
         grace.node.store.mark("web")
         assert await grace.run() == []
-    assert (grace.filled, grace.ends) == ([(7, 0)], [(7, 0)])
+    assert (grace.filled, grace.ends, grace.reads) == ([(7, 0)], [(7, 0)], 1)

@@ -224,6 +224,8 @@ async def test_programs_that_no_device_needs_are_loaded_once_the_pods_are_gated(
     assert gate_worker.deferred == [abi.BARE_DEVICE_GATE]
     store.synced.set()
     await gate_worker.all_loaded.wait()
+    for _ in range(3):
+        await asyncio.sleep(0)
     assert not running.done()
     running.cancel()
 

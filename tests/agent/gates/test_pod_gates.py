@@ -276,6 +276,19 @@ async def test_changed_rules_are_written_for_the_pods_that_need_nothing_else(nod
     assert "install db" not in node.gates.calls
 
 
+async def test_pod_whose_mode_and_rules_change_together_gets_a_gate_with_them(node: Node) -> None:
+    pod = node.add("web", 7, mode=Mode.OFF)
+    async with node.running():
+        await asyncio.sleep(1)
+        node.rules = (Rule(SourceKind.ANY),)
+        node.store.changed_rules.mark("web")
+        node.store.set_pod(msgspec.structs.replace(pod, mode=Mode.ENFORCE))
+        await asyncio.sleep(1)
+    config = node.gates.gates[7]
+    assert config is not None
+    assert config.rules == node.rules
+
+
 async def test_pod_that_podgate_cni_has_gated_was_never_without_a_gate(node: Node) -> None:
     node.add("web", 7)
     node.add("db", 8)
@@ -348,16 +361,28 @@ async def test_gate_without_room_is_logged_when_it_begins_and_when_it_changes(no
     node.gates.problem = "no room for 3 of 70 rules"
     with structlog.testing.capture_logs() as lines:
         async with node.running():
+            await asyncio.sleep(1)
             for problem in ("no room for 3 of 70 rules", "", "no room for 1 of 68 rules"):
                 node.gates.problem = problem
-                for _ in range(2):
-                    node.store.mark("web")
-                    await asyncio.sleep(1)
+                node.store.mark("web")
+                await asyncio.sleep(1)
     logged = [line for line in lines if line["event"] is Event.GATE_HAS_NO_ROOM]
     assert [(line["pod"], line["problem"]) for line in logged] == [
         ("demo/web", "no room for 3 of 70 rules"),
         ("demo/web", "no room for 1 of 68 rules"),
     ]
+
+
+async def test_gate_that_is_displaced_again_is_logged_again(node: Node) -> None:
+    node.add("web", 7)
+    node.gates.failing["move first"] = BUSY
+    with structlog.testing.capture_logs() as lines:
+        async with node.running():
+            for displaced in ({7}, {7}, set[int](), {7}):
+                node.gates.displaced = displaced
+                node.store.mark("web")
+                await asyncio.sleep(1)
+    assert [line["event"] for line in lines].count(Event.GATE_DISPLACED) == 2
 
 
 async def test_all_interfaces_of_a_pod_are_gated(node: Node) -> None:

@@ -252,8 +252,11 @@ async def test_conditions_that_cannot_be_corrected_delay_neither_registration_no
     client.set_correction(correct)
     loop = asyncio.get_running_loop()
     began = loop.time()
-    assert await started(socket, client) == pytest.approx(0, abs=0.01)
+    with structlog.testing.capture_logs() as lines:
+        assert await started(socket, client) == pytest.approx(0, abs=0.01)
     assert loop.time() - began == pytest.approx(0, abs=0.01)
+    failed = [line for line in lines if line["event"] is Event.NRI_SYNCHRONIZATION_FAILED]
+    assert [line["error"] for line in failed] == ["OSError: no API server"]
     assert (pods(client, "gated"), pods(client, "late")) == (1, 0)
 
 
@@ -341,9 +344,13 @@ async def test_runtime_that_ends_while_a_pod_waits_is_connected_again(
             is_second.set()
             await asyncio.Event().wait()
 
+    loop = asyncio.get_running_loop()
+    began = loop.time()
     async with runtime.listening(socket, serve), running(client):
         await is_second.wait()
         assert cancelled == 1
+        # Not after the pod's time limit.
+        assert loop.time() - began < 0.5
 
 
 async def test_runtime_that_closes_is_a_problem_and_tried_again_every_ten_seconds(

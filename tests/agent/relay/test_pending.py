@@ -68,6 +68,8 @@ class Port:
         stack.callback(self.requests.abandon, self.target)
 
     def _on_proxied(self, request: PendingRequest, pod: BareSocket) -> None:
+        assert not self.poller.is_registered(request.kubelet.fileno())
+        assert not self.poller.is_registered(pod.fileno())
         self.proxied.append((request.reader.received, pod))
         self._stack.callback(pod.close)
         self._stack.callback(request.kubelet.close)
