@@ -44,6 +44,7 @@ class Grace:
         """What was logged as a failure."""
         gates = self.node.gates
         self.reads = 0
+        self.in_force = self.node.store.in_force.subscribe()
         monkeypatch.setattr(pending_flows, "read", lambda netns, network: self._read())
         monkeypatch.setattr(gates, "fill_reply_table", self._fill)
         monkeypatch.setattr(gates, "end_grace", self._end)
@@ -59,6 +60,7 @@ class Grace:
     def _end(self, ifindex: int, at_ns: int) -> None:
         if ifindex in self.endless:
             raise OSError("no map")
+        self.in_force.take()
         seconds = (at_ns - time.monotonic_ns()) / 1e9
         self.ends.append((ifindex, round(seconds) if at_ns else 0))
 
@@ -86,6 +88,8 @@ async def test_it_ends_at_once_where_no_other_flows_may_wait(grace: Grace) -> No
     grace.pending = lambda: PendingFlows((FLOW, FLOW), "")
     assert await grace.run() == [(READY, "demo/web", "veth7", 2, "")]
     assert (grace.filled, grace.ends, grace.failed) == ([(7, 2)], [(7, 0)], [])
+    # What is in force changed once more.
+    assert grace.in_force.take() == ["web"]
 
 
 def unread() -> PendingFlows:

@@ -253,9 +253,12 @@ async def test_programs_of_other_versions_are_detached_once_and_after_our_own(
     await host_devices.ensure([uplink])
     assert gate_worker.unknown_detached_after == []
     store.synced.set()
-    for links in ([uplink], [uplink], [uplink, Link(3, "eth3")]):
-        await host_devices.ensure(links)
+    with structlog.testing.capture_logs() as lines:
+        for links in ([uplink], [uplink], [uplink, Link(3, "eth3")]):
+            await host_devices.ensure(links)
     assert gate_worker.unknown_detached_after == [[{2}, {2}]]
+    logged = [line for line in lines if line["event"] is Event.UNKNOWN_PROGRAMS_DETACHED]
+    assert [line["programs"] for line in logged] == [["judge_on_bridge"]]
 
 
 async def test_programs_of_other_versions_stay_while_a_pod_waits_for_its_gate(

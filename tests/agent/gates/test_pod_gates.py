@@ -373,6 +373,35 @@ async def test_gate_without_room_is_logged_when_it_begins_and_when_it_changes(no
     ]
 
 
+async def test_lost_gates_are_put_back_before_and_after_each_attach(node: Node) -> None:
+    """An attach takes 15 ms."""
+    calls = node.gates.calls
+    node.gates.breathe = lambda: calls.append("breathe")  # type: ignore[method-assign]
+    node.add("web", 7)
+    await settled(node)
+    at = calls.index("install web")
+    assert calls[at - 1 : at + 2] == ["breathe", "install web", "breathe"]
+
+
+@pytest.mark.parametrize("is_due", [True, False])
+async def test_claims_are_logged_when_they_are_due(node: Node, is_due: bool) -> None:
+    async def check(pod: Pod, netns: Netns, network: PodNetwork) -> AddressClaims:
+        return claims
+
+    claims = AddressClaims((), {ipaddress.ip_address("198.18.9.9"): "an address of the node"})
+    node.check = check  # type: ignore[method-assign]
+    node.is_due = lambda uid, found: is_due and found is claims  # type: ignore[method-assign]
+    node.add("web", 7)
+    with structlog.testing.capture_logs() as lines:
+        await settled(node)
+    logged = {
+        (line["pod"], line["problem"])
+        for line in lines
+        if line["event"] is Event.ADDRESSES_UNCONFIRMED
+    }
+    assert logged == ({("demo/web", claims.problem)} if is_due else set())
+
+
 async def test_gate_that_is_displaced_again_is_logged_again(node: Node) -> None:
     node.add("web", 7)
     node.gates.failing["move first"] = BUSY
