@@ -8,6 +8,7 @@ import pytest
 import structlog.testing
 
 from agent.gates.host_devices import DevicePrograms, HostDevices, programs_for
+from agent.linux import udp_listeners
 from agent.linux.rtnetlink import Link
 from agent.linux.tunnels import TunnelPorts, find_tunnels
 from agent.logs import Event
@@ -332,6 +333,24 @@ async def test_too_many_tunnel_ports_are_not_tried_again_and_again(
     gate_worker = _GateWorker()
     monkeypatch.setattr(gate_worker, "set_tunnel_ports", reject)
     assert await make(gate_worker, store).ensure([])
+
+
+@pytest.mark.parametrize("kind", ["ppp", "vxlan", None])
+async def test_sockets_of_ppp_are_read_where_there_is_such_an_interface(
+    store: PodStore, monkeypatch: pytest.MonkeyPatch, kind: str | None
+) -> None:
+    reads: list[bool] = []
+
+    def read(*, has_ppp: bool) -> TunnelPorts:
+        reads.append(has_ppp)
+        return TunnelPorts(frozenset({1701}), has_any=True)
+
+    monkeypatch.setattr(udp_listeners, "read", read)
+    links = [Link(2, "eth2"), *([Link(3, "ppp3", kind=kind)] if kind else [])]
+    gate_worker = _GateWorker()
+    await make(gate_worker, store).ensure(links)
+    assert reads == [kind == "ppp"]
+    assert gate_worker.tunnels == [(frozenset({1701}), True)]
 
 
 @pytest.mark.parametrize(

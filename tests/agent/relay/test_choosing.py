@@ -129,7 +129,8 @@ def test_connection_that_ends_without_a_request_is_closed(relay: Relay, is_reset
 
 
 def test_connections_of_a_removed_target_are_reset(relay: Relay) -> None:
-    with relay.connect() as kubelet, relay.connect("other") as other:
+    claimant: Any = "other"
+    with relay.connect() as kubelet, relay.connect(claimant) as other:
         descriptors = [accepted.fileno() for accepted in relay.accepted]
         relay.choosing.abandon(relay.claimant)
         assert [*map(relay.poller.is_registered, descriptors)] == [False, True]
@@ -137,5 +138,5 @@ def test_connections_of_a_removed_target_are_reset(relay: Relay) -> None:
             kubelet.recv(1)
         assert len(relay.choosing) == 1
         other.sendall(REQUEST)
-        assert relay.poll_until_chosen().claimant == "other"
+        assert relay.poll_until_chosen().claimant is claimant
     assert len(relay.choosing) == 0
