@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -89,6 +90,9 @@ class _Switch:
             on_changed=self._count_change,
         )
 
+    def has_changed(self, times: int) -> bool:
+        return self.changes == times
+
     def _count_change(self) -> None:
         self.changes += 1
 
@@ -141,7 +145,7 @@ async def test_what_follows_programs_learns_of_each_change_and_the_log_has_it(
         for number, node in enumerate((OFF, OFF, ON, ON), start=1):
             modes.set(node)
             changes = (number + 1) // 2
-            await polling.until("a change", lambda changes=changes: made.changes == changes)
+            await polling.until("a change", functools.partial(made.has_changed, changes))
             await asyncio.sleep(0)
     assert worker.calls == [[7], "detach", "attach"]
     assert made.changes == 2

@@ -384,13 +384,15 @@ async def test_lost_gates_are_put_back_before_and_after_each_attach(node: Node) 
 
 
 @pytest.mark.parametrize("is_due", [True, False])
-async def test_claims_are_logged_when_they_are_due(node: Node, is_due: bool) -> None:
+async def test_claims_are_logged_when_they_are_due(
+    node: Node, monkeypatch: pytest.MonkeyPatch, is_due: bool
+) -> None:
     async def check(pod: Pod, netns: Netns, network: PodNetwork) -> AddressClaims:
         return claims
 
     claims = AddressClaims((), {ipaddress.ip_address("198.18.9.9"): "an address of the node"})
     node.check = check  # type: ignore[method-assign]
-    node.is_due = lambda uid, found: is_due and found is claims  # type: ignore[method-assign]
+    monkeypatch.setattr(node, "is_due", lambda uid, found: is_due and found is claims)
     node.add("web", 7)
     with structlog.testing.capture_logs() as lines:
         await settled(node)

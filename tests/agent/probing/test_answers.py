@@ -232,6 +232,31 @@ def test_two_answered_probes_of_one_port_need_no_pod() -> None:
     assert len({answer.id for answer in answers(found)}) == 2
 
 
+def test_each_probe_of_a_pod_has_a_number_of_its_own() -> None:
+    probes = {f"{kind}Probe": http(f"/{kind}") for kind in ("startup", "readiness", "liveness")}
+    checks = dict.fromkeys(("startup", "readiness", "liveness"), OWN_CHECK)
+    found = plan(spec(probes, checks), (ADDRESS,))
+    numbers = {found.id_of(ProbeName("app", type)) for type in (STARTUP, READINESS, LIVENESS)}
+    assert len(numbers) == 3
+    assert None not in numbers
+    assert found.id_of(ProbeName("other", LIVENESS)) is None
+
+
+def test_request_that_is_the_same_at_one_of_the_addresses_is_ambiguous() -> None:
+    host = {"name": "Host", "value": "198.18.1.2:8080"}
+    found = liveness(HEALTHZ, readinessProbe=http("/healthz", httpHeaders=[host]))
+    assert plan(found, (ADDRESS,)).obstacles == {}
+    for addresses in ((ADDRESS, "198.18.1.2"), ("198.18.1.2",)):
+        assert plan(found, addresses).obstacles == {APP_LIVENESS: Obstacle.AMBIGUOUS}
+
+
+def test_pod_without_an_address_is_planned_as_one_with_any() -> None:
+    assert plan(liveness(HEALTHZ), ()) == plan(liveness(HEALTHZ), (ADDRESS,))
+    assert plan(liveness(HEALTHZ, readinessProbe=HEALTHZ), ()).obstacles == {
+        APP_LIVENESS: Obstacle.AMBIGUOUS
+    }
+
+
 def test_problem_is_one_sentence_with_a_remedy() -> None:
     found = plan(liveness(http("/", scheme="HTTPS")), (ADDRESS,))
     assert found.problems == {
