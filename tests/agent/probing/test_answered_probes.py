@@ -117,11 +117,11 @@ def test_update_without_a_change_keeps_the_verdict(answered: AnsweredProbes) -> 
 
 def test_changed_plan_has_no_verdicts(answered: AnsweredProbes) -> None:
     answered.record(check(UID))
-    plans = answered.plans.subscribe()
+    plans, verdicts = answered.plans.subscribe(), answered.verdicts.subscribe()
     other = spec({"livenessProbe": http("/other")}, {"liveness": OWN_CHECK})
     answered.set_pod(UID, other, (ADDRESS,), {"app": "c1"})
     assert verdict(answered) is None
-    assert plans.take() == [UID]
+    assert (plans.take(), verdicts.take()) == ([UID], [UID])
 
 
 def test_change_of_a_check_keeps_the_verdict_until_the_next_one(answered: AnsweredProbes) -> None:

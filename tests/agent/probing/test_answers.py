@@ -1,12 +1,13 @@
 """A probe is answered if the kubelet sends its request for nothing else, otherwise proxied."""
 
+import json
 from typing import Any
 
 import pytest
 
 from agent.probing.answers import AnswerPlan, Obstacle, ProbeName, plan
 from agent.relay.messages import Answer, GrpcRequest, HttpRequest, TcpConnect
-from probes.spec.specs import PodSpec
+from probes.spec.specs import PodSpec, with_annotation
 from tests.agent.probing.answering import (
     ADDRESS,
     HEALTHZ,
@@ -168,6 +169,30 @@ def test_same_request_of_another_container_is_ambiguous() -> None:
         {"livenessProbe": HEALTHZ}, {"liveness": OWN_CHECK}, others=({"livenessProbe": HEALTHZ},)
     )
     assert obstacle(found) is Obstacle.AMBIGUOUS
+
+
+def test_same_request_of_another_container_is_ambiguous_also_with_the_same_check() -> None:
+    containers = [{"name": name, "liveness": OWN_CHECK} for name in ("app", "app2")]
+    text = json.dumps({"apiVersion": "podgate.io/v2", "containers": containers})
+    sent = {"livenessProbe": HEALTHZ}
+    found = plan(with_annotation(spec(sent, {}, others=(sent,)), text), (ADDRESS,))
+    assert found.requests == ()
+    names = (APP_LIVENESS, ProbeName("app2", LIVENESS))
+    assert found.obstacles == dict.fromkeys(names, Obstacle.AMBIGUOUS)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"exec": {"command": ["true"]}},
+        {"grpc": {"port": 9091, "service": "db"}},
+        {"grpc": {"port": 9090, "service": "other"}},
+    ],
+)
+def test_grpc_probes_that_differ_are_answered_apart(other: dict[str, Any]) -> None:
+    sent = {"grpc": {"port": 9090, "service": "db"}}
+    assert obstacle(liveness(sent, readinessProbe=other)) is None
+    assert obstacle(liveness(sent, readinessProbe=sent)) is Obstacle.AMBIGUOUS
 
 
 @pytest.mark.parametrize(

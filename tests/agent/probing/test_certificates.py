@@ -199,12 +199,15 @@ async def test_read_and_unusable_certificates_are_logged_when_they_change(
     where = tmp_path / "shop" / "queue"
     with structlog.testing.capture_logs() as lines:
         async with running(ProbeCertificates(tmp_path, None)) as made:
+            made.of("b", "shop", {SECRET})
             await until(made, FILE, lambda found: "cannot be opened" in str(found))
             (problem,) = made.problems("a")
+            made.forget("b")
             write(where, *AUTHORITY.issue())
             await until(made, FILE, is_certificate)
     logged = [(line["event"], line["log_level"], line["certificate"]) for line in lines]
-    assert logged[0] == (Event.PROBE_CERTIFICATE_UNUSABLE, "warning", "shop/queue")
+    # Of the Secret and the file, and when the file was written.
+    assert logged[:2] == [(Event.PROBE_CERTIFICATE_UNUSABLE, "warning", "shop/queue")] * 2
     assert logged[-1] == (Event.PROBE_CERTIFICATE_READ, "info", "shop/queue")
     assert problem == (
         "Probes have no client certificate: the directory shop/queue with a client certificate "
@@ -267,8 +270,12 @@ async def test_secret_is_read_by_name_and_again_every_minute(
         assert made.of("a", "shop", {SECRET})[SECRET] is first
         secrets.code, secrets.parts = 200, AUTHORITY.issue()
         await until(made, SECRET, lambda found: is_certificate(found) and found is not first)
-        made.forget("a")
+        # A hint about a file.
         count = len(secrets.paths)
+        made.of("b", "shop", {FILE})
+        await asyncio.sleep(1)
+        assert len(secrets.paths) == count
+        made.forget("a")
         await asyncio.sleep(200)
         assert len(secrets.paths) == count
 

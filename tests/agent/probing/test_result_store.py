@@ -11,7 +11,6 @@ import time
 import pytest
 
 from agent import state_files
-from agent.probing import result_store
 from agent.probing.result_store import ResultStore, SavedProbes, reported_results, sandbox_of
 from probes.engine.workers import ProbeType
 from probes.netns import Netns
@@ -77,7 +76,7 @@ def test_results_that_no_pod_claims_are_left_out_after_a_while(
     started = time.monotonic()
     for seconds, results in ((290, RESULTS), (310, {})):
         store = ResultStore(path)
-        monkeypatch.setattr(result_store.time, "monotonic", lambda now=started + seconds: now)
+        monkeypatch.setattr(time, "monotonic", lambda now=started + seconds: now)
         store.claim("v", f"4:2:{seconds}")
         end(store)
         monkeypatch.undo()
@@ -188,9 +187,9 @@ async def test_changes_are_written_while_running(tmp_path: pathlib.Path) -> None
 
 async def test_pod_that_is_gone_is_removed_from_the_file(path: pathlib.Path) -> None:
     store = ResultStore(path)
-    store.claim("u", "4:1:1")
+    store.claim("u", "4:1:2")
     running = asyncio.create_task(store.run())
-    await until("the claim is written", lambda: "4:1:1" in path.read_text())
+    await until("the claim is written", lambda: "4:1:2" in path.read_text())
     store.forget("u")
     await until("the file has no pod", lambda: not json.loads(path.read_text())["pods"])
     running.cancel()

@@ -1,6 +1,7 @@
 """Which annotation of a running pod is in force, and which changes are reported (KEP-6318)."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -140,6 +141,17 @@ def test_probes_of_the_annotation_are_reported(
     before: PodSpec, after: PodSpec, action: str
 ) -> None:
     assert [str(one) for one in changes(before, after)] == [f'Container "app": {action}.']
+
+
+def test_probe_of_each_container_is_reported() -> None:
+    same, other = {"livenessProbe": HEALTHZ}, {"livenessProbe": http("/b")}
+    checks = {"name": "app2", "liveness": OWN_CHECK}
+    text = {"apiVersion": "podgate.io/v2", "containers": [checks]}
+    before = with_annotation(spec(same, {}, others=(other,)), None)
+    after = with_annotation(before, json.dumps(text))
+    assert [str(one) for one in changes(before, after)] == [
+        'Container "app2": liveness probe updated.'
+    ]
 
 
 def test_probe_that_the_kubelet_runs_as_well_is_reported_by_the_kubelet() -> None:
