@@ -90,6 +90,7 @@ def test_annotation_is_saved_when_it_changes() -> None:
         pod.take(given)
         saves.append(pod.results.saves)
     assert saves == [0, 1, 1, 2, 2, 2, 3]
+    assert pod.changes.text("a") == ""
     assert (pod.sandbox.is_taken, pod.sandbox.annotation) == (True, OTHER.annotation)
 
 

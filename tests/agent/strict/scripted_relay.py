@@ -141,6 +141,8 @@ class ScriptedLauncher:
         self.relays: list[ScriptedRelay] = []
         self.next = ScriptedRelay
         self.problem: str | None = None
+        self.checks = 0
+        """How often the gates of relays were checked."""
         self.range_problem: str | None = None
         self.tried_at: list[float] = []
         self.predecessors: list[ScriptedPredecessor] = []
@@ -156,7 +158,7 @@ class ScriptedLauncher:
         return [relay for relay in self.relays if relay.is_killed]
 
     async def check(self) -> None:
-        pass
+        self.checks += 1
 
     async def find_predecessors(self, now: Callable[[], float]) -> Predecessors:
         return Predecessors(self.predecessors, have_these_maps=self.have_these_maps, now=now)

@@ -187,6 +187,17 @@ async def test_pods_without_the_relay_are_tried_less_often() -> None:
         assert node.tried == [ONE] * 4
 
 
+@pytest.mark.parametrize("field", ["is_relayed", "host_network"])
+async def test_pod_that_never_has_the_relay_is_tried_less_often(field: str) -> None:
+    async with watched() as node:
+        node.needs.add("web")
+        web = strict_pod("web", ONE)
+        web.pod = msgspec.structs.replace(web.pod, **{field: field == "host_network"})
+        node.add(web)
+        await asyncio.sleep(29)
+        assert node.tried == [ONE]
+
+
 async def test_pod_that_gets_strict_is_tried_at_once() -> None:
     async with watched() as node:
         web = node.add(strict_pod("web", ONE, mode=Mode.ENFORCE))

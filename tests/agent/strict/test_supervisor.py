@@ -365,6 +365,13 @@ async def test_relay_gets_no_connection_until_the_node_reaches_it(
 
 
 @with_a_relay
+async def test_gates_of_relays_are_checked_each_second(node: Node, web: PodState) -> None:
+    node.launcher.checks = 0
+    await asyncio.sleep(10)
+    assert 9 <= node.launcher.checks <= 11
+
+
+@with_a_relay
 async def test_silent_relay_is_killed_and_replaced(node: Node, web: PodState) -> None:
     node.launcher.newest.is_hung = True
     async with asyncio.timeout(5):

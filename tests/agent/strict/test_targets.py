@@ -1,6 +1,7 @@
 """Desired targets of the relay, and pods that have none."""
 
 import msgspec
+import pytest
 
 from agent.pods.pod_state import PodState
 from agent.strict.plans import plan_of
@@ -83,11 +84,12 @@ def redirected(user: int | None) -> PodState:
     return web
 
 
-def test_relay_connects_as_the_user_whom_the_pods_rules_exempt() -> None:
-    web = redirected(5995)
+@pytest.mark.parametrize("user", [5995, 0])
+def test_relay_connects_as_the_user_whom_the_pods_rules_exempt(user: int) -> None:
+    web = redirected(user)
     assert excluded_reason(web) is None
     users = {target.address: target.user for target in plan_of([web]).targets}
-    assert users == {ONE: 5995, "fd00:18::1": 0}
+    assert users == {ONE: user, "fd00:18::1": 0}
 
 
 def test_pod_whose_rules_redirect_every_user_has_no_target() -> None:
