@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Iterable
 
 import msgspec
 import pytest
+import structlog.testing
 
+from agent.logs import Event
 from agent.pods.conditions import Conditions
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
@@ -160,6 +162,30 @@ async def test_port_without_an_exempt_user_counts_before_rules_with_one() -> Non
         node.probed[ONE] = InnerWay(OF_NO_USER.redirection, 1337)
         await asyncio.sleep(5)
         assert web.inner_ways == {ONE: CONSUL}
+
+
+async def test_what_the_relay_finds_inside_is_logged_and_what_it_cannot_pass_is_a_warning() -> None:
+    ways = {
+        "198.18.1.1": (CONSUL, Mode.STRICT),
+        "198.18.1.2": (OF_NO_USER, Mode.STRICT),
+        "198.18.1.3": (OF_NO_USER, Mode.ENFORCE),
+        "198.18.1.4": (InnerWay(Dropped(8080), None), Mode.STRICT),
+        "198.18.1.5": (InnerWay(Dropped(), None), Mode.STRICT),
+    }
+    with structlog.testing.capture_logs() as lines:
+        async with watched() as node:
+            node.rules = {address: way for address, (way, _) in ways.items()}
+            for address, (_, mode) in ways.items():
+                node.add(strict_pod(f"web{address[-1]}", address, mode=mode))
+            await asyncio.sleep(1)
+    assert [(line["event"], line["log_level"], line["pod"], line["port"]) for line in lines] == [
+        (Event.POD_REDIRECTED, "info", "shop/web1", 15001),
+        (Event.POD_REDIRECTED, "warning", "shop/web2", 15001),
+        (Event.POD_REDIRECTED, "info", "shop/web3", 15001),
+        (Event.POD_DROPS_INSIDE, "warning", "shop/web4", 8080),
+    ]
+    named = [(line["address"], line["mesh"], line["exempt_user"]) for line in lines[:2]]
+    assert named == [("198.18.1.1", "Consul", 5995), ("198.18.1.2", "Istio", None)]
 
 
 async def test_unchanged_pod_marks_nothing() -> None:

@@ -174,6 +174,7 @@ async def test_relay_gets_its_targets_and_is_then_engaged(node: Node) -> None:
     kinds = [type(message) for message in node.launcher.newest.received]
     assert kinds == [messages.SetTargets, messages.Engage]
     assert node.supervisor.is_up
+    assert node.supervisor.restarts == 0
 
 
 async def test_relay_starts_before_pods_if_strict_is_the_default() -> None:
@@ -220,6 +221,7 @@ async def test_target_that_the_relay_lost_is_back_within_half_a_minute(
     relay.lose_targets()
     await asyncio.sleep(32)
     assert relay.targets() == {ONE}
+    assert len(relay.updates()) == 2
     assert len(node.launcher.relays) == 1
     assert node.supervisor.pods.problem_for(web) is None
 
@@ -459,6 +461,14 @@ async def test_retry_delay_is_reset_after_a_healthy_minute(node: Node, web: PodS
     node.launcher.newest.exit()
     await asyncio.sleep(2.5)
     assert len(node.launcher.relays) == relays + 1
+    # No other one was healthy for so long.
+    waits = []
+    for _ in range(3):
+        exited_at = asyncio.get_running_loop().time()
+        node.launcher.newest.exit()
+        await asyncio.sleep(12)
+        waits.append(node.launcher.tried_at[-1] - exited_at)
+    assert [round(wait) for wait in waits] == pytest.approx([2, 4, 8], abs=1)
 
 
 @with_a_relay
@@ -475,7 +485,8 @@ async def test_handover_engages_the_new_relay_before_the_old_is_released(
     node: Node, web: PodState
 ) -> None:
     old = node.launcher.newest
-    await node.supervisor.restart()
+    async with asyncio.timeout(0.2):
+        await node.supervisor.restart()
     new = node.launcher.newest
     assert new is not old
     assert new.has_received(messages.Engage)
@@ -516,6 +527,23 @@ async def test_old_relay_stays_if_the_new_one_fails_and_gets_all_targets_again(
     assert node.supervisor.pods.problem_for(web) is None
 
 
+async def test_restart_that_an_agent_has_no_time_for_is_rejected() -> None:
+    class Hung(ScriptedRelay):
+        def __init__(self) -> None:
+            super().__init__()
+            self.is_hung = True
+
+    node = Node()
+    async with running(node):
+        node.add(strict_pod("web", ONE))
+        await asyncio.sleep(1)
+        node.launcher.next = Hung
+        restarting = asyncio.create_task(node.supervisor.restart())
+        await asyncio.sleep(1)
+    with pytest.raises(RelayError, match="the agent is stopping"):
+        await restarting
+
+
 @on_a_node
 async def test_restart_without_pods_in_strict_is_rejected(node: Node) -> None:
     with pytest.raises(RelayError, match="no pod is in strict"):
@@ -533,6 +561,18 @@ async def test_relay_is_released_a_while_after_the_last_pod(node: Node, web: Pod
     assert relay.has_received(messages.Release)
     assert not node.supervisor.is_up
     assert node.supervisor.problem == ""
+
+
+@with_a_relay
+async def test_relay_is_released_at_once_when_podgate_is_switched_off(
+    node: Node, web: PodState
+) -> None:
+    relay = node.launcher.newest
+    node.remove(web)
+    node.modes.set_off(is_off=True)
+    await asyncio.sleep(0.2)
+    assert relay.has_received(messages.Release)
+    assert not node.supervisor.is_up
 
 
 @with_a_relay
@@ -583,6 +623,17 @@ async def test_relay_takes_over_from_the_one_of_the_previous_agent(
     await asyncio.sleep(1)
     assert node.launcher.newest.has_received(messages.Engage)
     assert predecessor.is_released
+
+
+async def test_agent_that_stops_leaves_the_previous_relay_alone() -> None:
+    node = Node()
+    node.launcher.predecessors = [predecessor := ScriptedPredecessor()]
+    node.launcher.addresses = {ONE}
+    async with running(node):
+        await asyncio.sleep(1)
+        assert not predecessor.is_forgotten
+    assert predecessor.is_forgotten
+    assert not predecessor.is_released
 
 
 @with_a_predecessor

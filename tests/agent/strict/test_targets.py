@@ -1,5 +1,7 @@
 """Desired targets of the relay, and pods that have none."""
 
+import dataclasses
+
 import msgspec
 import pytest
 
@@ -100,6 +102,27 @@ def test_pod_whose_rules_redirect_every_user_has_no_target() -> None:
         "5995), so the relay cannot reach the application; have the pod's rules exempt the "
         "loopback interface."
     )
+
+
+def test_pod_whose_loopback_is_down_has_no_target() -> None:
+    web = strict_pod("web", ONE)
+    assert web.network is not None
+    web.network = dataclasses.replace(web.network, is_loopback_down=True)
+    assert plan_of([web]).targets == ()
+    assert excluded_reason(web) == (
+        "The loopback interface of the pod is down, so no connection from inside the pod arrives; "
+        "run 'ip link set lo up' in it."
+    )
+
+
+def test_conflict_names_the_pods_and_ports_that_it_is_about() -> None:
+    pods = [strict_pod(name, ONE, container=tcp(80)) for name in ("a", "c", "b")]
+    plan = plan_of([*pods, strict_pod("other", ONE, container=tcp(81))])
+    assert plan.conflicts["uid-a"] == (
+        f"Pod shop/b and pod shop/c has the same address {ONE}; kubelet connections to these ports "
+        "are ambiguous: 80."
+    )
+    assert [target.claims for target in plan.targets] == [(81,)]
 
 
 def test_excluded_pods_have_a_reason() -> None:

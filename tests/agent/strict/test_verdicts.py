@@ -151,6 +151,23 @@ async def test_new_relay_has_all_verdicts_before_it_is_engaged() -> None:
         assert latest(relay)[f"{WEB} {ONE}"].ends_ns == 11_000_000_007
 
 
+async def test_verdict_that_comes_while_the_relay_is_engaged_is_sent() -> None:
+    async with running() as node:
+
+        class Slow(ScriptedRelay):
+            def send(self, message: messages.FromRelay) -> None:
+                delay = 0.0
+                if isinstance(message, messages.Engaged):
+                    node.answered.record(check(WEB, finished_ns=9))
+                    delay = 0.1
+                asyncio.get_running_loop().call_later(delay, super().send, message)
+
+        node.launcher.next = Slow
+        node.add("web", ONE)
+        await asyncio.sleep(0.5)
+        assert latest(node.launcher.newest)[f"{WEB} {ONE}"].ends_ns == 11_000_000_009
+
+
 async def test_verdict_of_a_pod_that_was_not_a_target_yet_is_sent_with_it() -> None:
     async with running() as node:
         node.add("web", ONE)
