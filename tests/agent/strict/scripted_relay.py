@@ -22,6 +22,8 @@ class ScriptedRelay:
         self.is_hung = False
         """Neither responds nor reports."""
         self.way_problem = ""
+        self.way_tries: list[bool] = []
+        """Whether it was engaged at each."""
         self.is_killed = False
         self.is_released = False
         self._ours, self._its = socket.socketpair()
@@ -63,6 +65,7 @@ class ScriptedRelay:
         self._writer.write_eof()
 
     async def find_way_problem(self, *, is_engaged: bool) -> str:
+        self.way_tries.append(is_engaged)
         return self.way_problem
 
     async def kill(self) -> None:

@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import functools
+import itertools
 import threading
 from collections.abc import AsyncIterator, Iterable
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,6 +16,7 @@ from agent.logs import Event
 from agent.pods.conditions import Conditions
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
+from agent.strict import inner_ways
 from agent.strict.inner_ways import InnerWayWatch
 from bpf.verdicts import Mode
 from probes.netns import Netns, NetnsGoneError
@@ -186,6 +190,30 @@ async def test_what_the_relay_finds_inside_is_logged_and_what_it_cannot_pass_is_
     ]
     named = [(line["address"], line["mesh"], line["exempt_user"]) for line in lines[:2]]
     assert named == [("198.18.1.1", "Consul", 5995), ("198.18.1.2", "Istio", None)]
+
+
+async def test_other_work_of_the_loop_comes_between_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes 2 ms here."""
+    clock = SimpleNamespace(monotonic=functools.partial(next, itertools.count(0, 0.002)))
+    monkeypatch.setattr(inner_ways, "time", clock)
+    order: list[str] = []
+
+    async def work() -> None:
+        while True:
+            order.append("work")
+            await asyncio.sleep(0)
+
+    async with watched() as node:
+        node.tried = order
+        working = asyncio.create_task(work())
+        for number in range(3):
+            node.add(strict_pod(f"web{number}", f"198.18.1.{number}"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        working.cancel()
+    first, second, third = (order.index(f"198.18.1.{number}") for number in range(3))
+    assert "work" in order[first:second]
+    assert "work" in order[second:third]
 
 
 async def test_unchanged_pod_marks_nothing() -> None:

@@ -144,6 +144,18 @@ async def test_first_problem_of_a_relay_is_the_reason_from_then_on(
         assert await relay.received() == [messages.Engage()]
 
 
+async def test_relay_that_ends_without_reading_has_exited() -> None:
+    """A reset instead of the end of the stream."""
+    ours, theirs = socket.socketpair()
+    relay = Relay()
+    channel = await RelayChannel.open(ours, stats=relay.stats, wake=relay.wake)
+    with contextlib.closing(channel):
+        channel.send(messages.Release(1.0))
+        theirs.close()
+        await relay.wake.wait()
+        assert channel.problem == "it exited"
+
+
 async def test_message_without_a_response_is_sent_and_the_channel_closed_behind_it() -> None:
     async with opened() as relay:
         relay.channel.send(messages.Release(1.0))

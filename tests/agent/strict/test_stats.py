@@ -96,9 +96,15 @@ def test_connection_without_a_response_has_no_duration(stats: ConnectionStats) -
 def test_samples_of_a_deleted_pod_are_discarded(stats: ConnectionStats, store: PodStore) -> None:
     stats.add([sample(WEB, 8080)])
     store.remove_pod(WEB.uid)
-    stats.add([sample(WEB, 8080)])
+    unknown = OutcomeSample("", 80, "unknown_address", 5, 0.0, (0,) * len(OPEN_BUCKETS))
+    stats.add([sample(WEB, 8080), unknown, sample(DB, 5432)])
+    stats.answers.add([answers(WEB, "healthy", 1), answers(DB, "healthy", 2)])
     stats.keep_only(store.pods)
-    assert list(stats.items()) == []
+    assert [(pod.name, found.outcomes) for pod, _, found in stats.items()] == [
+        ("db", {"proxied": 1})
+    ]
+    assert [(pod.name, count) for pod, _, _, count in stats.answers.items()] == [("db", 2)]
+    assert stats.unknown_address == 5
     assert stats.status(WEB.uid) == []
 
 
@@ -153,8 +159,8 @@ def test_durations_are_those_of_responses_and_summed_over_ports(stats: Connectio
     labels = 'container="",handler="redirect",namespace="shop",pod="web"'
     name = "podgate_relay_connect_duration_seconds"
     assert f"{name}_count{{{labels}}} 3.0" in shown
-    (total,) = (line for line in shown if line.startswith(f"{name}_sum"))
-    assert float(total.removeprefix(f"{name}_sum{{{labels}}} ")) == pytest.approx(0.0034)
+    (seconds,) = (line for line in shown if line.startswith(f"{name}_sum"))
+    assert float(seconds.removeprefix(f"{name}_sum{{{labels}}} ")) == pytest.approx(0.0034)
     assert not any(line.startswith(name) and 'pod="db"' in line for line in shown)
     count = "podgate_relay_connections_total"
     for outcome, total in (("proxied", 2), ("refused", 1), ("timeout", 1)):

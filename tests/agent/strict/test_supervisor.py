@@ -187,6 +187,17 @@ async def test_relay_starts_before_pods_if_strict_is_the_default() -> None:
 
 
 @with_a_relay
+async def test_way_to_a_relay_is_tried_before_it_is_engaged_and_then_twice_a_second(
+    node: Node, web: PodState
+) -> None:
+    await asyncio.sleep(10)
+    first, *later = node.launcher.newest.way_tries
+    assert not first
+    assert all(later)
+    assert len(later) == pytest.approx(22, abs=2)
+
+
+@with_a_relay
 async def test_bursts_are_one_update(node: Node, web: PodState) -> None:
     for number in range(2, 50):
         node.add(strict_pod(f"web{number}", f"198.18.1.{number}"))
@@ -313,6 +324,11 @@ async def test_pods_with_a_conflict_report_it_and_others_are_proxied(
 @with_a_relay
 async def test_relay_that_exits_is_reported_and_started_again(node: Node, web: PodState) -> None:
     node.launcher.newest.exit()
+    await asyncio.sleep(0.01)
+    assert (node.supervisor.is_up, node.supervisor.problem) == (
+        False,
+        "the relay failed: it exited.",
+    )
     await asyncio.sleep(0.2)
     assert node.problems == ["the relay failed: it exited.", None]
     assert node.launcher.relays[0].is_killed
@@ -631,7 +647,6 @@ async def test_agent_that_stops_leaves_the_previous_relay_alone() -> None:
     node.launcher.addresses = {ONE}
     async with running(node):
         await asyncio.sleep(1)
-        assert not predecessor.is_forgotten
     assert predecessor.is_forgotten
     assert not predecessor.is_released
 

@@ -151,6 +151,19 @@ async def test_new_relay_has_all_verdicts_before_it_is_engaged() -> None:
         assert latest(relay)[f"{WEB} {ONE}"].ends_ns == 11_000_000_007
 
 
+async def test_verdict_of_a_pod_is_not_sent_again_for_another_pod() -> None:
+    async with running() as node:
+        node.add("web", ONE)
+        await asyncio.sleep(0.5)
+        node.answered.record(check(WEB, finished_ns=7))
+        await asyncio.sleep(0.5)
+        before = len(received(node.launcher.newest))
+        node.add("other", OTHER)
+        await asyncio.sleep(0.5)
+        later = received(node.launcher.newest)[before:]
+        assert {verdict.target_key for verdict in later} == {f"uid-other {OTHER}"}
+
+
 async def test_verdict_that_comes_while_the_relay_is_engaged_is_sent() -> None:
     async with running() as node:
 
