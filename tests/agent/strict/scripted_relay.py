@@ -147,6 +147,8 @@ class ScriptedLauncher:
         self.checks = 0
         """How often the gates of relays were checked."""
         self.range_problem: str | None = None
+        self.ranges = 0
+        """How often the routes of ranges were restored."""
         self.tried_at: list[float] = []
         self.predecessors: list[ScriptedPredecessor] = []
         self.have_these_maps = True
@@ -170,6 +172,7 @@ class ScriptedLauncher:
         return self.addresses
 
     async def ensure_ranges(self) -> None:
+        self.ranges += 1
         if self.range_problem is not None:
             raise RelayError(self.range_problem)
 

@@ -263,6 +263,23 @@ async def test_pod_that_gets_strict_is_tried_at_once() -> None:
         assert web.inner_ways == {ONE: CONSUL}
 
 
+async def test_pod_that_gets_mode_off_has_no_ways_and_is_tried_as_a_new_one_later() -> None:
+    async with watched() as node:
+        node.rules[ONE] = CONSUL
+        web = node.add(strict_pod("web", ONE))
+        await asyncio.sleep(1)
+        strict = web.pod
+        web.pod = msgspec.structs.replace(strict, mode=Mode.OFF)
+        node.store.in_force.mark("uid-web")
+        await asyncio.sleep(0.01)
+        assert web.inner_ways == {}
+        web.pod = strict
+        node.store.in_force.mark("uid-web")
+        await asyncio.sleep(0.01)
+        assert web.inner_ways == {ONE: CONSUL}
+        assert node.before == [{}, {}]
+
+
 async def test_pods_in_mode_off_are_not_tried() -> None:
     async with watched() as node:
         node.add(strict_pod("off", ONE, mode=Mode.OFF))

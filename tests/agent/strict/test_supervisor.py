@@ -20,6 +20,7 @@ from agent.strict.relayed_pods import RelayAnswers
 from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import RelaySupervisor
 from bpf.verdicts import Mode
+from probes.redirection import InnerWay, Redirection
 from tests.agent.strict.scripted_relay import ScriptedLauncher, ScriptedPredecessor, ScriptedRelay
 from tests.agent.strict.strict_pods import record_path, strict_pod, tcp
 
@@ -485,6 +486,22 @@ async def test_retry_delay_is_reset_after_a_healthy_minute(node: Node, web: PodS
         await asyncio.sleep(12)
         waits.append(node.launcher.tried_at[-1] - exited_at)
     assert [round(wait) for wait in waits] == pytest.approx([2, 4, 8], abs=1)
+
+
+@with_a_relay
+async def test_routes_of_ranges_are_restored_twice_a_minute(node: Node, web: PodState) -> None:
+    node.launcher.ranges = 0
+    await asyncio.sleep(120)
+    assert node.launcher.ranges == 4
+
+
+@with_a_relay
+async def test_pod_whose_target_has_changed_waits_for_the_relay(node: Node, web: PodState) -> None:
+    node.launcher.newest.is_hung = True
+    web.inner_ways = {ONE: InnerWay(Redirection(15001, 5995, "Consul"), 5995)}
+    node.store.in_force.mark(web.pod.uid)
+    await asyncio.sleep(1)
+    assert node.supervisor.pods.problem_for(web) == "the relay is not updated yet."
 
 
 @with_a_relay

@@ -104,6 +104,12 @@ def test_pod_whose_rules_redirect_every_user_has_no_target() -> None:
     )
 
 
+def test_pod_without_a_namespace_has_no_target() -> None:
+    web = strict_pod("web", ONE)
+    web.netns = None
+    assert plan_of([web]).targets == ()
+
+
 def test_pod_whose_loopback_is_down_has_no_target() -> None:
     web = strict_pod("web", ONE)
     assert web.network is not None

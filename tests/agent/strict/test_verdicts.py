@@ -133,7 +133,9 @@ async def test_verdict_is_withdrawn_when_the_container_restarts() -> None:
         assert latest(node.launcher.newest)[f"{WEB} {ONE}"].ends_ns is not None
         node.answered.set_pod(WEB, SPEC, (ONE,), {"app": "c2"})
         await asyncio.sleep(0.5)
-        assert latest(node.launcher.newest)[f"{WEB} {ONE}"].ends_ns is None
+        withdrawn = latest(node.launcher.newest)[f"{WEB} {ONE}"]
+        (answer,) = node.answered.answers(WEB, ONE)
+        assert withdrawn == messages.Verdict(f"{WEB} {ONE}", answer.id, False, "", None)
 
 
 async def test_new_relay_has_all_verdicts_before_it_is_engaged() -> None:
