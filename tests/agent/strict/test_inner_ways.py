@@ -280,6 +280,19 @@ async def test_pod_that_gets_mode_off_has_no_ways_and_is_tried_as_a_new_one_late
         assert node.before == [{}, {}]
 
 
+async def test_pod_that_comes_back_is_tried_at_once() -> None:
+    async with watched() as node:
+        web = node.add(strict_pod("web", ONE))
+        await asyncio.sleep(0.01)
+        del node.store.pods["uid-web"]
+        node.store.in_force.mark("uid-web")
+        await asyncio.sleep(0.01)
+        assert node.tried == [ONE]
+        node.add(web)
+        await asyncio.sleep(0.01)
+        assert node.tried == [ONE] * 2
+
+
 async def test_pods_in_mode_off_are_not_tried() -> None:
     async with watched() as node:
         node.add(strict_pod("off", ONE, mode=Mode.OFF))

@@ -110,6 +110,18 @@ def test_pod_without_a_namespace_has_no_target() -> None:
     assert plan_of([web]).targets == ()
 
 
+@pytest.mark.parametrize(
+    ("mode", "host_network"), [(Mode.STRICT, True), (Mode.AUDIT, False), (Mode.OFF, True)]
+)
+def test_pod_of_the_host_network_or_below_enforce_is_not_strict(
+    mode: Mode, host_network: bool
+) -> None:
+    web = strict_pod("web", ONE, mode=mode)
+    web.pod = msgspec.structs.replace(web.pod, host_network=host_network)
+    assert excluded_reason(web) == "Mode is not strict."
+    assert plan_of([web]).targets == ()
+
+
 def test_pod_whose_loopback_is_down_has_no_target() -> None:
     web = strict_pod("web", ONE)
     assert web.network is not None
