@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 
 import pytest
+import structlog.testing
 
 from agent import labels
 from agent.pods.changes import Subscription
@@ -261,10 +262,23 @@ async def test_rejected_target_is_sent_again_with_the_next_change(
 async def test_targets_are_not_planned_again_each_second_without_a_change(
     node: Node, web: PodState
 ) -> None:
-    plans = []
-    node.answered.answers = lambda uid, address: plans.append(uid) or ()  # type: ignore[method-assign,func-returns-value]
+    plans = node.supervisor._plans
+    updates: list[Collection[str] | None] = []
+
+    def update(
+        pods: Mapping[str, PodState],
+        changed: Collection[str] | None = None,
+        *,
+        proxies_enforced: bool,
+    ) -> set[str]:
+        updates.append(changed)
+        return plans_of_all(pods, changed, proxies_enforced=proxies_enforced)
+
+    plans_of_all = plans.update
+    plans.update = update  # type: ignore[method-assign,assignment]
     await asyncio.sleep(60)
-    assert len(plans) <= 7
+    assert 5 <= len(updates) <= 7
+    assert set(updates) == {None}
     # A change without a mark.
     node.store.pods["uid-new"] = strict_pod("new", OTHER)
     await asyncio.sleep(15)
@@ -439,7 +453,9 @@ async def test_relay_that_sends_an_invalid_message_is_replaced(node: Node, web: 
 async def test_retry_delay_doubles_up_to_eight_seconds(node: Node) -> None:
     node.launcher.problem = "the range is in use"
     pod = node.add(strict_pod("web", ONE))
-    await asyncio.sleep(120)
+    with structlog.testing.capture_logs() as lines:
+        await asyncio.sleep(120)
+    assert [line["log_level"] for line in lines].count("error") == 1
     problem = "the relay cannot be started: the range is in use."
     assert node.supervisor.pods.problem_for(pod) == problem
     assert node.supervisor.problem == problem
@@ -503,8 +519,10 @@ async def test_pod_whose_target_has_changed_waits_for_the_relay(node: Node, web:
     node.launcher.newest.is_hung = True
     web.inner_ways = {ONE: InnerWay(Redirection(15001, 5995, "Consul"), 5995)}
     node.store.in_force.mark(web.pod.uid)
+    new = node.add(strict_pod("new", OTHER))
     await asyncio.sleep(1)
-    assert node.supervisor.pods.problem_for(web) == "the relay is not updated yet."
+    for pod in (web, new):
+        assert node.supervisor.pods.problem_for(pod) == "the relay is not updated yet."
 
 
 @with_a_relay
@@ -589,6 +607,7 @@ async def test_restart_without_pods_in_strict_is_rejected(node: Node) -> None:
 @with_a_relay
 async def test_relay_is_released_a_while_after_the_last_pod(node: Node, web: PodState) -> None:
     relay = node.launcher.newest
+    await asyncio.sleep(100)
     node.remove(web)
     await asyncio.sleep(50)
     assert relay.targets() == set()

@@ -166,6 +166,18 @@ async def test_verdict_of_a_pod_is_not_sent_again_for_another_pod() -> None:
         assert {verdict.target_key for verdict in later} == {f"uid-other {OTHER}"}
 
 
+async def test_relay_gets_all_verdicts_again_with_all_targets() -> None:
+    async with running() as node:
+        node.add("web", ONE)
+        await asyncio.sleep(0.5)
+        node.answered.record(check(WEB, finished_ns=7))
+        await asyncio.sleep(0.5)
+        before = len(received(node.launcher.newest))
+        await asyncio.sleep(32)
+        (again,) = received(node.launcher.newest)[before:]
+        assert (again.target_key, again.ends_ns) == (f"{WEB} {ONE}", 11_000_000_007)
+
+
 async def test_verdict_that_comes_while_the_relay_is_engaged_is_sent() -> None:
     async with running() as node:
 
