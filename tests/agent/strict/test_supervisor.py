@@ -840,6 +840,18 @@ async def test_restart_of_a_relay_that_cannot_start_reports_why(node: Node) -> N
 
 
 @on_a_node
+async def test_restart_that_no_pod_needs_any_more_is_rejected(node: Node) -> None:
+    node.launcher.problem = "no slot is free"
+    web = node.add(strict_pod("web", ONE))
+    await asyncio.sleep(10)
+    restarting = asyncio.create_task(node.supervisor.restart())
+    await asyncio.sleep(0)
+    node.remove(web)
+    with pytest.raises(RelayError, match="no pod is in strict"):
+        await asyncio.wait_for(restarting, 1)
+
+
+@on_a_node
 async def test_relay_starts_once_the_nodes_default_becomes_strict(node: Node) -> None:
     await asyncio.sleep(1)
     assert node.launcher.relays == []
@@ -859,6 +871,19 @@ async def test_relays_answers_are_counted(node: Node, web: PodState) -> None:
     await asyncio.sleep(1)
     counted = [(pod.name, outcome, count) for pod, _, outcome, count in node.stats.answers.items()]
     assert counted == [("web", "healthy", 3)]
+
+
+@with_a_relay
+async def test_connections_of_a_removed_pod_are_forgotten(node: Node, web: PodState) -> None:
+    buckets = (0,) * len(messages.OPEN_BUCKETS)
+    key = f"{web.pod.uid} {ONE}"
+    sample = messages.OutcomeSample(key, 8080, "proxied", 2, 0.5, buckets)
+    node.launcher.newest.send(messages.RelayReport(0, 0, False, (sample,)))
+    await asyncio.sleep(15)
+    assert [one.outcomes for one in node.stats.status(web.pod.uid)] == [{"proxied": 2}]
+    node.remove(web)
+    await asyncio.sleep(15)
+    assert node.stats.status(web.pod.uid) == []
 
 
 @with_a_relay

@@ -166,6 +166,18 @@ async def test_verdict_of_a_pod_is_not_sent_again_for_another_pod() -> None:
         assert {verdict.target_key for verdict in later} == {f"uid-other {OTHER}"}
 
 
+async def test_changed_answers_are_sent_at_once() -> None:
+    async with running() as node:
+        node.add("web", ONE)
+        await asyncio.sleep(0.5)
+        node.answered.forget(WEB)
+        await asyncio.sleep(0.2)
+        first, changed = node.launcher.newest.updates()
+        assert isinstance(first, messages.SetTargets)
+        assert isinstance(changed, messages.ChangeTargets)
+        assert [len(target.answers) for target in (*first.targets, *changed.changed)] == [1, 0]
+
+
 async def test_relay_gets_all_verdicts_again_with_all_targets() -> None:
     async with running() as node:
         node.add("web", ONE)
