@@ -280,6 +280,15 @@ async def test_pod_that_gets_mode_off_has_no_ways_and_is_tried_as_a_new_one_late
         assert node.before == [{}, {}]
 
 
+async def test_pod_without_a_namespace_is_not_tried() -> None:
+    async with watched() as node:
+        web = strict_pod("web", ONE)
+        web.netns = None
+        node.add(web)
+        await asyncio.sleep(40)
+        assert node.tried == []
+
+
 async def test_pod_that_comes_back_is_tried_at_once() -> None:
     async with watched() as node:
         web = node.add(strict_pod("web", ONE))

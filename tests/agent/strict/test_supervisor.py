@@ -840,6 +840,16 @@ async def test_restart_of_a_relay_that_cannot_start_reports_why(node: Node) -> N
 
 
 @on_a_node
+async def test_restart_waits_for_a_relay_that_could_not_be_started_before(node: Node) -> None:
+    node.launcher.problem = "no slot is free"
+    node.add(strict_pod("web", ONE))
+    await asyncio.sleep(5)
+    node.launcher.problem = None
+    await asyncio.wait_for(node.supervisor.restart(), 10)
+    assert node.supervisor.is_up
+
+
+@on_a_node
 async def test_restart_that_no_pod_needs_any_more_is_rejected(node: Node) -> None:
     node.launcher.problem = "no slot is free"
     web = node.add(strict_pod("web", ONE))
