@@ -847,6 +847,7 @@ async def test_restart_waits_for_a_relay_that_could_not_be_started_before(node: 
     node.launcher.problem = None
     await asyncio.wait_for(node.supervisor.restart(), 10)
     assert node.supervisor.is_up
+    assert len(node.launcher.relays) == 1
 
 
 @on_a_node
