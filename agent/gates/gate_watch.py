@@ -143,15 +143,11 @@ class GateWatch:
             self._chains.close()
             self._chains = None
 
-    async def _compare_chains(self) -> None:
+    async def _compare_chains(self, chains: ChainChanges) -> None:
         """Once the work of the start is done."""
         await asyncio.sleep(_START_SECONDS)
         with contextlib.suppress(OSError, CompileError):
-            memory = await self._open_memory(POLL_SECONDS)
-            if self._chains:
-                self._chains.compare_by(memory)
-            else:
-                memory.close()
+            chains.compare_by(await self._open_memory(POLL_SECONDS))
 
     async def _check_again_and_again(self) -> None:
         """GateCheck after each change of filters; for links after each change that is noticed, or
@@ -193,7 +189,7 @@ class GateWatch:
                     continue
                 if not is_opened:
                     is_opened = True
-                    group.create_task(self._compare_chains())
+                    group.create_task(self._compare_chains(self._chains))
                 await self._wait_for_change(self._chains, state, pause_seconds)
 
     async def _wait_for_change(

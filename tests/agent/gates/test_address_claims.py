@@ -58,7 +58,16 @@ class Claimant:
     def __init__(self) -> None:
         self.routes = Routes()
         routes: Any = self.routes
-        self.authority = AddressAuthority(PodStore(Conditions()), routes)
+        self.store = PodStore(Conditions())
+        self.authority = AddressAuthority(self.store, routes)
+        self.pod, self.netns = POD, NETNS
+
+    def report(self, name: str, *addresses: str, **fields: Any) -> Pod:
+        """The runtime reports these addresses of a pod."""
+        found = tuple(map(ipaddress.ip_address, addresses))
+        pod = Pod(uid=name, namespace="demo", name=name, reported_addresses=found, **fields)
+        self.store.set_pod(pod)
+        return pod
 
     async def check(self, *addresses: str) -> AddressClaims:
         network = PodNetwork(
@@ -67,7 +76,7 @@ class Claimant:
             (),
             nsid=1,
         )
-        return await self.authority.check(POD, NETNS, network)
+        return await self.authority.check(self.pod, self.netns, network)
 
     async def settled(self, *addresses: str) -> AddressClaims:
         """The claims once they are no longer new."""
@@ -98,6 +107,95 @@ async def test_address_is_the_pods_if_the_node_sends_it_there() -> None:
         "192.0.2.1": "without a route on the node",
     }
     assert not claims.is_settling
+
+
+async def test_reported_address_is_the_pods_whatever_the_routes_and_never_anothers() -> None:
+    claimant = Claimant()
+    claimant.pod = claimant.report("web", "192.0.2.1", OWN, "198.18.2.1")
+    claimant.report("db", "198.18.3.1", "198.18.3.2")
+    claimant.report("cache", "198.18.3.2")
+    claimant.report("agent", "198.18.3.3", host_network=True)
+    claimant.routes.ports = {"198.18.2.2": VETH}
+    addresses = ("192.0.2.1", OWN, "198.18.2.1", "198.18.2.2")
+    routed = ("198.18.3.1", "198.18.3.2", "198.18.3.3")
+    claims = await claimant.settled(*addresses, *routed, "fe80::1")
+    assert claims.texts == ("192.0.2.1", "198.18.2.1", "198.18.3.3")
+    assert why(claims) == {
+        OWN: "an address of the node",
+        # The runtime has an address on the bridge, so a neighbour shows nothing.
+        "198.18.2.2": "routed by the node through another interface",
+        "198.18.3.1": "that of pod demo/db",
+        "198.18.3.2": "that of pod demo/cache",
+    }
+    claimant.store.remove_pod("cache")
+    claimant.report("db", "198.18.3.1")
+    claims = await claimant.check(*routed)
+    assert claims.texts == ("198.18.3.2", "198.18.3.3")
+    claimant.store.remove_pod("db")
+    claims = await claimant.check(*routed)
+    assert claims.texts == routed
+
+
+async def test_confirmed_address_becomes_anothers_when_it_is_reported_for_that() -> None:
+    claimant = Claimant()
+    assert (await claimant.settled("198.18.3.1")).texts == ("198.18.3.1",)
+    claimant.report("db", "198.18.3.1")
+    claims = await claimant.check("198.18.3.1")
+    assert (claims.texts, why(claims)) == ((), {"198.18.3.1": "that of pod demo/db"})
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+async def test_confirmation_is_of_one_namespace(is_same: bool) -> None:
+    """A CNI may change its routes while the namespace lasts."""
+    claimant = Claimant()
+    claimant.routes.ports = {"198.18.2.1": VETH}
+    await claimant.settled("198.18.2.1")
+    claimant.routes.ports = {}
+    if not is_same:
+        claimant.netns = Netns("/run/netns/web", 4, 1002)
+    claims = await claimant.check("198.18.2.1")
+    assert claims.texts == (("198.18.2.1",) if is_same else ())
+    assert claims.is_settling is not is_same
+
+
+async def test_address_that_was_gone_is_new_again() -> None:
+    claimant = Claimant()
+    claimant.routes.ports = {"198.18.2.1": VETH}
+    await claimant.settled("198.18.2.1")
+    await claimant.check()
+    claimant.routes.ports = {}
+    claims = await claimant.check("198.18.2.1")
+    assert (claims.texts, claims.is_settling) == ((), True)
+
+
+async def test_claims_displace_no_reported_or_confirmed_address() -> None:
+    claimant = Claimant()
+    await claimant.check("198.18.3.1")
+    claimant.pod = claimant.report("web", "203.0.113.1")
+    many = [f"192.0.2.{number}" for number in range(1, 100)]
+    claims = await claimant.settled(*many, "198.18.3.1", "203.0.113.1", "198.18.3.2")
+    assert claims.texts == ("198.18.3.1", "203.0.113.1")
+    reasons = list(claims.unconfirmed.values())
+    assert reasons.count("without a route on the node") == 62
+    assert reasons.count("one of too many") == 38
+
+
+async def test_neighbour_that_answers_late_is_waited_for_once() -> None:
+    claimant = Claimant()
+
+    async def solicit(address: IPAddress, ifindex: int) -> None:
+        asyncio.get_running_loop().call_later(
+            0.004, claimant.routes.ports.setdefault, str(address), VETH
+        )
+
+    claimant.routes.solicit = solicit  # type: ignore[method-assign]
+    started = asyncio.get_running_loop().time()
+    claims = await claimant.check("198.18.2.1")
+    assert (claims.texts, claims.is_settling) == (("198.18.2.1",), False)
+    assert asyncio.get_running_loop().time() - started == pytest.approx(0.005)
+    started = asyncio.get_running_loop().time()
+    await claimant.check("198.18.2.1", "198.18.3.1", OWN, "198.18.4.1")
+    assert asyncio.get_running_loop().time() == started
 
 
 async def test_confirmed_address_stays_until_it_is_anothers() -> None:

@@ -142,6 +142,17 @@ async def test_change_that_the_kernel_reports_is_noticed_at_once_and_once() -> N
             assert noticed_at - changed_at <= 0.1
 
 
+async def test_chains_are_read_once_however_often_they_are_to_be_watched() -> None:
+    async with kernel() as made:
+        for _ in range(3):
+            made.watch()
+        made.chains.reads = 0
+        made.chains.changes += 1
+        await asyncio.sleep(PAUSE_SECONDS)
+        assert len(made.noticed) == 1
+        assert made.chains.reads == 2  # and to watch again
+
+
 async def test_chains_are_read_after_a_change_of_podgate_itself() -> None:
     """A chain that it has just made is not compared yet."""
     async with kernel() as made:
@@ -201,6 +212,19 @@ async def test_chains_are_read_where_the_kernel_does_not_compare(lack: str) -> N
         changed_at = asyncio.get_running_loop().time()
         await asyncio.sleep(0.2)
         assert made.noticed[0] - changed_at <= 0.1
+
+
+@pytest.mark.parametrize(("seconds", "is_closed"), [(0.0, False), (20.0, True)])
+async def test_kernel_that_has_not_compared_yet_has_not_stopped(
+    seconds: float, is_closed: bool
+) -> None:
+    async with kernel() as made:
+        await made.settle()
+        made.memory.is_running = False
+        await asyncio.sleep(seconds)
+        made.changes.stop()
+        made.watch()
+        assert made.memory.is_closed is is_closed
 
 
 async def test_chains_are_read_again_when_the_kernel_no_longer_compares() -> None:

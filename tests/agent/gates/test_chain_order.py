@@ -77,6 +77,8 @@ async def test_gate_behind_another_program_is_moved(chain: Chain, chain_order: C
     chain.is_gate_first = False
     assert await chain_order.ensure_first(INTERFACE) == ""
     assert chain.moves == 1
+    (moved,) = chain_order._metrics.gates_reordered.collect()
+    assert [sample.value for sample in moved.samples if sample.name.endswith("_total")] == [1]
 
 
 async def test_a_fourth_move_within_a_minute_is_reported(

@@ -116,29 +116,69 @@ class _CannotClose(sock_diag.SockDiag):
         raise OSError(errno.EOPNOTSUPP, "sock_diag: not supported")
 
 
+class _CanClose(sock_diag.SockDiag):
+    def __init__(self) -> None:
+        self.closed: list[sock_diag.InetSocket] = []
+
+    def destroy(self, destroyed: sock_diag.InetSocket) -> bool:
+        self.closed.append(destroyed)
+        return True
+
+
 class _NoReplies(ReplyTables):
     def __init__(self) -> None:
         pass
 
 
-def test_a_kernel_that_cannot_close_flows_is_logged_once() -> None:
-    flows = existing_flows.ExistingFlows(
-        store=PodStore(Conditions()),
-        node=lambda: NODE,
-        replies=_NoReplies(),
-        closes=True,
+def existing(*, closes: bool = True) -> existing_flows.ExistingFlows:
+    return existing_flows.ExistingFlows(
+        store=PodStore(Conditions()), node=lambda: NODE, replies=_NoReplies(), closes=closes
     )
+
+
+def counted(
+    flows: existing_flows.ExistingFlows,
+    host: sock_diag.SockDiag,
+    opened: list[sock_diag.InetSocket],
+    *rules: Rule,
+) -> dict[str, existing_flows.FlowCount]:
     target = existing_flows.EnforcedPod(
         Pod(uid="web", namespace="shop", name="web"),
         Netns("/run/netns/web", 1, 1),
         (7,),
         (bytes(16),),
-        (Rule(SourceKind.KERNEL),),
+        rules,
     )
-    host = _CannotClose()
     found: dict[str, existing_flows.FlowCount] = {}
+    flows._count_flows(host, opened, {bytes(16): target}, found)
+    return found
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_flows_that_are_dropped_for_certain_are_closed_if_that_is_enabled(
+    monkeypatch: pytest.MonkeyPatch, closes: bool
+) -> None:
+    """The number of a cgroup that is gone may be another's by now."""
+    paths = {SOURCE: "/above/source", KUBELET: "/kubelet", GONE: "/new", POD: "/removed"}
+    levels = {"/above/source": [1, ABOVE, SOURCE], "/kubelet": [1, KUBELET], "/new": [1, 99]}
+    monkeypatch.setattr(existing_flows, "cgroup2_mount", lambda: "/sys/fs/cgroup")
+    monkeypatch.setattr(
+        existing_flows, "cgroup_paths", lambda ids: {id: paths[id] for id in ids & paths.keys()}
+    )
+    monkeypatch.setattr(existing_flows, "ancestors", lambda root, path: levels.get(path, []))
+    host = _CanClose()
+    opened = [flow(SOURCE), flow(KUBELET), flow(GONE), flow(POD), flow(None)]
+    rule = Rule(SourceKind.ANCESTOR, cgroup=ABOVE, level=1)
+    assert counted(existing(closes=closes), host, opened, rule) == {
+        "web": existing_flows.FlowCount(open=3 if closes else 4, closed=int(closes))
+    }
+    assert host.closed == ([flow(KUBELET)] if closes else [])
+
+
+def test_a_kernel_that_cannot_close_flows_is_logged_once() -> None:
+    host = _CannotClose()
     with structlog.testing.capture_logs() as lines:
-        flows._count_flows(host, [flow(), flow()], {bytes(16): target}, found)
+        found = counted(existing(), host, [flow(), flow()], Rule(SourceKind.KERNEL))
     assert found == {"web": existing_flows.FlowCount(open=2, closed=0)}
     assert host.attempts == 1
     assert [line["event"] for line in lines] == [Event.EXISTING_FLOWS_NOT_CLOSABLE]

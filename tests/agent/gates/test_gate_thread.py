@@ -183,6 +183,16 @@ async def test_later_repairs_replace_previous_ones(gate_thread: GateThread) -> N
     assert await asyncio.to_thread(second.is_closed.wait, 60)
 
 
+async def test_thread_that_has_ended_may_be_closed_again(
+    gate_thread: GateThread, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (thread,) = (one for one in threading.enumerate() if one.name == "gates")
+    gate_thread.close()
+    await asyncio.to_thread(thread.join, 60)
+    gate_thread.close()
+    assert capfd.readouterr() == ("", "")
+
+
 async def test_closed_thread_takes_no_call(gate_thread: GateThread) -> None:
     gate_thread.close()
     with pytest.raises(RuntimeError, match="closed"):

@@ -6,7 +6,9 @@ import dataclasses
 import errno
 import functools
 import itertools
-from collections.abc import AsyncIterator, Callable, Set
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Collection, Set
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +16,7 @@ import pytest
 import structlog.testing
 
 from agent.gates import gate_watch
+from agent.gates.chain_changes import POLL_SECONDS
 from agent.gates.gate_watch import GateWatch
 from agent.gates.lost_filters import LostFilters
 from agent.gates.metrics import GateMetrics
@@ -30,7 +33,8 @@ from bpf.gates import GateCheck
 pytestmark = pytest.mark.looptime
 
 IFINDEX = 7
-DEVICE = 3
+DEVICE, GONE = 3, 4
+DELETED = 8
 
 
 class HostDevices:
@@ -56,14 +60,43 @@ class Chains:
     """What the kernel has changed so far."""
 
     def __init__(self) -> None:
-        self.changes = 0
+        self.changes = self.reads = 0
         self.is_closed = False
 
     def state(self) -> bytes:
+        self.reads += 1
         return bytes(self.changes)
+
+    def words(self, state: bytes) -> dict[int, int]:
+        return {0: len(state)}
 
     def close(self) -> None:
         self.is_closed = True
+
+
+class Memory:
+    """What compares chains in the kernel."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.expected: list[int] = []
+        self._comparisons = 0
+        self.is_closed = False
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def expect(self, words: dict[int, int]) -> bool:
+        self.expected.append(words[0])
+        return True
+
+    def comparisons(self) -> int:
+        self._comparisons += 1
+        return self._comparisons
+
+    def close(self) -> None:
+        self.is_closed = True
+        os.close(self._fd)
 
 
 @dataclasses.dataclass
@@ -84,11 +117,24 @@ class Node:
     chains: Chains | None = None
     """None: the kernel does not offer their state."""
 
+    memory: Memory | None = None
+
     memory_error: Exception = dataclasses.field(
         default_factory=lambda: BpfError(errno.EPERM, "opening a clock")
     )
 
     stops: int = 0
+
+    check_error: OSError | None = None
+    """What the next check raises."""
+
+    is_removed: bool = False
+    """Whether podgate-cni has removed the gates that are lost."""
+
+    missing_error: int = errno.ENXIO
+    """Of interfaces that cannot be read."""
+
+    put_back_gates: list[set[int]] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.store = PodStore(Conditions())
@@ -100,20 +146,32 @@ class Node:
             cast(GateWorker, self),
             self.store,
             self.metrics,
-            on_put_back=lambda _: self.put_back_at.append(asyncio.get_running_loop().time()),
+            on_put_back=self.note_put_back,
             on_lost=self.reported_lost.append,
             is_off=lambda: self.is_off,
             open_chains=self.open_chains,
             open_memory=self.open_memory,
         )
 
+    def name_of(self, ifindex: int) -> str:
+        if ifindex not in self.interfaces:
+            raise OSError(self.missing_error, os.strerror(self.missing_error))
+        return f"veth{ifindex}"
+
+    def note_put_back(self, ifindexes: Collection[int]) -> None:
+        self.put_back_at.append(asyncio.get_running_loop().time())
+        self.put_back_gates.append({*ifindexes})
+
     def open_chains(self) -> Any:
         if self.chains is None:
             raise BpfError(errno.EPERM, "loading the program tcx_chains")
         return self.chains
 
-    async def open_memory(self, _: float) -> Any:
-        raise self.memory_error
+    async def open_memory(self, seconds: float) -> Any:
+        assert seconds == POLL_SECONDS
+        if self.memory is None:
+            raise self.memory_error
+        return self.memory
 
     @property
     def gates(self) -> "Node":
@@ -131,11 +189,16 @@ class Node:
 
     def check(self, changed: Set[int] | None) -> GateCheck:
         self.checks.append(changed)
+        if error := self.check_error:
+            self.check_error = None
+            raise error
         return GateCheck(frozenset(self.lost), frozenset(self.displaced))
 
     def put_back(self, ifindexes: Set[int]) -> dict[int, bool | AttachError]:
         if self.is_full:
             return dict.fromkeys(ifindexes, AttachError("No space left on device"))
+        if self.is_removed:
+            return dict.fromkeys(ifindexes, False)
         self.lost -= ifindexes
         return dict.fromkeys(ifindexes, True)
 
@@ -147,7 +210,7 @@ class Node:
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     made = Node()
-    monkeypatch.setattr(gate_watch, "_exists", lambda ifindex: ifindex in made.interfaces)
+    monkeypatch.setattr(socket, "if_indextoname", made.name_of)
     # A check takes no time, however late this process gets a processor.
     monkeypatch.setattr(gate_watch, "time", SimpleNamespace(monotonic=lambda: 0.0))
     return made
@@ -187,6 +250,17 @@ async def test_gate_that_is_lost_after_a_check_had_to_wait_for_the_kernel_is_bac
         assert node.put_back_at[0] - lost_at < 0.6
 
 
+async def test_checks_of_many_chains_leave_the_kernels_lock_to_others(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(monotonic=functools.partial(next, itertools.count(1000, 0.004)))
+    monkeypatch.setattr(gate_watch, "time", clock)
+    async with running(node):
+        await asyncio.sleep(10)
+        # Each takes 4 ms.
+        assert len(node.checks) == pytest.approx(50, abs=2)
+
+
 async def test_gate_that_is_put_back_without_a_check_is_reported_like_others(node: Node) -> None:
     with structlog.testing.capture_logs() as lines:
         async with running(node):
@@ -213,6 +287,19 @@ async def test_unchanged_chains_are_not_read_and_a_change_is_noticed_within_a_te
         await asyncio.sleep(0.2)
         assert node.put_back_at[0] - lost_at < 0.1
     assert node.chains.is_closed
+
+
+async def test_chains_are_compared_by_the_kernel_once_the_agent_has_started(node: Node) -> None:
+    node.chains, node.memory = Chains(), Memory()
+    async with running(node):
+        await asyncio.sleep(4)
+        assert node.memory.expected == []
+        await asyncio.sleep(4)
+        assert node.memory.expected == [0]
+        node.chains.reads = 0
+        await asyncio.sleep(15)
+        assert node.chains.reads == 0
+    assert node.memory.is_closed
 
 
 @pytest.mark.parametrize(
@@ -270,17 +357,97 @@ async def test_change_of_filters_is_checked_at_once(node: Node) -> None:
         assert node.checks == [{IFINDEX}]
 
 
+async def test_changes_of_several_interfaces_are_checked_together(node: Node) -> None:
+    node.attachment = Attachment.CLSACT
+    async with running(node):
+        assert node.checks == [None]  # the first one is of all
+        node.watch.hint({IFINDEX})
+        node.watch.hint({DEVICE})
+        await asyncio.sleep(0.001)
+        node.watch.hint({IFINDEX})
+        node.watch.hint(None)
+        node.watch.hint({DEVICE})
+        await asyncio.sleep(0.001)
+        assert node.checks[1:] == [{IFINDEX, DEVICE}, None]
+        await asyncio.sleep(6)
+        assert node.checks[3:] == [set()]
+
+
+async def test_check_that_fails_is_logged_and_made_again_for_all_gates(node: Node) -> None:
+    node.attachment = Attachment.CLSACT
+    with structlog.testing.capture_logs() as lines:
+        async with running(node):
+            node.check_error = OSError(errno.ENOBUFS, "No buffer space available")
+            node.lost.add(IFINDEX)
+            node.watch.hint({IFINDEX})
+            await asyncio.sleep(0.5)
+            assert node.checks[1:] == [{IFINDEX}, None]
+            assert node.put_back_gates == [{IFINDEX}]
+    assert [line["event"] for line in lines] == [Event.CHAIN_ORDER_UNKNOWN]
+
+
+async def test_nothing_is_checked_before_there_is_a_gate(node: Node) -> None:
+    gates, node.store.pods["web"].gates = node.store.pods["web"].gates, {}
+    async with running(node):
+        await asyncio.sleep(10)
+        assert node.checks == []
+        node.store.pods["web"].gates = gates
+        node.store.in_force.mark("web")
+        await asyncio.sleep(0.001)
+        assert node.checks == [None]
+
+
+async def test_gate_that_podgate_cni_has_removed_is_neither_put_back_nor_lost(node: Node) -> None:
+    node.is_removed = True
+    async with running(node):
+        node.lost.add(IFINDEX)
+        await asyncio.sleep(2)
+        assert (node.put_back_at, node.reported_lost) == ([], [])
+        assert not node.is_marked()
+
+
+async def test_gate_that_fails_as_its_interface_is_deleted_is_no_loss(node: Node) -> None:
+    node.is_full = True
+    async with running(node):
+        node.lost.add(IFINDEX)
+        node.interfaces.remove(IFINDEX)
+        await asyncio.sleep(0.2)
+        assert node.reported_lost == []
+        assert node.watch.lost == frozenset()
+
+
 async def test_loss_is_logged_once_a_minute_and_counted_each_time(node: Node) -> None:
     with structlog.testing.capture_logs() as lines:
         async with running(node):
             for _ in range(5):
                 node.lost.add(IFINDEX)
                 await asyncio.sleep(2)
+            # Another minute.
+            await asyncio.sleep(60)
+            node.lost.add(IFINDEX)
+            await asyncio.sleep(2)
+    assert [(line["event"], line["pod"], line["ifindex"]) for line in lines] == [
+        (Event.GATE_PUT_BACK, "demo/web", IFINDEX)
+    ] * 2
+    assert next(iter(node.metrics.gates_put_back.collect())).samples[0].value == 6
+    assert node.put_back_gates == [{IFINDEX}] * 6
+
+
+async def test_loss_is_counted_while_it_is_unknown_whether_the_interface_is_there(
+    node: Node,
+) -> None:
+    node.missing_error = errno.EMFILE
+    node.interfaces.clear()
+    with structlog.testing.capture_logs() as lines:
+        async with running(node):
+            node.lost.add(IFINDEX)
+            await asyncio.sleep(2)
     assert [line["event"] for line in lines] == [Event.GATE_PUT_BACK]
-    assert next(iter(node.metrics.gates_put_back.collect())).samples[0].value == 5
 
 
-async def test_gate_whose_interface_is_deleted_next_is_no_loss(node: Node) -> None:
+@pytest.mark.parametrize("number", [errno.ENXIO, errno.ENODEV])
+async def test_gate_whose_interface_is_deleted_next_is_no_loss(node: Node, number: int) -> None:
+    node.missing_error = number
     with structlog.testing.capture_logs() as lines:
         async with running(node):
             node.lost.add(IFINDEX)
@@ -288,6 +455,15 @@ async def test_gate_whose_interface_is_deleted_next_is_no_loss(node: Node) -> No
             node.interfaces.clear()
             await asyncio.sleep(2)
     assert lines == []
+
+
+async def test_gate_that_was_lost_beside_a_deleted_one_is_counted(node: Node) -> None:
+    node.store.pods["web"].gates[DELETED] = HostInterface(DELETED, "veth8")
+    async with running(node):
+        node.lost |= {IFINDEX, DELETED}
+        await asyncio.sleep(2)
+    assert node.put_back_gates == [{IFINDEX, DELETED}]
+    assert next(iter(node.metrics.gates_put_back.collect())).samples[0].value == 1
 
 
 async def test_gate_that_cannot_be_put_back_is_reported_until_it_can(node: Node) -> None:
@@ -341,9 +517,17 @@ async def test_program_of_a_host_device_is_put_back_and_logged(node: Node) -> No
         async with running(node):
             node.host_devices.missing = {"bridge_gate": frozenset({DEVICE})}
             await asyncio.sleep(0.2)
-    assert node.host_devices.missing == {}
-    (line,) = (one for one in logged if one["event"] == Event.HOST_DEVICE_PUT_BACK)
-    assert (line["ifindex"], line["problem"]) == (DEVICE, "")
+            node.host_devices.missing = {"bridge_gate": frozenset({DEVICE})}
+            await asyncio.sleep(0.2)
+            node.host_devices.missing = {"bridge_gate": frozenset({GONE})}
+            await asyncio.sleep(0.2)
+            assert node.host_devices.missing == {}
+            # Another minute.
+            await asyncio.sleep(60)
+            node.host_devices.missing = {"bridge_gate": frozenset({DEVICE})}
+            await asyncio.sleep(0.2)
+    found = [one for one in logged if one["event"] == Event.HOST_DEVICE_PUT_BACK]
+    assert [(line["ifindex"], line["problem"]) for line in found] == [(DEVICE, "")] * 2
     assert node.put_back_at == []  # no pod's path changed
 
 

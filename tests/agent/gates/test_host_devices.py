@@ -5,10 +5,13 @@ from collections.abc import Callable, Collection
 from typing import TypeVar
 
 import pytest
+import structlog.testing
 
 from agent.gates.host_devices import DevicePrograms, HostDevices, programs_for
+from agent.linux import udp_listeners
 from agent.linux.rtnetlink import Link
 from agent.linux.tunnels import TunnelPorts, find_tunnels
+from agent.logs import Event
 from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
@@ -177,12 +180,15 @@ def test_programs_are_where_the_host_s_packets_leave_and_may_come_in_again() -> 
         Link(21, "tap21", kind="tun", is_tap=True),
         Link(22, "guest22", kind="tun", is_tap=True, master=23),
         Link(23, "bridge23", kind="bridge"),
+        Link(24, "podgate-relay0", kind="veth", peer=2, peer_nsid=4),
+        Link(25, "dummy25", kind="dummy"),
+        Link(26, "veth26", kind="veth", peer=27),
     ]
     needed = programs_for(
-        links, gated={5}, enforced={5}, ungated={6}, uplinks={16, 12}, tuns={17, 19}
+        links, gated={5}, enforced={5}, ungated={6}, uplinks={16, 12, 24, 26}, tuns={17, 19}
     )
     assert needed == DevicePrograms(
-        devices=frozenset({3, 8, 9, 10, 11, 15, 19, 21, 23}),
+        devices=frozenset({3, 8, 9, 10, 11, 15, 19, 21, 23, 26}),
         uplinks=frozenset({2, 16, 18}),
         bare_devices=frozenset({12, 13, 14, 17, 20}),
         hand_made=frozenset({1, 6}),
@@ -219,6 +225,8 @@ async def test_programs_that_no_device_needs_are_loaded_once_the_pods_are_gated(
     assert gate_worker.deferred == [abi.BARE_DEVICE_GATE]
     store.synced.set()
     await gate_worker.all_loaded.wait()
+    for _ in range(3):
+        await asyncio.sleep(0)
     assert not running.done()
     running.cancel()
 
@@ -246,9 +254,12 @@ async def test_programs_of_other_versions_are_detached_once_and_after_our_own(
     await host_devices.ensure([uplink])
     assert gate_worker.unknown_detached_after == []
     store.synced.set()
-    for links in ([uplink], [uplink], [uplink, Link(3, "eth3")]):
-        await host_devices.ensure(links)
+    with structlog.testing.capture_logs() as lines:
+        for links in ([uplink], [uplink], [uplink, Link(3, "eth3")]):
+            await host_devices.ensure(links)
     assert gate_worker.unknown_detached_after == [[{2}, {2}]]
+    logged = [line for line in lines if line["event"] is Event.UNKNOWN_PROGRAMS_DETACHED]
+    assert [line["programs"] for line in logged] == [["judge_on_bridge"]]
 
 
 async def test_programs_of_other_versions_stay_while_a_pod_waits_for_its_gate(
@@ -299,6 +310,106 @@ async def test_a_failed_attach_is_tried_again(store: PodStore) -> None:
     gate_worker.rejects = False
     await host_devices.ensure(links)
     assert gate_worker.bridges == [{2}]
+
+
+async def test_problem_is_logged_once_and_again_after_it_was_over(store: PodStore) -> None:
+    gate_worker = _GateWorker()
+    host_devices = make(gate_worker, store)
+    with structlog.testing.capture_logs() as lines:
+        for gate_worker.rejects in (True, True, False, True):
+            links = [Link(2 + len(gate_worker.bridges), "bridge", kind="bridge")]
+            links.append(Link(5, "veth5", kind="veth", master=links[0].index))
+            await host_devices.ensure(links)
+    failed = [line["error"] for line in lines if line["event"] is Event.HOST_DEVICES_NOT_PROTECTED]
+    assert failed == ["guarding interface 5: no"] * 2
+
+
+async def test_too_many_tunnel_ports_are_not_tried_again_and_again(
+    store: PodStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reject(udp_ports: frozenset[int]) -> None:
+        raise ValueError("17 ports of tunnels")
+
+    gate_worker = _GateWorker()
+    monkeypatch.setattr(gate_worker, "set_tunnel_ports", reject)
+    assert await make(gate_worker, store).ensure([])
+
+
+@pytest.mark.parametrize("kind", ["ppp", "vxlan", None])
+async def test_sockets_of_ppp_are_read_where_there_is_such_an_interface(
+    store: PodStore, monkeypatch: pytest.MonkeyPatch, kind: str | None
+) -> None:
+    reads: list[bool] = []
+
+    def read(*, has_ppp: bool) -> TunnelPorts:
+        reads.append(has_ppp)
+        return TunnelPorts(frozenset({1701}), has_any=True)
+
+    monkeypatch.setattr(udp_listeners, "read", read)
+    links = [Link(2, "eth2"), *([Link(3, "ppp3", kind=kind)] if kind else [])]
+    gate_worker = _GateWorker()
+    await make(gate_worker, store).ensure(links)
+    assert reads == [kind == "ppp"]
+    assert gate_worker.tunnels == [(frozenset({1701}), True)]
+
+
+@pytest.mark.parametrize(
+    ("links", "has_programs"),
+    [
+        ([], False),
+        ([Link(7, "veth7", kind="veth", peer=2, peer_nsid=1)], False),
+        ([Link(2, "eth2")], True),
+        ([Link(1, "lo", flags=9, is_ethernet=False)], True),
+        ([Link(5, "ipip5", kind="ipip")], True),
+    ],
+    ids=["none", "another namespace's", "uplink", "loopback", "tunnel of a pod"],
+)
+async def test_programs_remain_while_a_device_needs_one(
+    store: PodStore, links: list[Link], has_programs: bool
+) -> None:
+    gate_worker = _GateWorker()
+    host_devices = make(gate_worker, store)
+    assert host_devices.has_programs  # of a previous agent
+    await host_devices.ensure(links)
+    assert host_devices.has_programs is has_programs
+    gate_worker.is_attached = False
+    await host_devices.ensure(links)
+    assert not host_devices.has_programs
+
+
+async def test_nothing_is_needed_while_podgate_is_off(store: PodStore) -> None:
+    gate_worker = _GateWorker()
+    gate_worker.is_attached = False
+    links = [
+        Link(1, "lo", flags=9, is_ethernet=False),
+        Link(2, "bridge2", kind="bridge"),
+        Link(3, "vxlan3", kind="vxlan", udp_ports=frozenset({8472})),
+        Link(4, "eth4"),
+        Link(5, "veth5", kind="veth", master=2),
+        Link(6, "wg6", kind="wireguard", is_ethernet=False),
+    ]
+    await make(gate_worker, store).ensure(links, {6}, {6})
+    assert gate_worker.tunnels == [(frozenset(), False)]
+    assert gate_worker.enforced == [False]
+    assert gate_worker.deferred == []
+    kinds = (
+        *(gate_worker.bridges, gate_worker.devices, gate_worker.uplinks),
+        *(gate_worker.bare_devices, gate_worker.hand_made, gate_worker.spoofed),
+    )
+    assert kinds == ([set()],) * 6
+
+
+async def test_protected_ports_are_logged_when_they_change(store: PodStore) -> None:
+    host_devices = make(_GateWorker(), store)
+    tunnel = Link(9, "vxlan9", kind="vxlan", udp_ports=frozenset({8472, 4789}))
+    with structlog.testing.capture_logs() as lines:
+        for links in ([], [tunnel], [tunnel]):
+            await host_devices.ensure(list(links))
+    assert [
+        (line["udp_ports"], line["any"])
+        for line in lines
+        if line["event"] is Event.TUNNEL_PORTS_PROTECTED
+    ] == [([], False), ([4789, 8472], True)]
 
 
 async def test_a_switch_is_recorded_when_it_appears_and_vanishes() -> None:

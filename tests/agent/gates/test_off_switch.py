@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -63,7 +64,8 @@ class _Modes:
 
 
 class _HostDevices:
-    has_programs = False
+    def __init__(self) -> None:
+        self.has_programs = False
 
 
 @pytest.fixture
@@ -75,17 +77,82 @@ def store() -> PodStore:
     return made
 
 
+class _Switch:
+    """A switch, and what it has to do with."""
+
+    def __init__(self, store: PodStore) -> None:
+        self.worker, self.modes, self.devices = _Worker(), _Modes(), _HostDevices()
+        self.changes = 0
+        this: Any = self
+        self.switch = OffSwitch(
+            *(this.worker, this.modes, store),
+            host_devices=this.devices,
+            on_changed=self._count_change,
+        )
+
+    def has_changed(self, times: int) -> bool:
+        return self.changes == times
+
+    def _count_change(self) -> None:
+        self.changes += 1
+
+
 @pytest.fixture
-async def running(store: PodStore) -> AsyncIterator[tuple[_Worker, _Modes]]:
-    worker: Any = _Worker()
-    modes: Any = _Modes()
-    devices: Any = _HostDevices()
-    switch = OffSwitch(worker, modes, store, host_devices=devices, on_changed=lambda: None)
-    task = asyncio.create_task(switch.run())
-    yield worker, modes
+def made(store: PodStore) -> _Switch:
+    return _Switch(store)
+
+
+@pytest.fixture
+async def running(made: _Switch) -> AsyncIterator[tuple[_Worker, _Modes]]:
+    task = asyncio.create_task(made.switch.run())
+    yield made.worker, made.modes
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.parametrize(("modes", "calls"), [(ON, ["attach"]), (OFF, [[7], "detach"])])
+async def test_agent_that_starts_attaches_nothing_while_podgate_is_off(
+    made: _Switch, modes: NodeModes, calls: list[object]
+) -> None:
+    made.modes.node = modes
+    await made.switch.open()
+    assert made.worker.calls == calls
+
+
+async def test_what_remains_is_named_until_nothing_does(made: _Switch, store: PodStore) -> None:
+    switch = made.switch
+    made.devices.has_programs = True
+    assert switch.remains() == ["gates", "hooks", "programs on host devices"]
+    made.modes.node = OFF
+    made.worker.failure = OSError("busy")
+    await switch.open()
+    made.worker.is_attached = made.devices.has_programs = False
+    # Some may still be attached.
+    assert switch.remains() == ["gates", "hooks"]
+    made.worker.failure = None
+    await switch.open()
+    assert switch.remains() == ["gates"]
+    store.pods["web"].gates.clear()
+    assert switch.remains() == []
+
+
+async def test_what_follows_programs_learns_of_each_change_and_the_log_has_it(
+    made: _Switch, running: tuple[_Worker, _Modes]
+) -> None:
+    worker, modes = running
+    with structlog.testing.capture_logs() as lines:
+        for number, node in enumerate((OFF, OFF, ON, ON), start=1):
+            modes.set(node)
+            changes = (number + 1) // 2
+            await polling.until("a change", functools.partial(made.has_changed, changes))
+            await asyncio.sleep(0)
+    assert worker.calls == [[7], "detach", "attach"]
+    assert made.changes == 2
+    assert [(line["event"], line["log_level"]) for line in lines] == [
+        (Event.SWITCHED_OFF, "warning"),
+        (Event.SWITCHED_ON, "info"),
+    ]
 
 
 async def test_gates_of_pods_open_before_hooks_are_detached(

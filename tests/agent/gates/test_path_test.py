@@ -282,6 +282,79 @@ async def test_a_bypassed_gate_is_an_error_and_an_unchanged_result_no_log(node: 
     assert [(line["event"], line["log_level"]) for line in logs] == [(Event.GATE_BYPASSED, "error")]
 
 
+async def test_new_results_are_logged_for_each_address(node: Node) -> None:
+    state = node.add(addresses=f"{V4} {V6}")
+    node.host.paths[V4] = Path(counted_from=1)
+    state.path_test = _record(state, UNREACHABLE, age=46)
+    with structlog.testing.capture_logs() as logs:
+        await node.tested(state)
+    assert [
+        (line["event"], line["log_level"], line["pod"], line["address"], line["result"])
+        for line in logs
+        if line["log_level"] != "debug"
+    ] == [(Event.PATH_TESTED, "info", "tests/web", V4, "confirmed")]
+
+
+async def test_connections_to_a_previous_sandbox_are_none_of_this_one(node: Node) -> None:
+    state = node.add()
+    record = dataclasses.replace(_record(state, CONFIRMED, age=46), probes_admitted=3)
+    for netns, is_seen in ((state.gated_netns, False), (Netns("/run/netns/old", 4, 101), True)):
+        assert netns is not None
+        state.path_test = dataclasses.replace(record, netns=netns)
+        node.host.probes_admitted = 3
+        node.tester.enqueue(state)
+        node.tester.repeat({IFINDEX})
+        await node.changes.next()
+        await polling.until("its end", lambda: not node.tester._running)
+        assert state.path_test is not None
+        assert (state.path_test.is_kubelet_seen, state.path_test.probes_admitted) == (is_seen, 3)
+
+
+async def test_pod_that_is_queued_during_its_test_is_tested_again_after_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_continue = asyncio.Event()
+
+    async def wait(path: Any, capture: socket.socket) -> bool:
+        await may_continue.wait()
+        return False
+
+    monkeypatch.setattr(path_test._Path, "_arrives", wait)
+    state = node.add()
+    node.tester.enqueue(state)
+    await polling.until("it is captured", lambda: len(node.host.sent) == 3)
+    node.tester.repeat({IFINDEX})
+    await asyncio.sleep(0)
+    node.host.paths[V4] = Path(counted_from=1)
+    may_continue.set()
+    for result in (UNREACHABLE, CONFIRMED):
+        assert await node.changes.next() == ["web"]
+        assert state.path_test is not None
+        assert state.path_test.results == {V4: result}
+
+
+async def test_test_that_a_failed_run_cancelled_is_made_by_the_next_one(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_continue = asyncio.Event()
+
+    async def wait(path: Any, capture: socket.socket) -> bool:
+        await may_continue.wait()
+        return True
+
+    monkeypatch.setattr(path_test._Path, "_arrives", wait)
+    node = Node(host)
+    state = node.add()
+    async with node.running():
+        node.tester.enqueue(state)
+        await polling.until("it is captured", lambda: len(host.sent) == 3)
+    may_continue.set()
+    async with node.running():
+        assert await node.changes.next() == ["web"]
+    assert state.path_test is not None
+    assert state.path_test.results == {V4: BYPASSED}
+
+
 async def test_a_capture_that_cannot_be_opened_is_a_failed_test(node: Node) -> None:
     state = node.add()
     node.host.capture_error = OSError(errno.EPERM, "Operation not permitted")

@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import pathlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
 import pytest
+import structlog.testing
 
 from agent.backoff import no_jitter
 from agent.cri.models import NetworkedSandbox
+from agent.logs import Event
 from agent.nri.client import Gate, NriClient
 from agent.nri.ttrpc import Response
 from tests.agent.nri import runtime
@@ -39,6 +42,17 @@ def made(socket: pathlib.Path, gate: Gate, *, are_gated: asyncio.Event | None = 
         are_gated = asyncio.Event()
         are_gated.set()
     return NriClient(socket, gate=gate, are_gated=are_gated, jitter=no_jitter)
+
+
+def waited(client: NriClient) -> float:
+    """Seconds for which the runtime waited, by the metric."""
+    (seconds,) = [
+        sample.value
+        for family in client.collect()
+        for sample in family.samples
+        if sample.name == "podgate_nri_seconds_sum"
+    ]
+    return seconds
 
 
 def pods(client: NriClient, result: str) -> float:
@@ -116,6 +130,7 @@ async def test_pod_starts_once_it_is_gated_and_its_conditions_are_corrected(
     assert await started(socket, client) == pytest.approx(0.6, abs=0.01)
     # Pods that exist precede it.
     assert taken == [None, "demo/web", "uid-web"]
+    assert waited(client) == pytest.approx(0.6, abs=0.01)
     assert (pods(client, "gated"), pods(client, "late")) == (1, 0)
 
 
@@ -192,8 +207,16 @@ async def test_pod_starts_before_the_limit_of_the_runtime_if_its_gate_hangs(
 ) -> None:
     client = made(socket, never)
     client.set_correction(nothing)
-    assert await started(socket, client) == pytest.approx(1.0, abs=0.01)
+    with structlog.testing.capture_logs() as lines:
+        assert await started(socket, client) == pytest.approx(1.0, abs=0.01)
     assert pods(client, "late") == 1
+    assert late(lines) == [("demo/web", "id-web", 1.0)]
+
+
+def late(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, float]]:
+    """Pods that the log has as late, with sandbox and seconds."""
+    found = [line for line in lines if line["event"] is Event.NRI_GATE_LATE]
+    return [(line["pod"], line["sandbox"], round(line["seconds"], 2)) for line in found]
 
 
 async def hangs(uid: str | None) -> None:
@@ -206,8 +229,10 @@ async def test_gate_that_is_in_force_counts_also_if_the_api_server_hangs(
 ) -> None:
     client = made(socket, at_once)
     client.set_correction(hangs)
-    assert await started(socket, client) == pytest.approx(1.0, abs=0.01)
+    with structlog.testing.capture_logs() as lines:
+        assert await started(socket, client) == pytest.approx(1.0, abs=0.01)
     assert (pods(client, "gated"), pods(client, "late")) == (1, 0)
+    assert late(lines) == []
 
 
 async def test_pod_starts_at_once_if_its_gate_fails(socket: pathlib.Path) -> None:
@@ -215,6 +240,24 @@ async def test_pod_starts_at_once_if_its_gate_fails(socket: pathlib.Path) -> Non
     client.set_correction(hangs)
     assert await started(socket, client) == pytest.approx(0, abs=0.01)
     assert pods(client, "late") == 1
+
+
+async def test_conditions_that_cannot_be_corrected_delay_neither_registration_nor_pod(
+    socket: pathlib.Path,
+) -> None:
+    async def correct(uid: str | None) -> None:
+        raise OSError("no API server")
+
+    client = made(socket, at_once)
+    client.set_correction(correct)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with structlog.testing.capture_logs() as lines:
+        assert await started(socket, client) == pytest.approx(0, abs=0.01)
+    assert loop.time() - began == pytest.approx(0, abs=0.01)
+    failed = [line for line in lines if line["event"] is Event.NRI_SYNCHRONIZATION_FAILED]
+    assert [line["error"] for line in failed] == ["OSError: no API server"]
+    assert (pods(client, "gated"), pods(client, "late")) == (1, 0)
 
 
 async def test_runtime_is_connected_again_whenever_it_ends(socket: pathlib.Path) -> None:
@@ -241,6 +284,7 @@ async def test_runtime_is_connected_again_whenever_it_ends(socket: pathlib.Path)
 async def test_node_without_nri_has_no_problem(socket: pathlib.Path) -> None:
     client = made(socket, at_once)
     client.set_correction(nothing)
+    assert (client.problem, client.has_socket) == ("", False)
     async with running(client):
         await asyncio.sleep(60)
         assert (client.problem, client.has_socket) == ("", False)
@@ -251,8 +295,11 @@ async def test_runtime_counts_as_connected_once_it_has_synchronized(socket: path
     are_gated = asyncio.Event()
     client = made(socket, at_once, are_gated=are_gated)
     client.set_correction(nothing)
+    connections = 0
 
     async def serve(plugin: Plugin) -> None:
+        nonlocal connections
+        connections += 1
         await plugin.register()
         await asyncio.sleep(60)
 
@@ -261,7 +308,49 @@ async def test_runtime_counts_as_connected_once_it_has_synchronized(socket: path
         assert not client.is_connected
         are_gated.set()
         await asyncio.sleep(0.1)
-        assert client.is_connected
+        assert client.runtime == "containerd 2.4.0"
+        # The time limit is that of its registration.
+        await asyncio.sleep(50)
+        assert client.runtime == "containerd 2.4.0"
+        assert connections == 1
+
+
+async def test_runtime_that_ends_while_a_pod_waits_is_connected_again(
+    socket: pathlib.Path,
+) -> None:
+    cancelled = 0
+
+    async def gate(new: NetworkedSandbox) -> bool:
+        nonlocal cancelled
+        try:
+            return await never(new)
+        except asyncio.CancelledError:
+            cancelled += 1
+            raise
+
+    client = made(socket, gate)
+    client.set_correction(nothing)
+    connections = 0
+    is_second = asyncio.Event()
+
+    async def serve(plugin: Plugin) -> None:
+        nonlocal connections
+        connections += 1
+        await plugin.register()
+        if connections == 1:
+            plugin.send(runtime.run_pod(5, runtime.pod()))
+            await asyncio.sleep(0.1)
+        else:
+            is_second.set()
+            await asyncio.Event().wait()
+
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with runtime.listening(socket, serve), running(client):
+        await is_second.wait()
+        assert cancelled == 1
+        # Not after the pod's time limit.
+        assert loop.time() - began < 0.5
 
 
 async def test_runtime_that_closes_is_a_problem_and_tried_again_every_ten_seconds(
@@ -275,11 +364,38 @@ async def test_runtime_that_closes_is_a_problem_and_tried_again_every_ten_second
         tried.append(asyncio.get_running_loop().time())
         await plugin.receive()
 
-    async with runtime.listening(socket, serve), running(client):
-        await asyncio.sleep(60)
-        assert client.has_socket
-        assert client.problem.endswith(" does not call podgate: it has closed the connection.")
+    with structlog.testing.capture_logs() as lines:
+        async with runtime.listening(socket, serve), running(client):
+            await asyncio.sleep(60)
+            assert client.has_socket
+            assert client.problem == (
+                f"The container runtime at {socket} does not call podgate: it has closed the "
+                "connection."
+            )
+    assert [line["event"] for line in lines] == [Event.NRI_DISCONNECTED]
     assert tried[-1] - tried[-2] == pytest.approx(10, abs=0.1)
+
+
+async def test_runtime_that_ends_after_a_while_is_tried_again_at_once(
+    socket: pathlib.Path,
+) -> None:
+    client = made(socket, at_once)
+    client.set_correction(nothing)
+    tried: list[float] = []
+    lost = 0.0
+
+    async def serve(plugin: Plugin) -> None:
+        nonlocal lost
+        loop = asyncio.get_running_loop()
+        tried.append(loop.time() - lost)
+        await plugin.register()
+        await asyncio.sleep(40 if len(tried) > 8 else 0)
+        lost = loop.time()
+
+    async with runtime.listening(socket, serve), running(client):
+        await asyncio.sleep(300)
+    waits = [round(seconds) for seconds in tried]
+    assert (waits[8], set(waits[9:])) == (10, {0})
 
 
 async def test_runtime_that_never_answers_is_a_problem(socket: pathlib.Path) -> None:

@@ -47,9 +47,16 @@ def test_any_bytes_are_frames_or_an_error(content: bytes) -> None:
     assert sum(len(piece) for _, piece in found) <= len(content)
 
 
-def test_frame_that_is_too_long_is_an_error_before_it_arrives() -> None:
-    with pytest.raises(MuxError, match="4294967295"):
-        Demultiplexer().feed(struct.pack("!II", 1, 0xFFFFFFFF))
+@pytest.mark.parametrize("length", [(4 << 20) + 11, 0xFFFFFFFF])
+def test_frame_that_is_too_long_is_an_error_before_it_arrives(length: int) -> None:
+    with pytest.raises(MuxError, match=str(length)):
+        Demultiplexer().feed(struct.pack("!II", 1, length))
+
+
+def test_longest_message_of_the_runtime_is_awaited() -> None:
+    """With its header of ten bytes in one frame."""
+    assert Demultiplexer().feed(struct.pack("!II", 1, (4 << 20) + 10)) == []
+    assert MessageReader().feed(struct.pack("!IIBB", 4 << 20, 1, 1, 0)) == []
 
 
 @given(cuts=st.lists(st.integers(min_value=0)), payload=st.binary(max_size=3000))
@@ -68,6 +75,13 @@ def test_calls_and_responses_arrive_whole_whatever_the_pieces(
     ]
 
 
+def test_messages_have_the_header_of_ttrpc() -> None:
+    """Length, number, type and flags: nothing follows a request."""
+    sent, answered = ttrpc.request(3, "s", "m", b"ab"), ttrpc.response(3, b"ab")
+    assert sent[:10] == struct.pack("!IIBB", len(sent) - 10, 3, 1, 1)
+    assert answered[:10] == struct.pack("!IIBB", len(answered) - 10, 3, 2, 0)
+
+
 @given(content=st.binary(max_size=200))
 def test_any_bytes_are_messages_or_an_error(content: bytes) -> None:
     try:
@@ -80,6 +94,7 @@ def test_any_bytes_are_messages_or_an_error(content: bytes) -> None:
     ("header", "reason"),
     [
         (struct.pack("!IIBB", 1 << 30, 1, 1, 0), "longer than 4194304"),
+        (struct.pack("!IIBB", (4 << 20) + 1, 1, 1, 0), "longer than 4194304"),
         (struct.pack("!IIBB", 0, 1, 3, 0), "unknown type 3"),
         (struct.pack("!IIBB", 2, 1, 1, 0) + b"\xff\xff", "cannot be decoded"),
     ],

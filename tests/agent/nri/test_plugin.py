@@ -1,10 +1,12 @@
 """What the plugin answers to the runtime, and to one that does not behave."""
 
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.nri import mux, nri_pb2, ttrpc
+from agent.nri import mux, nri_pb2, ttrpc, ttrpc_pb2
 from agent.nri.plugin import (
     Connected,
     Ended,
@@ -49,10 +51,49 @@ def test_plugin_subscribes_to_the_start_of_pods_alone() -> None:
     assert nri_pb2.ConfigureResponse.FromString(response.payload).events == 1
 
 
-def test_runtime_that_reports_no_limit_has_the_default_one() -> None:
+@pytest.mark.parametrize(("milliseconds", "seconds"), [(0, 2.0), (-1, 2.0), (1, 0.001)])
+def test_runtime_that_reports_no_limit_has_the_default_one(
+    milliseconds: int, seconds: float
+) -> None:
     plugin = PluginProtocol()
-    (connected,) = plugin.receive(runtime.configure(1, milliseconds=0))
-    assert connected == Connected("containerd 2.4.0", 2.0)
+    (connected,) = plugin.receive(runtime.configure(1, milliseconds=milliseconds))
+    assert connected == Connected("containerd 2.4.0", seconds)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "runtime_name"),
+    [("cri-o", "1.36", "cri-o 1.36"), ("cri-o", "", "cri-o"), ("", "", "")],
+)
+def test_runtime_is_named_as_far_as_it_names_itself(
+    name: str, version: str, runtime_name: str
+) -> None:
+    request = nri_pb2.ConfigureRequest(runtime_name=name, runtime_version=version)
+    content = runtime.call(1, "Configure", request.SerializeToString())
+    assert PluginProtocol().receive(content) == [Connected(runtime_name, 2.0)]
+
+
+@pytest.mark.parametrize(("nanoseconds", "seconds"), [(500_000_000, 0.5), (9_000_000_000, 2.0)])
+def test_shorter_limit_of_one_call_counts(nanoseconds: int, seconds: float) -> None:
+    payload = nri_pb2.RunPodSandboxRequest(pod=runtime.pod()).SerializeToString()
+    request = ttrpc_pb2.Request(
+        service=runtime.PLUGIN, method="RunPodSandbox", payload=payload, timeout_nano=nanoseconds
+    ).SerializeToString()
+    message = struct.pack("!IIBB", len(request), 5, 1, 1) + request
+    (new,) = registered().receive(mux.frames(mux.PLUGIN_SERVICE, message))
+    assert isinstance(new, NewPod)
+    assert new.timeout_seconds == seconds
+
+
+def test_any_number_of_pods_may_start_one_after_the_other_and_64_at_a_time() -> None:
+    plugin = registered()
+    for number in range(1, 200, 2):
+        (new,) = plugin.receive(runtime.run_pod(number, runtime.pod()))
+        assert isinstance(new, NewPod)
+        plugin.accept(new)
+    at_once = b"".join(runtime.run_pod(number, runtime.pod()) for number in range(201, 329, 2))
+    assert len(plugin.receive(at_once)) == 64
+    with pytest.raises(NriError, match="more than 64"):
+        plugin.receive(runtime.run_pod(329, runtime.pod()))
 
 
 def test_pods_are_answered_in_any_order_and_only_when_they_are_accepted() -> None:
@@ -103,6 +144,9 @@ def test_each_part_of_a_long_list_is_answered() -> None:
     (response,) = sent(plugin)
     assert isinstance(response, Response)
     assert nri_pb2.SynchronizeResponse.FromString(response.payload).more
+    assert not synchronizing.is_last
+    (last,) = plugin.receive(runtime.call(7, "Synchronize"))
+    assert last == Synchronizing(7, b"", is_last=True, timeout_seconds=2.0)
 
 
 def test_other_events_of_pods_are_answered_at_once() -> None:
@@ -116,9 +160,8 @@ def test_other_events_of_pods_are_answered_at_once() -> None:
 def test_unknown_call_is_unimplemented(service: str) -> None:
     plugin = registered()
     plugin.receive(runtime.call(5, "Novelty", service=service))
-    (response,) = sent(plugin)
-    assert isinstance(response, Response)
-    assert response.code == ttrpc.UNIMPLEMENTED
+    message = f"podgate has no {service}/Novelty"
+    assert sent(plugin) == [Response(5, ttrpc.UNIMPLEMENTED, message, b"")]
 
 
 def test_end_of_the_runtime_is_reported() -> None:

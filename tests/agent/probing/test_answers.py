@@ -1,12 +1,13 @@
 """A probe is answered if the kubelet sends its request for nothing else, otherwise proxied."""
 
+import json
 from typing import Any
 
 import pytest
 
 from agent.probing.answers import AnswerPlan, Obstacle, ProbeName, plan
 from agent.relay.messages import Answer, GrpcRequest, HttpRequest, TcpConnect
-from probes.spec.specs import PodSpec
+from probes.spec.specs import PodSpec, with_annotation
 from tests.agent.probing.answering import (
     ADDRESS,
     HEALTHZ,
@@ -170,6 +171,30 @@ def test_same_request_of_another_container_is_ambiguous() -> None:
     assert obstacle(found) is Obstacle.AMBIGUOUS
 
 
+def test_same_request_of_another_container_is_ambiguous_also_with_the_same_check() -> None:
+    containers = [{"name": name, "liveness": OWN_CHECK} for name in ("app", "app2")]
+    text = json.dumps({"apiVersion": "podgate.io/v2", "containers": containers})
+    sent = {"livenessProbe": HEALTHZ}
+    found = plan(with_annotation(spec(sent, {}, others=(sent,)), text), (ADDRESS,))
+    assert found.requests == ()
+    names = (APP_LIVENESS, ProbeName("app2", LIVENESS))
+    assert found.obstacles == dict.fromkeys(names, Obstacle.AMBIGUOUS)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"exec": {"command": ["true"]}},
+        {"grpc": {"port": 9091, "service": "db"}},
+        {"grpc": {"port": 9090, "service": "other"}},
+    ],
+)
+def test_grpc_probes_that_differ_are_answered_apart(other: dict[str, Any]) -> None:
+    sent = {"grpc": {"port": 9090, "service": "db"}}
+    assert obstacle(liveness(sent, readinessProbe=other)) is None
+    assert obstacle(liveness(sent, readinessProbe=sent)) is Obstacle.AMBIGUOUS
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -230,6 +255,31 @@ def test_two_answered_probes_of_one_port_need_no_pod() -> None:
     )
     assert [answer.needs_pod for answer in answers(found)] == [False, False]
     assert len({answer.id for answer in answers(found)}) == 2
+
+
+def test_each_probe_of_a_pod_has_a_number_of_its_own() -> None:
+    probes = {f"{kind}Probe": http(f"/{kind}") for kind in ("startup", "readiness", "liveness")}
+    checks = dict.fromkeys(("startup", "readiness", "liveness"), OWN_CHECK)
+    found = plan(spec(probes, checks), (ADDRESS,))
+    numbers = {found.id_of(ProbeName("app", type)) for type in (STARTUP, READINESS, LIVENESS)}
+    assert len(numbers) == 3
+    assert None not in numbers
+    assert found.id_of(ProbeName("other", LIVENESS)) is None
+
+
+def test_request_that_is_the_same_at_one_of_the_addresses_is_ambiguous() -> None:
+    host = {"name": "Host", "value": "198.18.1.2:8080"}
+    found = liveness(HEALTHZ, readinessProbe=http("/healthz", httpHeaders=[host]))
+    assert plan(found, (ADDRESS,)).obstacles == {}
+    for addresses in ((ADDRESS, "198.18.1.2"), ("198.18.1.2",)):
+        assert plan(found, addresses).obstacles == {APP_LIVENESS: Obstacle.AMBIGUOUS}
+
+
+def test_pod_without_an_address_is_planned_as_one_with_any() -> None:
+    assert plan(liveness(HEALTHZ), ()) == plan(liveness(HEALTHZ), (ADDRESS,))
+    assert plan(liveness(HEALTHZ, readinessProbe=HEALTHZ), ()).obstacles == {
+        APP_LIVENESS: Obstacle.AMBIGUOUS
+    }
 
 
 def test_problem_is_one_sentence_with_a_remedy() -> None:

@@ -8,9 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+import structlog.testing
 from aiohttp import web
 
 from agent.kube.client import ApiClient
+from agent.linux import beneath
+from agent.logs import Event
 from agent.probing import certificate_files
 from agent.probing.certificates import ProbeCertificates
 from probes.protocols.client_certificates import CertificateError, ClientCertificate
@@ -127,6 +130,104 @@ def test_file_that_is_none_or_endless_is_rejected(tmp_path: pathlib.Path, name: 
         certificate_files.read(tmp_path, "shop", "queue", None)
 
 
+def test_certificate_is_made_again_only_of_other_content(tmp_path: pathlib.Path) -> None:
+    where = tmp_path / "shop" / "queue"
+    certificate, key = AUTHORITY.issue()
+    write(where, certificate, key)
+    first = certificate_files.read(tmp_path, "shop", "queue", None)
+    assert first.authorities == ""
+    assert certificate_files.read(tmp_path, "shop", "queue", first) is first
+    (where / "ca.crt").write_bytes(certificate)
+    second = certificate_files.read(tmp_path, "shop", "queue", first)
+    assert second.authorities == certificate.decode()
+    assert certificate_files.read(tmp_path, "shop", "queue", second) is second
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3])
+def test_files_that_are_replaced_one_after_the_other_are_read_again(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    where = tmp_path / "shop" / "queue"
+    write(where, *AUTHORITY.issue())
+    reads: list[str] = []
+
+    def read_file(directory: int, name: str, max_bytes: int) -> bytes:
+        reads.append(name)
+        missing = name == "tls.key" and reads.count(name) <= failures
+        return original(directory, "none" if missing else name, max_bytes)
+
+    original = beneath.read_file
+    monkeypatch.setattr(beneath, "read_file", read_file)
+    if failures < 3:
+        assert certificate_files.read(tmp_path, "shop", "queue", None)
+    else:
+        with pytest.raises(CertificateError) as raised:
+            certificate_files.read(tmp_path, "shop", "queue", None)
+        assert str(raised.value) == (
+            "the client certificate in the directory shop/queue is unusable: tls.key does not exist"
+        )
+    assert reads.count("tls.key") == min(failures + 1, 3)
+
+
+def test_directory_that_cannot_be_opened_is_named(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(CertificateError) as raised:
+        certificate_files.read(tmp_path, "shop", "queue", None)
+    assert str(raised.value) == (
+        "the directory shop/queue with a client certificate cannot be opened "
+        "(No such file or directory)"
+    )
+
+
+async def test_directory_of_another_certificate_is_followed_too(tmp_path: pathlib.Path) -> None:
+    other = CertificateName(file="other")
+    write(tmp_path / "shop" / "queue", *AUTHORITY.issue())
+    async with running(ProbeCertificates(tmp_path, None)) as made:
+        first = await until(made, FILE, is_certificate)
+        await until(made, other, lambda found: "cannot be opened" in str(found))
+        write(tmp_path / "shop" / "other", *AUTHORITY.issue())
+        made.changes.subscribe()
+        await until(made, other, is_certificate)
+        # The pod names it no more.
+        (key,) = made._entries
+        assert str(key) == "shop/other"
+        assert made.of("b", "shop", {FILE})[FILE] is not first
+
+
+async def test_read_and_unusable_certificates_are_logged_when_they_change(
+    tmp_path: pathlib.Path,
+) -> None:
+    where = tmp_path / "shop" / "queue"
+    with structlog.testing.capture_logs() as lines:
+        async with running(ProbeCertificates(tmp_path, None)) as made:
+            made.of("b", "shop", {SECRET})
+            await until(made, FILE, lambda found: "cannot be opened" in str(found))
+            (problem,) = made.problems("a")
+            made.forget("b")
+            write(where, *AUTHORITY.issue())
+            await until(made, FILE, is_certificate)
+    logged = [(line["event"], line["log_level"], line["certificate"]) for line in lines]
+    # Of the Secret and the file, and when the file was written.
+    assert logged[:2] == [(Event.PROBE_CERTIFICATE_UNUSABLE, "warning", "shop/queue")] * 2
+    assert logged[-1] == (Event.PROBE_CERTIFICATE_READ, "info", "shop/queue")
+    assert problem == (
+        "Probes have no client certificate: the directory shop/queue with a client certificate "
+        "cannot be opened (No such file or directory)"
+    )
+
+
+def test_certificate_that_was_not_read_yet_is_no_problem() -> None:
+    made = ProbeCertificates(None, None)
+    assert made.of("a", "shop", {FILE, SECRET}) == dict.fromkeys(
+        (FILE, SECRET), "the client certificate shop/queue has not been read yet"
+    )
+    assert list(made.problems("a")) == []
+    made.of("b", "shop", {FILE})
+    made.forget("a")
+    assert len(made._entries) == 1
+    made.of("b", "shop", ())
+    assert made._entries == {}
+
+
 async def test_without_a_directory_a_file_is_a_problem() -> None:
     async with running(ProbeCertificates(None, None)) as made:
         await until(made, FILE, lambda found: "--probe-certificates-dir" in str(found))
@@ -169,8 +270,12 @@ async def test_secret_is_read_by_name_and_again_every_minute(
         assert made.of("a", "shop", {SECRET})[SECRET] is first
         secrets.code, secrets.parts = 200, AUTHORITY.issue()
         await until(made, SECRET, lambda found: is_certificate(found) and found is not first)
-        made.forget("a")
+        # A hint about a file.
         count = len(secrets.paths)
+        made.of("b", "shop", {FILE})
+        await asyncio.sleep(1)
+        assert len(secrets.paths) == count
+        made.forget("a")
         await asyncio.sleep(200)
         assert len(secrets.paths) == count
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from agent import state_files
-from agent.probing.result_store import ResultStore, reported_results, sandbox_of
+from agent.probing.result_store import ResultStore, SavedProbes, reported_results, sandbox_of
 from probes.engine.workers import ProbeType
 from probes.netns import Netns
 from probes.results import ProbeResult
@@ -51,6 +51,66 @@ def path(tmp_path: pathlib.Path) -> pathlib.Path:
 
 def test_the_same_sandbox_finds_its_results(path: pathlib.Path) -> None:
     assert ResultStore(path).claim("u", "4:1:1").results == RESULTS
+
+
+def test_file_has_all_that_another_agent_needs(path: pathlib.Path) -> None:
+    store = ResultStore(path)
+    claimed = store.claim("u", "4:1:1")
+    claimed.annotation, claimed.is_taken, claimed.containers = "{}", True, {"app": "c1"}
+    store.save_soon()
+    end(store)
+    assert ResultStore(path).claim("u", "4:1:1") == SavedProbes(
+        uid="u",
+        sandbox="4:1:1",
+        started_at=claimed.started_at,
+        annotation="{}",
+        is_taken=True,
+        results=RESULTS,
+        containers={"app": "c1"},
+    )
+
+
+def test_results_that_no_pod_claims_are_left_out_after_a_while(
+    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = time.monotonic()
+    for seconds, results in ((290, RESULTS), (310, {})):
+        store = ResultStore(path)
+        monkeypatch.setattr(time, "monotonic", lambda now=started + seconds: now)
+        store.claim("v", f"4:2:{seconds}")
+        end(store)
+        monkeypatch.undo()
+        assert ResultStore(path).claim("u", "4:1:1").results == results
+
+
+def test_pod_keeps_its_results_while_its_sandbox_lasts(path: pathlib.Path) -> None:
+    store = ResultStore(path)
+    claimed = store.claim("u", "4:1:1")
+    assert store.claim("u", "4:1:1") is claimed
+    assert store.get("u") is claimed
+    assert store.claim("u", "4:1:2").results == {}
+    assert store.claim("u", "4:1:1").results == {}
+    assert store.get("v") is None
+
+
+async def test_store_without_a_file_keeps_nothing_and_runs() -> None:
+    store = ResultStore(None)
+    running = asyncio.create_task(store.run())
+    store.claim("u", "4:1:1").results = RESULTS
+    store.save_soon()
+    await asyncio.sleep(0)
+    assert not running.done()
+    running.cancel()
+    store.forget("u")
+    assert store.claim("u", "4:1:1").results == {}
+
+
+@pytest.mark.parametrize(("cookie", "name"), [(77, "4:1001:77"), (None, "4:1001:-")])
+def test_sandbox_is_named_by_its_namespace(
+    monkeypatch: pytest.MonkeyPatch, cookie: int | None, name: str
+) -> None:
+    monkeypatch.setattr(Netns, "cookie", lambda netns: cookie)
+    assert sandbox_of(Netns("/run/netns/web", 4, 1001)) == name
 
 
 def test_another_sandbox_of_the_pod_finds_nothing(path: pathlib.Path) -> None:
@@ -127,9 +187,9 @@ async def test_changes_are_written_while_running(tmp_path: pathlib.Path) -> None
 
 async def test_pod_that_is_gone_is_removed_from_the_file(path: pathlib.Path) -> None:
     store = ResultStore(path)
-    store.claim("u", "4:1:1")
+    store.claim("u", "4:1:2")
     running = asyncio.create_task(store.run())
-    await until("the claim is written", lambda: "4:1:1" in path.read_text())
+    await until("the claim is written", lambda: "4:1:2" in path.read_text())
     store.forget("u")
     await until("the file has no pod", lambda: not json.loads(path.read_text())["pods"])
     running.cancel()

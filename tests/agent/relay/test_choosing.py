@@ -9,6 +9,7 @@ import pytest
 
 from agent.relay.choosing import Choice, Choosing
 from agent.relay.epoll import EpollPoller
+from agent.relay.segments import RESET_ON_CLOSE
 
 REQUEST = b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -22,14 +23,16 @@ class Relay:
         self.chosen: list[Choice] = []
         self.choosing = Choosing(self.poller, on_request=self.chosen.append, now=lambda: self.now)
         self.claimant: Any = object()
+        self.accepted: list[socket.socket] = []
 
-    def connect(self) -> socket.socket:
+    def connect(self, claimant: Any = None) -> socket.socket:
         """The kubelet's end of a connection that was accepted."""
         listener = socket.create_server(("127.0.0.1", 0))
         kubelet = socket.create_connection(listener.getsockname())
         accepted, _ = listener.accept()
         listener.close()
-        self.choosing.add(Choice(accepted, self.claimant, 8080, 0.01))
+        self.accepted.append(accepted)
+        self.choosing.add(Choice(accepted, claimant or self.claimant, 8080, 0.01))
         kubelet.settimeout(30)
         return kubelet
 
@@ -46,8 +49,8 @@ def relay() -> Iterator[Relay]:
     made = Relay()
     yield made
     made.poller.close()
-    for choice in made.chosen:
-        choice.kubelet.close()
+    for accepted in made.accepted:
+        accepted.close()
 
 
 def test_request_in_pieces_is_decided_when_it_is_complete(relay: Relay) -> None:
@@ -57,7 +60,9 @@ def test_request_in_pieces_is_decided_when_it_is_complete(relay: Relay) -> None:
             relay.poller.poll(30)
             assert relay.chosen == []
         kubelet.sendall(REQUEST[20:])
-        assert relay.poll_until_chosen().received == REQUEST
+        assert relay.poll_until_chosen() == Choice(
+            relay.accepted[0], relay.claimant, 8080, 0.01, REQUEST
+        )
         assert len(relay.choosing) == 0
 
 
@@ -90,17 +95,48 @@ def test_connection_without_a_complete_request_is_decided_after_a_while(relay: R
         assert [choice.received for choice in relay.chosen] == [REQUEST[:5]]
 
 
-def test_connection_that_ends_without_a_request_is_closed(relay: Relay) -> None:
-    with relay.connect():
-        pass
+def test_later_connection_waits_for_longer(relay: Relay) -> None:
+    with relay.connect(), relay.connect("later"):
+        relay.now += 4
+        with relay.connect("latest"):
+            assert len(relay.choosing) == 3
+            relay.now += 2
+            relay.choosing.expire()
+            assert {choice.claimant for choice in relay.chosen} == {relay.claimant, "later"}
+            assert len(relay.choosing) == 1
+            relay.choosing.abandon("latest")  # type: ignore[arg-type]
+
+
+def test_what_follows_a_request_is_left_to_its_owner(relay: Relay) -> None:
+    with relay.connect() as kubelet:
+        kubelet.sendall(REQUEST)
+        chosen = relay.poll_until_chosen()
+        kubelet.sendall(b"more")
+        relay.poller.poll(0)
+        assert relay.chosen == [chosen]
+        assert chosen.kubelet.recv(100) == b"more"
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_connection_that_ends_without_a_request_is_closed(relay: Relay, is_reset: bool) -> None:
+    with relay.connect() as kubelet:
+        if is_reset:
+            kubelet.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
     relay.poller.poll(30)
     assert len(relay.choosing) == 0
     assert relay.chosen == []
+    assert relay.accepted[0].fileno() == -1
 
 
 def test_connections_of_a_removed_target_are_reset(relay: Relay) -> None:
-    with relay.connect() as kubelet:
+    claimant: Any = "other"
+    with relay.connect() as kubelet, relay.connect(claimant) as other:
+        descriptors = [accepted.fileno() for accepted in relay.accepted]
         relay.choosing.abandon(relay.claimant)
+        assert [*map(relay.poller.is_registered, descriptors)] == [False, True]
         with pytest.raises(ConnectionResetError):
             kubelet.recv(1)
+        assert len(relay.choosing) == 1
+        other.sendall(REQUEST)
+        assert relay.poll_until_chosen().claimant is claimant
     assert len(relay.choosing) == 0

@@ -27,6 +27,7 @@ class Relay:
             self.poller, ours, on_message=self.received.append, on_closed=self._count_closed
         )
         stack.callback(ours.close)
+        self.descriptor = ours.fileno()
 
     def _count_closed(self) -> None:
         self.closed_count += 1
@@ -53,6 +54,10 @@ def test_messages_sent_before_the_agent_closed_are_received_first(relay: Relay) 
     assert relay.received == [messages.Engage()]
     relay.poller.poll(5)
     assert relay.closed_count == 1
+    assert not relay.control.is_idle
+    relay.control.send(messages.Engaged())
+    relay.poller.poll(0)
+    assert relay.closed_count == 1
 
 
 @pytest.mark.parametrize("junk", [b"\xff\xff\xff\xff", b"\0\0\0\x02{}", b"\0\0\0\x01x"])
@@ -61,6 +66,33 @@ def test_invalid_message_closes_the_channel(relay: Relay, junk: bytes) -> None:
     relay.poller.poll(5)
     assert relay.closed_count == 1
     assert relay.received == []
+    assert relay.agent.recv(1) == b""
+    assert not relay.poller.is_registered(relay.descriptor)
+
+
+def test_agent_that_dies_while_messages_wait_closes_the_channel_once(relay: Relay) -> None:
+    while relay.control.is_idle:
+        relay.control.send(messages.RelayReport(0, 0, False, ()))
+    relay.agent.close()
+    relay.poller.poll(5)
+    relay.control.send(messages.Engaged())
+    relay.poller.poll(0)
+    assert relay.closed_count == 1
+    assert not relay.control.is_idle
+
+
+def test_agent_that_dies_without_reading_closes_the_channel(relay: Relay) -> None:
+    relay.control.send(messages.Engaged())
+    relay.agent.close()
+    relay.poller.poll(5)
+    assert relay.closed_count == 1
+
+
+def test_message_to_an_agent_that_is_gone_closes_the_channel(relay: Relay) -> None:
+    relay.agent.close()
+    relay.control.send(messages.Engaged())
+    assert relay.closed_count == 1
+    assert not relay.control.is_idle
 
 
 def test_error_of_the_relay_itself_keeps_the_channel_open(relay: Relay) -> None:

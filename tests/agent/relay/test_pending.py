@@ -24,7 +24,7 @@ from agent.relay.messages import (
 from agent.relay.outcomes import AnswerCounter
 from agent.relay.pending import PendingRequest, PendingRequests
 from agent.relay.targets import RelayTarget
-from probes.netns import BareSocket
+from probes.netns import BareSocket, NetnsGoneError
 from tests.agent.relay.recordings import GRPC, HTTP
 
 _HTTP_PORT, _GRPC_PORT, _TCP_PORT = 80, 90, 70
@@ -46,6 +46,10 @@ class Port:
         self.boottime_ns = 0
         self.proxied: list[tuple[bytes, BareSocket]] = []
         self.failed: list[Outcome] = []
+        self.accepted = socket.socket
+        """The class of accepted sockets."""
+        self.pod: socket.socket | None = None
+        """The pod's end of the last connection, if the pod was dialled before."""
         answers = (
             Answer(_HTTP_ID, _HTTP_PORT, HttpRequest(HTTP), needs_pod=False),
             Answer(_GRPC_ID, _GRPC_PORT, GrpcRequest("db"), needs_pod=False),
@@ -64,6 +68,8 @@ class Port:
         stack.callback(self.requests.abandon, self.target)
 
     def _on_proxied(self, request: PendingRequest, pod: BareSocket) -> None:
+        assert not self.poller.is_registered(request.kubelet.fileno())
+        assert not self.poller.is_registered(pod.fileno())
         self.proxied.append((request.reader.received, pod))
         self._stack.callback(pod.close)
         self._stack.callback(request.kubelet.close)
@@ -71,10 +77,14 @@ class Port:
     def set_verdict(self, answer: int, *, is_healthy: bool, ends_ns: int | None = _ENDS_NS) -> None:
         self.target.answers.set_verdict(Verdict("key", answer, is_healthy, "a reason", ends_ns))
 
-    def connect(self, port: int, *, dialled: bool = False) -> socket.socket:
+    def connect(
+        self, port: int, *, dialled: bool = False, received: bytes | None = None
+    ) -> socket.socket:
         """The kubelet's end. dialled: the pod has accepted before."""
         kubelet, ours = self.pair()
-        pod = self.pair()[1] if dialled else None
+        self.pod, pod = self.pair() if dialled else (None, None)
+        ours = self.accepted(fileno=ours.detach())
+        self._stack.callback(ours.close)
         ours.setblocking(False)
         self.requests.add(
             ours,
@@ -83,6 +93,7 @@ class Port:
             port=port,
             answers=self.target.answers.by_port[port],
             open_seconds=0.0,
+            received=received,
         )
         kubelet.settimeout(0)
         return kubelet
@@ -148,6 +159,32 @@ def test_http_probe_is_answered_and_closed(port: Port, is_healthy: bool, status:
     assert not port.proxied
 
 
+@pytest.mark.parametrize("number", [_HTTP_PORT, _GRPC_PORT])
+def test_probe_in_pieces_gets_no_more_than_its_answer(port: Port, number: int) -> None:
+    port.set_verdict(_HTTP_ID, is_healthy=True)
+    port.set_verdict(_GRPC_ID, is_healthy=True)
+    kubelet = port.connect(number)
+    got = b""
+    pieces = [HTTP[:20], HTTP[20:]]
+    if number == _GRPC_PORT:
+        preface, request = GRPC["db"]
+        kubelet.send(preface)
+        got = port.read(kubelet, lambda got: len(got) >= 9)
+        pieces = [request[:20], request[20:]]
+    (pending_request,) = port.requests._pending
+    for piece in pieces:
+        kubelet.send(piece)
+        before = len(pending_request.reader.received)
+        port.turn(lambda before=before: len(pending_request.reader.received) > before)  # type: ignore[misc]
+    kubelet.shutdown(socket.SHUT_WR)
+    got += port.read_all(kubelet)
+    if number == _GRPC_PORT:
+        assert got.count(_SETTINGS) == 1
+        assert got.startswith(_SETTINGS)
+    else:
+        assert got.startswith(b"HTTP/1.1 200 OK\r\n")
+
+
 @pytest.mark.parametrize(("is_healthy", "message"), [(True, _SERVING), (False, _NOT_SERVING)])
 def test_grpc_probe_is_answered_and_then_read_until_the_kubelet_closes(
     port: Port, is_healthy: bool, message: bytes
@@ -165,6 +202,26 @@ def test_grpc_probe_is_answered_and_then_read_until_the_kubelet_closes(
     kubelet.shutdown(socket.SHUT_WR)
     assert port.read_all(kubelet) == b""
     assert port.counts() == {"healthy" if is_healthy else "unhealthy": 1}
+
+
+class _Unwritable(socket.socket):
+    def send(self, *_: object) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize(
+    ("number", "sent"), [(_HTTP_PORT, HTTP), (_GRPC_PORT, GRPC["db"][0])], ids=["http", "grpc"]
+)
+def test_connection_that_takes_no_answer_is_closed(port: Port, number: int, sent: bytes) -> None:
+    port.accepted = _Unwritable
+    port.set_verdict(_HTTP_ID, is_healthy=True)
+    kubelet = port.connect(number, dialled=True)
+    kubelet.send(sent)
+    assert port.read_all(kubelet) == b""
+    assert port.pod is not None
+    port.pod.settimeout(30)
+    assert port.pod.recv(1) == b""
+    assert not port.failed
 
 
 def test_answered_connection_that_stays_open_is_closed(port: Port) -> None:
@@ -187,6 +244,35 @@ def test_accepted_tcp_probe_ends_when_the_kubelet_closes(port: Port) -> None:
     kubelet.close()
     port.turn(lambda: not len(port.requests))
     assert not port.proxied
+
+
+@pytest.mark.parametrize("number", [_HTTP_PORT, _GRPC_PORT])
+def test_answered_probe_closes_the_connection_to_the_pod(port: Port, number: int) -> None:
+    port.set_verdict(_HTTP_ID, is_healthy=True)
+    port.set_verdict(_GRPC_ID, is_healthy=True)
+    kubelet = port.connect(number, dialled=True)
+    for data in GRPC["db"] if number == _GRPC_PORT else [HTTP]:
+        kubelet.send(data)
+        port.read(kubelet, lambda got: len(got) >= 9)
+    assert port.pod is not None
+    port.pod.settimeout(30)
+    assert port.pod.recv(1) == b""
+    kubelet.close()
+    port.turn(lambda: not len(port.requests))
+    assert not port.proxied
+
+
+def test_request_that_was_read_before_is_answered_or_proxied_at_once(port: Port) -> None:
+    """The connection was to a port of several pods."""
+    port.set_verdict(_HTTP_ID, is_healthy=True)
+    assert port.read_all(port.connect(_HTTP_PORT, received=HTTP)).startswith(b"HTTP/1.1 200")
+    for received in (b"POST ", b""):
+        port.connect(_HTTP_PORT, dialled=True, received=received)
+    assert [sent for sent, _ in port.proxied] == [b"POST ", b""]
+    assert port.counts() == {"healthy": 1, "not_probe": 2}
+    port.connect(_HTTP_PORT, dialled=True, received=HTTP[:20])
+    assert len(port.requests) == 1
+    port.requests.abandon(port.target)
 
 
 @pytest.mark.parametrize("number", [_HTTP_PORT, _GRPC_PORT, _TCP_PORT])
@@ -310,6 +396,46 @@ def test_other_request_to_a_closed_port_is_reset(
     assert len(port.requests) == 0
 
 
+def test_other_request_to_a_port_that_refuses_later_is_reset(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = listener.getsockname()
+    pod = socket.socket()
+    pod.setblocking(False)
+    pod.connect_ex(closed)
+    _dial_to(monkeypatch, lambda: (pod, errno.EALREADY))
+    kubelet = port.connect(_HTTP_PORT)
+    kubelet.send(b"GET /hook HTTP/1.1\r\n\r\n")
+    with pytest.raises(ConnectionResetError):
+        port.read(kubelet, lambda got: False)
+    assert port.failed == ["refused"]
+    assert pod.fileno() == -1
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (NetnsGoneError("/run/netns/web"), "sandbox_gone"),
+        (OSError(errno.EMFILE, "Too many open files"), "failed"),
+    ],
+    ids=["sandbox", "descriptors"],
+)
+def test_other_request_to_a_pod_that_cannot_be_dialled_is_reset(
+    port: Port, monkeypatch: pytest.MonkeyPatch, error: Exception, outcome: str
+) -> None:
+    def fail() -> tuple[socket.socket, int]:
+        raise error
+
+    _dial_to(monkeypatch, fail)
+    kubelet = port.connect(_HTTP_PORT)
+    kubelet.send(b"GET /hook HTTP/1.1\r\n\r\n")
+    with pytest.raises(ConnectionResetError):
+        port.read(kubelet, lambda got: False)
+    assert port.failed == [outcome]
+    assert len(port.requests) == 0
+
+
 def test_other_request_to_a_silent_pod_is_reset_after_a_limit(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,7 +461,17 @@ def test_other_request_to_a_silent_pod_is_reset_after_a_limit(
 
 def test_connections_of_a_removed_target_are_reset(port: Port) -> None:
     kubelet = port.connect(_HTTP_PORT, dialled=True)
+    (pending_request,) = port.requests._pending
+    descriptor = pending_request.kubelet.fileno()
+    assert port.poller.is_registered(descriptor)
+    spec = RelayTargetSpec("other", "", 1, 1, "198.18.1.2", (), ())
+    port.requests.abandon(RelayTarget(spec, ipaddress.ip_address("198.18.64.17")))
+    assert len(port.requests) == 1
     port.requests.abandon(port.target)
     with pytest.raises(ConnectionResetError):
         port.read(kubelet, lambda got: False)
     assert port.failed == ["sandbox_gone"]
+    assert not port.poller.is_registered(descriptor)
+    assert port.pod is not None
+    port.pod.settimeout(30)
+    assert port.pod.recv(1) == b""

@@ -56,6 +56,7 @@ def test_one_listener_accepts_both_families_and_reports_packed_addresses(
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         packed = socket.inet_pton(family, host)
         assert recorder.flows == [(packed, client.getsockname()[1], packed, port)]
+        assert recorder.sockets[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     listener.close(poller)
 
 
@@ -76,19 +77,58 @@ def test_least_recently_used_port_is_closed_for_another(
         listeners.prepare(port).close(poller)
 
 
-def test_connection_is_reset_when_no_descriptor_is_left(
+def test_port_is_opened_again_while_connections_to_it_are_open(
+    poller: EpollPoller, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.relay.raw_sockets._MAX_PORTS", 1)
+    listeners = PortListeners(poller, recorder)
+    port, other = _free_port(), _free_port()
+    listeners.prepare(port)
+    with socket.create_connection(("127.0.0.1", port)):
+        poller.poll(5)
+        listeners.prepare(other)
+        listener = listeners.prepare(port)
+        with socket.create_connection(("127.0.0.1", port)):
+            poller.poll(5)
+        assert len(recorder.sockets) == 2
+    listener.close(poller)
+
+
+def test_all_connections_that_wait_are_accepted_at_once(
     poller: EpollPoller, recorder: Recorder
 ) -> None:
     port = _free_port()
     listener = PortListeners(poller, recorder).prepare(port)
-    with socket.create_connection(("127.0.0.1", port)) as client:
+    assert not listener.accept()
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert listener.accept()
+        assert len(recorder.sockets) == 1
+        poller.poll(5)
+        assert len(recorder.sockets) == 3
+    assert not listener.accept()
+    listener.close(poller)
+    assert not poller.is_registered(listener.fd)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+def test_connections_are_reset_when_no_descriptor_is_left(
+    poller: EpollPoller, recorder: Recorder
+) -> None:
+    port = _free_port()
+    listener = PortListeners(poller, recorder).prepare(port)
+    address = ("127.0.0.1", port)
+    with socket.create_connection(address) as first, socket.create_connection(address) as second:
         with _no_descriptor_left():
             poller.poll(5)
-            poller.poll(0)
-        assert [flow[1] for flow in recorder.rejected] == [client.getsockname()[1]]
+        clients = [client.getsockname()[1] for client in (first, second)]
+        assert [flow[1] for flow in recorder.rejected] == clients
         assert not recorder.sockets
-        with pytest.raises(ConnectionResetError):
-            client.recv(1)
+        for client in (first, second):
+            with pytest.raises(ConnectionResetError):
+                client.recv(1)
     with socket.create_connection(("127.0.0.1", port)):
         poller.poll(5)
         assert len(recorder.sockets) == 1

@@ -60,8 +60,13 @@ ENDS = [
         _ipv4(_syn(data=b"odd")),
         _ipv6(_syn()),
         _ipv6(_syn(data=b"fast open")),
+        _ipv4(_syn(data=bytes(300))),
+        _ipv6(_syn(data=bytes(300))),
     ],
-    ids=["ipv4", "ip-options", "no-options", "odd-length", "ipv6", "with-data"],
+    ids=[
+        *("ipv4", "ip-options", "no-options", "odd-length", "ipv6", "with-data"),
+        *("ipv4-long", "ipv6-long"),
+    ],
 )
 def test_only_the_checksum_of_a_syn_changes(packet: bytes) -> None:
     syn = segments.parse_syn(packet)
@@ -87,6 +92,8 @@ _PORTS = struct.pack("!HH", 43210, 8080)
         _ipv4(_syn(flags=0x12)),
         _ipv4(_syn(flags=0x10)),
         _ipv4(b"\0" * 8),
+        _ipv4(_syn(options=b"")[:19]),
+        _ipv6(_syn(options=b"")[:19]),
         _ipv6(_syn())[:50],
         _ipv6(_syn(flags=0x10)),
         _ipv4(_syn()).replace(b"\x40\x06", b"\x40\x11", 1),
@@ -108,8 +115,7 @@ def test_reset_acknowledges_the_syn(packet: bytes) -> None:
     assert syn is not None
     reset = segments.reset_for(syn)
     segment = reset[-20:]
-    port, peer_port, sequence, acknowledged, _, flags = struct.unpack("!HHIIBB", segment[:14])
-    assert (port, peer_port, sequence, acknowledged, flags) == (8080, 43210, 0, 78, 0x14)
+    assert struct.unpack("!HHIIBBH", segment[:16]) == (8080, 43210, 0, 78, 5 << 4, 0x14, 0)
     assert reset[:-20].endswith(syn.local + syn.peer)
     assert packets.with_tcp_checksum(syn.local, syn.peer, segment) == segment
 

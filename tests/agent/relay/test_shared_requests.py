@@ -110,6 +110,8 @@ def test_redirects_are_followed_from_the_first_request(address: str, origin: str
     assert ports.key_of(9000, behind(other, "/login/", f"{origin}:8080/login")) == "b"
     assert ports.key_of(8080, behind(other, "/end", f"{origin}:9000/login/")) == "b"
     assert ports.key_of(8080, behind(one, "/x", f"{origin}:8080/c")) is None
+    for more in (b"body", other):
+        assert ports.key_of(8080, behind(other, "/login", f"{origin}:8080/b") + more) is None
 
 
 def test_pod_that_redirects_to_anothers_url_does_not_get_there() -> None:
@@ -133,10 +135,26 @@ def test_referer_of_a_spec_shows_nothing() -> None:
 
 
 def test_chains_of_redirects_are_bounded() -> None:
-    ports = shared((8080, sent("/a"), "a"), (8080, sent("/b"), "b"))
-    for number in range(1000):
-        ports.key_of(8080, behind(sent("/b"), f"/{number}", "http://198.18.1.1:8080/b"))
-    assert len(ports._chained) <= 256
+    clock = Clock()
+    ports = shared((8080, sent("/a"), "a"), (8080, sent("/b"), "b"), clock=clock)
+
+    def follow(path: str, referer: str) -> str | None:
+        return ports.key_of(8080, behind(sent("/b"), path, f"http://198.18.1.1:8080{referer}"))
+
+    for number in range(300):
+        assert follow(f"/{number}", "/b") == "b"
+    assert len(ports._chained) == 256
+    assert follow("/end", "/255") == "b"
+    assert follow("/end", "/256") is None
+    # One that is there lasts for longer.
+    clock.now += 4
+    assert follow("/0", "/b") == "b"
+    clock.now += 4
+    assert follow("/new", "/b") == "b"
+    assert follow("/end", "/new") == "b"
+    assert follow("/end", "/0") == "b"
+    assert follow("/end", "/1") is None
+    assert len(ports._chained) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Relay addresses: each belongs to one sandbox, and is reused only after a quarantine."""
 
 import ipaddress
+import socket
 
+import msgspec
 import pytest
 
-from agent.relay.messages import RelayTargetSpec
+from agent.relay.messages import RelayTargetSpec, Sharing
 from agent.relay.targets import FIRST_HOST, AddressPool, AddressPoolExhaustedError, Targets
 
 _SUBNET4 = ipaddress.ip_network("198.18.64.0/27")
@@ -34,11 +36,15 @@ def test_released_address_is_quarantined_before_reuse() -> None:
     ):
         pool.allocate()
     pool.release(allocated[3])
-    clock.seconds += 299
+    clock.seconds += 200
+    pool.release(allocated[1])
+    clock.seconds += 99
     with pytest.raises(AddressPoolExhaustedError):
         pool.allocate()
     clock.seconds += 2
     assert pool.allocate() == allocated[3]
+    with pytest.raises(AddressPoolExhaustedError):
+        pool.allocate()
 
 
 def test_addresses_are_allocated_in_turn() -> None:
@@ -60,6 +66,8 @@ def test_targets_are_found_by_relay_address_until_removed() -> None:
     assert targets.find(ipv4.relay.packed) is ipv4
     assert targets.find(ipv6.relay.packed) is ipv6
     assert ipv6.relay in _SUBNET6
+    assert (ipv4.family, ipv4.dialled) == (socket.AF_INET, "198.18.1.2")
+    assert (ipv6.family, ipv6.dialled) == (socket.AF_INET6, "fd00:18:0:1::2")
     targets.remove(ipv4)
     assert targets.find(ipv4.relay.packed) is None
     assert targets.get("a") is None
@@ -89,3 +97,33 @@ def test_new_sandbox_at_the_same_path_is_another_netns() -> None:
     target = Targets([_SUBNET4], _Clock()).add(_spec("a"))
     assert target.has_same_netns(_spec("a"))
     assert not target.has_same_netns(_spec("a", "198.18.1.3"))
+    for field in ("netns_path", "netns_device", "netns_inode"):
+        value = "/run/netns/b" if field == "netns_path" else 6
+        assert not target.has_same_netns(msgspec.structs.replace(_spec("a"), **{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("shared", "at"),
+    [((), []), ((80,), [80]), ((0,), [79, 81]), ((0, 80), [79, 80, 81])],
+    ids=["none", "claimed", "unclaimed", "all"],
+)
+def test_ports_that_other_pods_have_as_well_are_shared(
+    shared: tuple[int, ...], at: list[int]
+) -> None:
+    """Port 80 is claimed; 0 stands for all ports without a claim."""
+    target = Targets([_SUBNET4], _Clock()).add(_spec("a"))
+    assert target.shared_at(80) is None
+    target.set_sharing(Sharing(shared, ()))
+    assert [port for port in (79, 80, 81) if target.shared_at(port)] == at
+    target.set_sharing(None)
+    assert not any(map(target.shared_at, (79, 80, 81)))
+
+
+def test_same_sharing_keeps_what_was_learned_from_requests() -> None:
+    target = Targets([_SUBNET4], _Clock()).add(_spec("a"))
+    target.set_sharing(Sharing((80,), ()))
+    before = target.shared_at(80)
+    target.set_sharing(Sharing((80,), ()))
+    assert target.shared_at(80) is before
+    target.set_sharing(Sharing((80,), (), otherwise="a"))
+    assert target.shared_at(80) not in (None, before)

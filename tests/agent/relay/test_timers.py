@@ -77,6 +77,7 @@ def test_event_shortly_before_a_timer_saves_its_wakeup() -> None:
 
 def test_late_timer_is_noticed_and_followed_by_the_next_one_in_time() -> None:
     running = Running(beat=0.125)
+    assert running.timers.late_seconds == 0
     running.rest(1)
     assert running.timers.late_seconds == 0
     due = running.timers.next_due()

@@ -22,6 +22,8 @@ class ScriptedRelay:
         self.is_hung = False
         """Neither responds nor reports."""
         self.way_problem = ""
+        self.way_tries: list[bool] = []
+        """Whether it was engaged at each."""
         self.is_killed = False
         self.is_released = False
         self._ours, self._its = socket.socketpair()
@@ -63,6 +65,7 @@ class ScriptedRelay:
         self._writer.write_eof()
 
     async def find_way_problem(self, *, is_engaged: bool) -> str:
+        self.way_tries.append(is_engaged)
         return self.way_problem
 
     async def kill(self) -> None:
@@ -141,7 +144,11 @@ class ScriptedLauncher:
         self.relays: list[ScriptedRelay] = []
         self.next = ScriptedRelay
         self.problem: str | None = None
+        self.checks = 0
+        """How often the gates of relays were checked."""
         self.range_problem: str | None = None
+        self.ranges = 0
+        """How often the routes of ranges were restored."""
         self.tried_at: list[float] = []
         self.predecessors: list[ScriptedPredecessor] = []
         self.have_these_maps = True
@@ -156,7 +163,7 @@ class ScriptedLauncher:
         return [relay for relay in self.relays if relay.is_killed]
 
     async def check(self) -> None:
-        pass
+        self.checks += 1
 
     async def find_predecessors(self, now: Callable[[], float]) -> Predecessors:
         return Predecessors(self.predecessors, have_these_maps=self.have_these_maps, now=now)
@@ -165,6 +172,7 @@ class ScriptedLauncher:
         return self.addresses
 
     async def ensure_ranges(self) -> None:
+        self.ranges += 1
         if self.range_problem is not None:
             raise RelayError(self.range_problem)
 

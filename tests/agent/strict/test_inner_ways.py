@@ -3,16 +3,22 @@
 import asyncio
 import contextlib
 import errno
+import functools
+import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
+from types import SimpleNamespace
 from typing import cast
 
 import msgspec
 import pytest
+import structlog.testing
 
+from agent.logs import Event
 from agent.pods.conditions import Conditions
 from agent.pods.pod_state import PodState
 from agent.pods.store import PodStore
+from agent.strict import inner_ways
 from agent.strict.hookless_pods import HooklessPods
 from agent.strict.inner_ways import InnerWayWatch
 from bpf.errors import BpfError
@@ -206,6 +212,54 @@ async def test_port_without_an_exempt_user_counts_before_rules_with_one() -> Non
         assert web.inner_ways == {ONE: CONSUL}
 
 
+async def test_what_the_relay_finds_inside_is_logged_and_what_it_cannot_pass_is_a_warning() -> None:
+    ways = {
+        "198.18.1.1": (CONSUL, Mode.STRICT),
+        "198.18.1.2": (OF_NO_USER, Mode.STRICT),
+        "198.18.1.3": (OF_NO_USER, Mode.ENFORCE),
+        "198.18.1.4": (InnerWay(Dropped(8080), None), Mode.STRICT),
+        "198.18.1.5": (InnerWay(Dropped(), None), Mode.STRICT),
+    }
+    with structlog.testing.capture_logs() as lines:
+        async with watched() as node:
+            node.rules = {address: way for address, (way, _) in ways.items()}
+            for address, (_, mode) in ways.items():
+                node.add(strict_pod(f"web{address[-1]}", address, mode=mode))
+            await asyncio.sleep(1)
+    assert [(line["event"], line["log_level"], line["pod"], line["port"]) for line in lines] == [
+        (Event.POD_REDIRECTED, "info", "shop/web1", 15001),
+        (Event.POD_REDIRECTED, "warning", "shop/web2", 15001),
+        (Event.POD_REDIRECTED, "info", "shop/web3", 15001),
+        (Event.POD_DROPS_INSIDE, "warning", "shop/web4", 8080),
+    ]
+    named = [(line["address"], line["mesh"], line["exempt_user"]) for line in lines[:2]]
+    assert named == [("198.18.1.1", "Consul", 5995), ("198.18.1.2", "Istio", None)]
+
+
+async def test_other_work_of_the_loop_comes_between_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes 2 ms here."""
+    clock = SimpleNamespace(monotonic=functools.partial(next, itertools.count(0, 0.002)))
+    monkeypatch.setattr(inner_ways, "time", clock)
+    order: list[str] = []
+
+    async def work() -> None:
+        while True:
+            order.append("work")
+            await asyncio.sleep(0)
+
+    async with watched() as node:
+        node.tried = order
+        working = asyncio.create_task(work())
+        for number in range(3):
+            node.add(strict_pod(f"web{number}", f"198.18.1.{number}"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        working.cancel()
+    first, second, third = (order.index(f"198.18.1.{number}") for number in range(3))
+    assert "work" in order[first:second]
+    assert "work" in order[second:third]
+
+
 async def test_unchanged_pod_marks_nothing() -> None:
     async with watched() as node:
         node.rules[ONE] = CONSUL
@@ -231,6 +285,17 @@ async def test_pods_without_the_relay_are_tried_less_often() -> None:
         assert node.tried == [ONE] * 4
 
 
+@pytest.mark.parametrize("field", ["is_relayed", "host_network"])
+async def test_pod_that_never_has_the_relay_is_tried_less_often(field: str) -> None:
+    async with watched() as node:
+        node.needs.add("web")
+        web = strict_pod("web", ONE)
+        web.pod = msgspec.structs.replace(web.pod, **{field: field == "host_network"})
+        node.add(web)
+        await asyncio.sleep(29)
+        assert node.tried == [ONE]
+
+
 async def test_pod_that_gets_strict_is_tried_at_once() -> None:
     async with watched() as node:
         web = node.add(strict_pod("web", ONE, mode=Mode.ENFORCE))
@@ -240,6 +305,45 @@ async def test_pod_that_gets_strict_is_tried_at_once() -> None:
         node.store.in_force.mark("uid-web")
         await asyncio.sleep(0.01)
         assert web.inner_ways == {ONE: CONSUL}
+
+
+async def test_pod_that_gets_mode_off_has_no_ways_and_is_tried_as_a_new_one_later() -> None:
+    async with watched() as node:
+        node.rules[ONE] = CONSUL
+        web = node.add(strict_pod("web", ONE))
+        await asyncio.sleep(1)
+        strict = web.pod
+        web.pod = msgspec.structs.replace(strict, mode=Mode.OFF)
+        node.store.in_force.mark("uid-web")
+        await asyncio.sleep(0.01)
+        assert web.inner_ways == {}
+        web.pod = strict
+        node.store.in_force.mark("uid-web")
+        await asyncio.sleep(0.01)
+        assert web.inner_ways == {ONE: CONSUL}
+        assert node.before == [{}, {}]
+
+
+async def test_pod_without_a_namespace_is_not_tried() -> None:
+    async with watched() as node:
+        web = strict_pod("web", ONE)
+        web.netns = None
+        node.add(web)
+        await asyncio.sleep(40)
+        assert node.tried == []
+
+
+async def test_pod_that_comes_back_is_tried_at_once() -> None:
+    async with watched() as node:
+        web = node.add(strict_pod("web", ONE))
+        await asyncio.sleep(0.01)
+        del node.store.pods["uid-web"]
+        node.store.in_force.mark("uid-web")
+        await asyncio.sleep(0.01)
+        assert node.tried == [ONE]
+        node.add(web)
+        await asyncio.sleep(0.01)
+        assert node.tried == [ONE] * 2
 
 
 async def test_pods_in_mode_off_are_not_tried() -> None:

@@ -66,6 +66,21 @@ def test_port_is_shared_if_requests_differ(other: dict[str, Any]) -> None:
     ]
 
 
+def test_requests_are_those_that_the_kubelet_sends() -> None:
+    target = shared(plan_of(pods(http(path="/a"), hook("/b"))))
+    assert target is not None
+    assert target.sharing is not None
+    found = []
+    for request in target.sharing.requests:
+        line, *headers = request.sent.split(b"\r\n")
+        (agent,) = (header for header in headers if header.startswith(b"User-Agent"))
+        found.append((request.key, request.port, line, agent.partition(b"/")[0]))
+    assert found == [
+        (f"uid-a {ONE}", 8080, b"GET /a HTTP/1.1", b"User-Agent: kube-probe"),
+        (f"uid-b {ONE}", 8080, b"GET /b HTTP/1.1", b"User-Agent: kube-lifecycle"),
+    ]
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -34,7 +34,7 @@ def test_shares_of_all_slots_are_the_range_and_none_overlaps() -> None:
     ],
 )
 def test_route_in_the_way_is_named_with_what_to_do(network: str, option: str) -> None:
-    said = find_overlap(RANGES, [route("10.0.0.0/8"), route(network)])
+    said = find_overlap(RANGES, [route("0.0.0.0/0"), route("10.0.0.0/8"), route(network)])
     assert said is not None
     assert f"the node's route {network} dev eth0" in said
     assert option in said

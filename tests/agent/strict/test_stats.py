@@ -14,6 +14,7 @@ from agent.relay.messages import (
     AnswerSample,
     Outcome,
     OutcomeSample,
+    RelayReport,
 )
 from agent.strict.metrics import RelayCollector
 from agent.strict.stats import ConnectionStats, purpose_of
@@ -66,10 +67,25 @@ def test_undeclared_port_is_a_redirect_only_where_redirects_are_followed() -> No
 def test_samples_are_summed_and_the_last_outcome_kept(stats: ConnectionStats) -> None:
     stats.add([sample(WEB, 8080, count=3), sample(WEB, 8080, "refused", seconds=0.01)])
     stats.add([sample(WEB, 8080, "timeout", seconds=1.0)])
-    (status,) = stats.status(WEB.uid)
-    assert status.outcomes == {"proxied": 3, "refused": 1, "timeout": 1}
-    assert status.last_outcome == "timeout"
-    assert status.open_ms == pytest.approx((3 * 0.2 + 10) / 4)
+    stats.add([sample(WEB, 5432, "timeout"), sample(WEB, 4444, "reset", seconds=0.5)])
+    stats.add([sample(DB, 5432)])
+    statuses = stats.status(WEB.uid)
+    names = [(one.container, one.handler, one.port) for one in statuses]
+    assert names == [
+        ("", "redirect", 0),
+        ("app", "startup", 5432),
+        ("app", "readiness+liveness+preStop", 8080),
+    ]
+    assert [(one.outcomes, one.last_outcome) for one in statuses] == [
+        ({"reset": 1}, "reset"),
+        ({"timeout": 1}, "timeout"),
+        ({"proxied": 3, "refused": 1, "timeout": 1}, "timeout"),
+    ]
+    assert [one.open_ms for one in statuses] == [
+        pytest.approx(500),
+        None,
+        pytest.approx((3 * 0.2 + 10) / 4),
+    ]
 
 
 def test_connection_without_a_response_has_no_duration(stats: ConnectionStats) -> None:
@@ -80,9 +96,15 @@ def test_connection_without_a_response_has_no_duration(stats: ConnectionStats) -
 def test_samples_of_a_deleted_pod_are_discarded(stats: ConnectionStats, store: PodStore) -> None:
     stats.add([sample(WEB, 8080)])
     store.remove_pod(WEB.uid)
-    stats.add([sample(WEB, 8080)])
+    unknown = OutcomeSample("", 80, "unknown_address", 5, 0.0, (0,) * len(OPEN_BUCKETS))
+    stats.add([sample(WEB, 8080), unknown, sample(DB, 5432)])
+    stats.answers.add([answers(WEB, "healthy", 1), answers(DB, "healthy", 2)])
     stats.keep_only(store.pods)
-    assert list(stats.items()) == []
+    assert [(pod.name, found.outcomes) for pod, _, found in stats.items()] == [
+        ("db", {"proxied": 1})
+    ]
+    assert [(pod.name, count) for pod, _, _, count in stats.answers.items()] == [("db", 2)]
+    assert stats.unknown_address == 5
     assert stats.status(WEB.uid) == []
 
 
@@ -91,12 +113,14 @@ class _Relays:
 
     is_up = True
     restarts = 2
-    last_reports = ()
+
+    def __init__(self, *reports: RelayReport) -> None:
+        self.last_reports = reports
 
 
-def series(stats: ConnectionStats) -> list[str]:
+def series(stats: ConnectionStats, *reports: RelayReport) -> list[str]:
     registry = prometheus_client.CollectorRegistry()
-    registry.register(RelayCollector(cast(RelaySupervisor, _Relays()), stats))
+    registry.register(RelayCollector(cast(RelaySupervisor, _Relays(*reports)), stats))
     text = prometheus_client.generate_latest(registry).decode()
     return [line for line in text.splitlines() if not line.startswith("#")]
 
@@ -117,6 +141,31 @@ def test_series_count_outcomes_and_cumulate_buckets(stats: ConnectionStats) -> N
         le = f'le="{bound}"'
         assert f"{bucket}{{{labels.format(le)}}} {total}.0" in shown
     assert "podgate_relay_restarts_total 2.0" in shown
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_load_of_all_relays_is_summed(stats: ConnectionStats, is_full: bool) -> None:
+    reports = (RelayReport(3, 2, is_full, ()), RelayReport(4, 0, False, ()))
+    shown = series(stats, *reports)
+    assert "podgate_relay_connections 7.0" in shown
+    assert "podgate_relay_held_syns 2.0" in shown
+    assert f"podgate_relay_bypassed {float(is_full)}" in shown
+
+
+def test_durations_are_those_of_responses_and_summed_over_ports(stats: ConnectionStats) -> None:
+    stats.add([sample(WEB, 4444, count=2), sample(WEB, 4445, "refused", seconds=0.003)])
+    stats.add([sample(WEB, 4446, "timeout", seconds=1.0), sample(DB, 5432, "timeout")])
+    shown = series(stats)
+    labels = 'container="",handler="redirect",namespace="shop",pod="web"'
+    name = "podgate_relay_connect_duration_seconds"
+    assert f"{name}_count{{{labels}}} 3.0" in shown
+    (seconds,) = (line for line in shown if line.startswith(f"{name}_sum"))
+    assert float(seconds.removeprefix(f"{name}_sum{{{labels}}} ")) == pytest.approx(0.0034)
+    assert not any(line.startswith(name) and 'pod="db"' in line for line in shown)
+    count = "podgate_relay_connections_total"
+    for outcome, total in (("proxied", 2), ("refused", 1), ("timeout", 1)):
+        named = labels.replace("pod=", f'outcome="{outcome}",pod=')
+        assert f"{count}{{{named}}} {total}.0" in shown
 
 
 def test_series_of_a_pod_vanish_with_it(stats: ConnectionStats, store: PodStore) -> None:

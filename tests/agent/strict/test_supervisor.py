@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 
 import pytest
+import structlog.testing
 
 from agent import labels
 from agent.pods.changes import Subscription
@@ -20,6 +21,7 @@ from agent.strict.relayed_pods import RelayAnswers
 from agent.strict.stats import ConnectionStats
 from agent.strict.supervisor import RelaySupervisor
 from bpf.verdicts import Mode
+from probes.redirection import InnerWay, Redirection
 from tests.agent.strict.scripted_relay import ScriptedLauncher, ScriptedPredecessor, ScriptedRelay
 from tests.agent.strict.strict_pods import record_path, strict_pod, tcp
 
@@ -174,6 +176,7 @@ async def test_relay_gets_its_targets_and_is_then_engaged(node: Node) -> None:
     kinds = [type(message) for message in node.launcher.newest.received]
     assert kinds == [messages.SetTargets, messages.Engage]
     assert node.supervisor.is_up
+    assert node.supervisor.restarts == 0
 
 
 async def test_relay_starts_before_pods_if_strict_is_the_default() -> None:
@@ -183,6 +186,17 @@ async def test_relay_starts_before_pods_if_strict_is_the_default() -> None:
         pod = node.add(strict_pod("web", ONE))
         await asyncio.sleep(0.2)
         assert node.supervisor.pods.problem_for(pod) is None
+
+
+@with_a_relay
+async def test_way_to_a_relay_is_tried_before_it_is_engaged_and_then_twice_a_second(
+    node: Node, web: PodState
+) -> None:
+    await asyncio.sleep(10)
+    first, *later = node.launcher.newest.way_tries
+    assert not first
+    assert all(later)
+    assert len(later) == pytest.approx(22, abs=2)
 
 
 @with_a_relay
@@ -220,6 +234,7 @@ async def test_target_that_the_relay_lost_is_back_within_half_a_minute(
     relay.lose_targets()
     await asyncio.sleep(32)
     assert relay.targets() == {ONE}
+    assert len(relay.updates()) == 2
     assert len(node.launcher.relays) == 1
     assert node.supervisor.pods.problem_for(web) is None
 
@@ -247,10 +262,23 @@ async def test_rejected_target_is_sent_again_with_the_next_change(
 async def test_targets_are_not_planned_again_each_second_without_a_change(
     node: Node, web: PodState
 ) -> None:
-    plans = []
-    node.answered.answers = lambda uid, address: plans.append(uid) or ()  # type: ignore[method-assign,func-returns-value]
+    plans = node.supervisor._plans
+    updates: list[Collection[str] | None] = []
+
+    def update(
+        pods: Mapping[str, PodState],
+        changed: Collection[str] | None = None,
+        *,
+        proxies_enforced: bool,
+    ) -> set[str]:
+        updates.append(changed)
+        return plans_of_all(pods, changed, proxies_enforced=proxies_enforced)
+
+    plans_of_all = plans.update
+    plans.update = update  # type: ignore[method-assign,assignment]
     await asyncio.sleep(60)
-    assert len(plans) <= 7
+    assert 5 <= len(updates) <= 7
+    assert set(updates) == {None}
     # A change without a mark.
     node.store.pods["uid-new"] = strict_pod("new", OTHER)
     await asyncio.sleep(15)
@@ -311,6 +339,11 @@ async def test_pods_with_a_conflict_report_it_and_others_are_proxied(
 @with_a_relay
 async def test_relay_that_exits_is_reported_and_started_again(node: Node, web: PodState) -> None:
     node.launcher.newest.exit()
+    await asyncio.sleep(0.01)
+    assert (node.supervisor.is_up, node.supervisor.problem) == (
+        False,
+        "the relay failed: it exited.",
+    )
     await asyncio.sleep(0.2)
     assert node.problems == ["the relay failed: it exited.", None]
     assert node.launcher.relays[0].is_killed
@@ -365,10 +398,20 @@ async def test_relay_gets_no_connection_until_the_node_reaches_it(
 
 
 @with_a_relay
+async def test_gates_of_relays_are_checked_each_second(node: Node, web: PodState) -> None:
+    node.launcher.checks = 0
+    await asyncio.sleep(10)
+    assert 9 <= node.launcher.checks <= 11
+
+
+@with_a_relay
 async def test_silent_relay_is_killed_and_replaced(node: Node, web: PodState) -> None:
     node.launcher.newest.is_hung = True
+    hung_at = asyncio.get_running_loop().time()
     async with asyncio.timeout(5):
         await node.has_changed.wait()
+    # A report that is late is none of a silent relay.
+    assert asyncio.get_running_loop().time() - hung_at > 3.5
     assert node.supervisor.pods.problem_for(web) == "the relay does not respond."
     assert node.launcher.relays[0].is_killed
     await asyncio.sleep(3)
@@ -410,7 +453,9 @@ async def test_relay_that_sends_an_invalid_message_is_replaced(node: Node, web: 
 async def test_retry_delay_doubles_up_to_eight_seconds(node: Node) -> None:
     node.launcher.problem = "the range is in use"
     pod = node.add(strict_pod("web", ONE))
-    await asyncio.sleep(120)
+    with structlog.testing.capture_logs() as lines:
+        await asyncio.sleep(120)
+    assert [line["log_level"] for line in lines].count("error") == 1
     problem = "the relay cannot be started: the range is in use."
     assert node.supervisor.pods.problem_for(pod) == problem
     assert node.supervisor.problem == problem
@@ -452,6 +497,32 @@ async def test_retry_delay_is_reset_after_a_healthy_minute(node: Node, web: PodS
     node.launcher.newest.exit()
     await asyncio.sleep(2.5)
     assert len(node.launcher.relays) == relays + 1
+    # No other one was healthy for so long.
+    waits = []
+    for _ in range(3):
+        exited_at = asyncio.get_running_loop().time()
+        node.launcher.newest.exit()
+        await asyncio.sleep(12)
+        waits.append(node.launcher.tried_at[-1] - exited_at)
+    assert [round(wait) for wait in waits] == pytest.approx([2, 4, 8], abs=1)
+
+
+@with_a_relay
+async def test_routes_of_ranges_are_restored_twice_a_minute(node: Node, web: PodState) -> None:
+    node.launcher.ranges = 0
+    await asyncio.sleep(120)
+    assert node.launcher.ranges == 4
+
+
+@with_a_relay
+async def test_pod_whose_target_has_changed_waits_for_the_relay(node: Node, web: PodState) -> None:
+    node.launcher.newest.is_hung = True
+    web.inner_ways = {ONE: InnerWay(Redirection(15001, 5995, "Consul"), 5995)}
+    node.store.in_force.mark(web.pod.uid)
+    new = node.add(strict_pod("new", OTHER))
+    await asyncio.sleep(1)
+    for pod in (web, new):
+        assert node.supervisor.pods.problem_for(pod) == "the relay is not updated yet."
 
 
 @with_a_relay
@@ -468,7 +539,8 @@ async def test_handover_engages_the_new_relay_before_the_old_is_released(
     node: Node, web: PodState
 ) -> None:
     old = node.launcher.newest
-    await node.supervisor.restart()
+    async with asyncio.timeout(0.2):
+        await node.supervisor.restart()
     new = node.launcher.newest
     assert new is not old
     assert new.has_received(messages.Engage)
@@ -509,6 +581,23 @@ async def test_old_relay_stays_if_the_new_one_fails_and_gets_all_targets_again(
     assert node.supervisor.pods.problem_for(web) is None
 
 
+async def test_restart_that_an_agent_has_no_time_for_is_rejected() -> None:
+    class Hung(ScriptedRelay):
+        def __init__(self) -> None:
+            super().__init__()
+            self.is_hung = True
+
+    node = Node()
+    async with running(node):
+        node.add(strict_pod("web", ONE))
+        await asyncio.sleep(1)
+        node.launcher.next = Hung
+        restarting = asyncio.create_task(node.supervisor.restart())
+        await asyncio.sleep(1)
+    with pytest.raises(RelayError, match="the agent is stopping"):
+        await restarting
+
+
 @on_a_node
 async def test_restart_without_pods_in_strict_is_rejected(node: Node) -> None:
     with pytest.raises(RelayError, match="no pod is in strict"):
@@ -518,6 +607,7 @@ async def test_restart_without_pods_in_strict_is_rejected(node: Node) -> None:
 @with_a_relay
 async def test_relay_is_released_a_while_after_the_last_pod(node: Node, web: PodState) -> None:
     relay = node.launcher.newest
+    await asyncio.sleep(100)
     node.remove(web)
     await asyncio.sleep(50)
     assert relay.targets() == set()
@@ -526,6 +616,18 @@ async def test_relay_is_released_a_while_after_the_last_pod(node: Node, web: Pod
     assert relay.has_received(messages.Release)
     assert not node.supervisor.is_up
     assert node.supervisor.problem == ""
+
+
+@with_a_relay
+async def test_relay_is_released_at_once_when_podgate_is_switched_off(
+    node: Node, web: PodState
+) -> None:
+    relay = node.launcher.newest
+    node.remove(web)
+    node.modes.set_off(is_off=True)
+    await asyncio.sleep(0.2)
+    assert relay.has_received(messages.Release)
+    assert not node.supervisor.is_up
 
 
 @with_a_relay
@@ -576,6 +678,16 @@ async def test_relay_takes_over_from_the_one_of_the_previous_agent(
     await asyncio.sleep(1)
     assert node.launcher.newest.has_received(messages.Engage)
     assert predecessor.is_released
+
+
+async def test_agent_that_stops_leaves_the_previous_relay_alone() -> None:
+    node = Node()
+    node.launcher.predecessors = [predecessor := ScriptedPredecessor()]
+    node.launcher.addresses = {ONE}
+    async with running(node):
+        await asyncio.sleep(1)
+    assert predecessor.is_forgotten
+    assert not predecessor.is_released
 
 
 @with_a_predecessor
@@ -728,6 +840,29 @@ async def test_restart_of_a_relay_that_cannot_start_reports_why(node: Node) -> N
 
 
 @on_a_node
+async def test_restart_waits_for_a_relay_that_could_not_be_started_before(node: Node) -> None:
+    node.launcher.problem = "no slot is free"
+    node.add(strict_pod("web", ONE))
+    await asyncio.sleep(5)
+    node.launcher.problem = None
+    await asyncio.wait_for(node.supervisor.restart(), 10)
+    assert node.supervisor.is_up
+    assert len(node.launcher.relays) == 1
+
+
+@on_a_node
+async def test_restart_that_no_pod_needs_any_more_is_rejected(node: Node) -> None:
+    node.launcher.problem = "no slot is free"
+    web = node.add(strict_pod("web", ONE))
+    await asyncio.sleep(10)
+    restarting = asyncio.create_task(node.supervisor.restart())
+    await asyncio.sleep(0)
+    node.remove(web)
+    with pytest.raises(RelayError, match="no pod is in strict"):
+        await asyncio.wait_for(restarting, 1)
+
+
+@on_a_node
 async def test_relay_starts_once_the_nodes_default_becomes_strict(node: Node) -> None:
     await asyncio.sleep(1)
     assert node.launcher.relays == []
@@ -747,6 +882,19 @@ async def test_relays_answers_are_counted(node: Node, web: PodState) -> None:
     await asyncio.sleep(1)
     counted = [(pod.name, outcome, count) for pod, _, outcome, count in node.stats.answers.items()]
     assert counted == [("web", "healthy", 3)]
+
+
+@with_a_relay
+async def test_connections_of_a_removed_pod_are_forgotten(node: Node, web: PodState) -> None:
+    buckets = (0,) * len(messages.OPEN_BUCKETS)
+    key = f"{web.pod.uid} {ONE}"
+    sample = messages.OutcomeSample(key, 8080, "proxied", 2, 0.5, buckets)
+    node.launcher.newest.send(messages.RelayReport(0, 0, False, (sample,)))
+    await asyncio.sleep(15)
+    assert [one.outcomes for one in node.stats.status(web.pod.uid)] == [{"proxied": 2}]
+    node.remove(web)
+    await asyncio.sleep(15)
+    assert node.stats.status(web.pod.uid) == []
 
 
 @with_a_relay

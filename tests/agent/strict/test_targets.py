@@ -1,6 +1,9 @@
 """Desired targets of the relay, and pods that have none."""
 
+import dataclasses
+
 import msgspec
+import pytest
 
 from agent.pods.pod_state import PodState
 from agent.strict.plans import plan_of
@@ -83,11 +86,12 @@ def redirected(user: int | None) -> PodState:
     return web
 
 
-def test_relay_connects_as_the_user_whom_the_pods_rules_exempt() -> None:
-    web = redirected(5995)
+@pytest.mark.parametrize("user", [5995, 0])
+def test_relay_connects_as_the_user_whom_the_pods_rules_exempt(user: int) -> None:
+    web = redirected(user)
     assert excluded_reason(web) is None
     users = {target.address: target.user for target in plan_of([web]).targets}
-    assert users == {ONE: 5995, "fd00:18::1": 0}
+    assert users == {ONE: user, "fd00:18::1": 0}
 
 
 def test_pod_whose_rules_redirect_every_user_has_no_target() -> None:
@@ -98,6 +102,45 @@ def test_pod_whose_rules_redirect_every_user_has_no_target() -> None:
         "5995), so the relay cannot reach the application; have the pod's rules exempt the "
         "loopback interface."
     )
+
+
+def test_pod_without_a_namespace_has_no_target() -> None:
+    web = strict_pod("web", ONE)
+    web.netns = None
+    assert plan_of([web]).targets == ()
+
+
+@pytest.mark.parametrize(
+    ("mode", "host_network"), [(Mode.STRICT, True), (Mode.AUDIT, False), (Mode.OFF, True)]
+)
+def test_pod_of_the_host_network_or_below_enforce_is_not_strict(
+    mode: Mode, host_network: bool
+) -> None:
+    web = strict_pod("web", ONE, mode=mode)
+    web.pod = msgspec.structs.replace(web.pod, host_network=host_network)
+    assert excluded_reason(web) == "Mode is not strict."
+    assert plan_of([web]).targets == ()
+
+
+def test_pod_whose_loopback_is_down_has_no_target() -> None:
+    web = strict_pod("web", ONE)
+    assert web.network is not None
+    web.network = dataclasses.replace(web.network, is_loopback_down=True)
+    assert plan_of([web]).targets == ()
+    assert excluded_reason(web) == (
+        "The loopback interface of the pod is down, so no connection from inside the pod arrives; "
+        "run 'ip link set lo up' in it."
+    )
+
+
+def test_conflict_names_the_pods_and_ports_that_it_is_about() -> None:
+    pods = [strict_pod(name, ONE, container=tcp(80)) for name in ("a", "c", "b")]
+    plan = plan_of([*pods, strict_pod("other", ONE, container=tcp(81))])
+    assert plan.conflicts["uid-a"] == (
+        f"Pod shop/b and pod shop/c has the same address {ONE}; kubelet connections to these ports "
+        "are ambiguous: 80."
+    )
+    assert [target.claims for target in plan.targets] == [(81,)]
 
 
 def test_excluded_pods_have_a_reason() -> None:

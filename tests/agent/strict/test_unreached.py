@@ -71,6 +71,13 @@ def test_new_pod_is_proxied_before_its_test_where_the_node_reaches_no_pod() -> N
     assert proxied(new, partly) == {ONE: (8080, 0)}
 
 
+def test_new_address_of_a_pod_is_proxied_before_its_test_where_the_node_reaches_no_pod() -> None:
+    web = enforced("web", (ONE, UNREACHABLE))
+    web.claims = strict_pod("web", ONE, OTHER).claims
+    assert proxied(web) == {ONE: (8080, 0), OTHER: (8080, 0)}
+    assert proxied(web, enforced("db", (SIX, CONFIRMED))) == {ONE: (8080, 0)}
+
+
 def test_pod_that_is_being_deleted_shows_nothing_about_other_pods() -> None:
     """Its network may be on the way out. It has its own relay, for its preStop hook."""
     new = strict_pod("new", OTHER, mode=Mode.ENFORCE)

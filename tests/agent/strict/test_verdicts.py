@@ -119,6 +119,7 @@ async def test_results_of_one_moment_are_one_message() -> None:
         before = len(node.launcher.newest.received)
         for number in range(1, 40):
             node.answered.record(check(f"uid-web{number}"))
+            await asyncio.sleep(0)
         await asyncio.sleep(0.5)
         assert len(node.launcher.newest.received) == before + 1
 
@@ -132,7 +133,9 @@ async def test_verdict_is_withdrawn_when_the_container_restarts() -> None:
         assert latest(node.launcher.newest)[f"{WEB} {ONE}"].ends_ns is not None
         node.answered.set_pod(WEB, SPEC, (ONE,), {"app": "c2"})
         await asyncio.sleep(0.5)
-        assert latest(node.launcher.newest)[f"{WEB} {ONE}"].ends_ns is None
+        withdrawn = latest(node.launcher.newest)[f"{WEB} {ONE}"]
+        (answer,) = node.answered.answers(WEB, ONE)
+        assert withdrawn == messages.Verdict(f"{WEB} {ONE}", answer.id, False, "", None)
 
 
 async def test_new_relay_has_all_verdicts_before_it_is_engaged() -> None:
@@ -148,6 +151,60 @@ async def test_new_relay_has_all_verdicts_before_it_is_engaged() -> None:
         engaged = kinds.index(messages.Engage)
         assert kinds.index(messages.SetVerdicts) < engaged
         assert latest(relay)[f"{WEB} {ONE}"].ends_ns == 11_000_000_007
+
+
+async def test_verdict_of_a_pod_is_not_sent_again_for_another_pod() -> None:
+    async with running() as node:
+        node.add("web", ONE)
+        await asyncio.sleep(0.5)
+        node.answered.record(check(WEB, finished_ns=7))
+        await asyncio.sleep(0.5)
+        before = len(received(node.launcher.newest))
+        node.add("other", OTHER)
+        await asyncio.sleep(0.5)
+        later = received(node.launcher.newest)[before:]
+        assert {verdict.target_key for verdict in later} == {f"uid-other {OTHER}"}
+
+
+async def test_changed_answers_are_sent_at_once() -> None:
+    async with running() as node:
+        node.add("web", ONE)
+        await asyncio.sleep(0.5)
+        node.answered.forget(WEB)
+        await asyncio.sleep(0.2)
+        first, changed = node.launcher.newest.updates()
+        assert isinstance(first, messages.SetTargets)
+        assert isinstance(changed, messages.ChangeTargets)
+        assert [len(target.answers) for target in (*first.targets, *changed.changed)] == [1, 0]
+
+
+async def test_relay_gets_all_verdicts_again_with_all_targets() -> None:
+    async with running() as node:
+        node.add("web", ONE)
+        await asyncio.sleep(0.5)
+        node.answered.record(check(WEB, finished_ns=7))
+        await asyncio.sleep(0.5)
+        before = len(received(node.launcher.newest))
+        await asyncio.sleep(32)
+        (again,) = received(node.launcher.newest)[before:]
+        assert (again.target_key, again.ends_ns) == (f"{WEB} {ONE}", 11_000_000_007)
+
+
+async def test_verdict_that_comes_while_the_relay_is_engaged_is_sent() -> None:
+    async with running() as node:
+
+        class Slow(ScriptedRelay):
+            def send(self, message: messages.FromRelay) -> None:
+                delay = 0.0
+                if isinstance(message, messages.Engaged):
+                    node.answered.record(check(WEB, finished_ns=9))
+                    delay = 0.1
+                asyncio.get_running_loop().call_later(delay, super().send, message)
+
+        node.launcher.next = Slow
+        node.add("web", ONE)
+        await asyncio.sleep(0.5)
+        assert latest(node.launcher.newest)[f"{WEB} {ONE}"].ends_ns == 11_000_000_009
 
 
 async def test_verdict_of_a_pod_that_was_not_a_target_yet_is_sent_with_it() -> None:

@@ -36,6 +36,16 @@ async def test_lack_of_memory_shows_no_problem_of_the_way(
     assert await way.find_problem([_RELAY]) == problem
 
 
+async def test_lack_of_descriptors_shows_no_problem_of_the_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(socket, "socket", fail)
+    assert await way.find_problem([_RELAY]) == ""
+
+
 @pytest.mark.looptime
 @pytest.mark.parametrize(
     ("number", "problem"),
