@@ -373,7 +373,7 @@ async def test_retry_after_is_respected(server: ApiServer, api: ApiClient) -> No
     server.put(pod("a"))
     server.faults.append(busy)
     async with Seen(api).running() as seen:
-        assert seen.names == {"a"}
+        assert (seen.names, seen.watcher.problem) == ({"a"}, "")
     first, second = (one.at for one in server.of())
     assert 50 <= second - first <= 60
     assert server.of()[1].is_streamed_list
@@ -647,6 +647,11 @@ async def test_pod_replaced_under_the_same_name_in_the_wrong_order(
         await asyncio.sleep(1)
         assert seen.told == ["+a", "-a", "+a"]
         assert seen.watcher.objects["default", "a"].metadata.uid == "another"
+        new["metadata"]["resourceVersion"] = "104"
+        stream.send(line({"type": "DELETED", "object": new}))
+        stream.send(line({"type": "MODIFIED", "object": old}))
+        await asyncio.sleep(1)
+        assert seen.told == ["+a", "-a", "+a", "-a"]
 
 
 async def test_object_that_cannot_be_read_costs_no_other(server: ApiServer, api: ApiClient) -> None:
