@@ -1,4 +1,4 @@
-"""The admin API: each path has its answer, and an action that fails says why."""
+"""The admin API: each path has its answer, and an action that fails reports why."""
 
 import json
 import pathlib
