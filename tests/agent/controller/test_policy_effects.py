@@ -50,7 +50,7 @@ def test_best_effect_of_each_rule_on_any_node_counts(
 @pytest.mark.parametrize(
     "unknown", ["", "0,2,0", "0,222,0", "0,2x,0", "0,23,0", "0,22", "0,22,0,0", "0,,0"]
 )
-def test_nothing_is_known_before_all_nodes_report_effects_that_can_be_read(
+def test_effects_are_unclear_before_all_nodes_report_readable_ones(
     revisions: PolicyRevisions, unknown: str
 ) -> None:
     assert problem(revisions, unknown) is None
