@@ -86,9 +86,14 @@ def test_worst_result_of_a_path_test_counts(state: PodState) -> None:
     assert worst == [None, *found]
 
 
+def counting(state: PodState) -> tuple[PathTestRecord | None, PathTestRecord | None]:
+    """The path tests that count for the pod as it is, and for its sandbox."""
+    return state.current_path_test, state.sandbox_path_test
+
+
 def test_path_test_counts_for_the_pod_as_it_was(state: PodState) -> None:
     record = state.path_test = path_test(state, a1=CONFIRMED)
-    assert state.current_path_test is state.sandbox_path_test is record
+    assert counting(state) == (record, record)
     changed = {
         "mode": dataclasses.replace(record, mode=Mode.STRICT),
         "gates": dataclasses.replace(record, gates=frozenset({7})),
@@ -96,11 +101,11 @@ def test_path_test_counts_for_the_pod_as_it_was(state: PodState) -> None:
     }
     for name, one in changed.items():
         state.path_test = one
-        assert (state.current_path_test, state.sandbox_path_test) == (None, one), name
+        assert counting(state) == (None, one), name
     state.path_test = dataclasses.replace(record, netns=Netns(NETNS.path, 4, 1001))
-    assert (state.current_path_test, state.sandbox_path_test) == (None, None)
+    assert counting(state) == (None, None)
     state.path_test = None
-    assert (state.current_path_test, state.sandbox_path_test) == (None, None)
+    assert counting(state) == (None, None)
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -129,11 +134,16 @@ def test_interfaces_are_those_of_the_network_and_of_gates(state: PodState) -> No
     assert state.interface_indexes == {7, 9}
 
 
+def probed(state: PodState) -> tuple[str, ...]:
+    """Where probes dial."""
+    return state.probe_addresses
+
+
 def test_probes_dial_what_is_confirmed_and_else_what_the_namespace_shows(state: PodState) -> None:
     shown = ipaddress.ip_address("198.18.1.7")
-    state.network = PodNetwork((), (shown,), (), 0)
-    assert state.probe_addresses == (ADDRESS,)
+    network = state.network = PodNetwork((), (shown,), (), 0)
+    assert probed(state) == (ADDRESS,)
     state.claims = AddressClaims()
-    assert state.probe_addresses == state.network.probe_addresses != ()
+    assert probed(state) == network.probe_addresses != ()
     state.network = None
-    assert state.probe_addresses == ()
+    assert probed(state) == ()

@@ -161,17 +161,18 @@ def test_pod_without_a_network_of_its_own_waits_for_nothing(
 
 
 def test_store_is_settled_once_all_that_was_marked_is_reconciled(node: PodStore) -> None:
-    assert not node.is_settled
+    found = [node.is_settled]
     node.synced.set()
-    assert node.is_settled
+    found.append(node.is_settled)
     node.is_reconciling = True
-    assert not node.is_settled
+    found.append(node.is_settled)
     node.is_reconciling = False
     for queue in (node.to_reconcile, node.changed_rules):
         queue.mark("audit")
-        assert not node.is_settled
+        found.append(node.is_settled)
         queue.take()
-        assert node.is_settled
+        found.append(node.is_settled)
+    assert found == [False, True, False, False, True, False, True]
 
 
 def test_pod_that_comes_back_continues_with_its_gates(node: PodStore) -> None:
