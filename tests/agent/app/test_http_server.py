@@ -4,7 +4,7 @@ import json
 import pathlib
 import socket
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import cast
 
 import aiohttp
 import msgspec
@@ -16,7 +16,7 @@ from agent.admin.report import DropEvents
 from agent.app import http_server
 from tests.agent.app.two_pods import Agent
 
-OBSERVATIONS: Any = {"since": "2026-01-01T00:00:00Z"}
+OBSERVATIONS = {"since": "2026-01-01T00:00:00Z"}
 
 
 class Served(Agent):
@@ -28,7 +28,7 @@ class Served(Agent):
         self.handed_over: list[int] = []
 
     async def observations(self) -> Observations:
-        return OBSERVATIONS
+        return cast(Observations, OBSERVATIONS)
 
     async def drop_events(self, after: int) -> DropEvents:
         return DropEvents(events=[], newest=after + 1, lost=0)
