@@ -227,7 +227,7 @@ def test_reused_pid_is_a_new_process(node: Node) -> None:
     assert node.found_pid(current=current) == 800
 
 
-def test_reused_pid_is_not_the_current_kubelet_beside_an_older_process(node: Node) -> None:
+def test_pid_of_a_new_process_is_no_reason_to_choose_it(node: Node) -> None:
     node.add(700)
     current = node.find()
     node.remove(700)

@@ -167,6 +167,19 @@ async def test_last_values_survive_a_restart(tmp_path: pathlib.Path) -> None:
     assert "gone" not in state.read_text()
 
 
+async def test_last_value_of_a_label_that_is_removed_is_not_kept(tmp_path: pathlib.Path) -> None:
+    state = tmp_path / "modes.json"
+    async with running(state) as modes:
+        modes.set_namespace("shop", labels("enforce"))
+        modes.of_pod("u1", "shop", labels("strict"))
+        await asyncio.sleep(600)
+        assert "shop" in state.read_text()
+        modes.set_namespace("shop", {})
+        modes.forget("u1")
+    assert "shop" not in state.read_text()
+    assert "u1" not in state.read_text()
+
+
 async def test_removed_label_of_the_previous_agents_life_is_forgotten(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -209,6 +222,12 @@ def test_kube_system_stays_at_audit_until_default_rules_are_in_force() -> None:
     assert modes.of_new_pods.namespaces == {}
     modes.apply_rules()
     assert changes.is_empty
+
+
+def test_ceiling_that_is_no_higher_is_the_one_that_is_named() -> None:
+    modes = PodModes(Mode.STRICT, Mode.AUDIT, is_complete=False)
+    (problem,) = modes.of_pod("1", "kube-system", {}).problems
+    assert problem.message == "Mode strict is limited to audit by --max-mode."
 
 
 def test_pods_of_manifests_wait_for_no_rules() -> None:
