@@ -58,6 +58,12 @@ def test_effects_are_unclear_before_all_nodes_report_readable_ones(
     assert problem(revisions) is None
 
 
+def test_rules_may_have_all_effects_at_once(revisions: PolicyRevisions) -> None:
+    reports = {"n0": NodePolicies(revisions.current, 3, effects="0,012,0")}
+    found = policy_effects.problem("b", (*RULES, "tcp 82"), ["n0"], reports, revisions)
+    assert found == (NO_SOURCE, "no node has the source or port of: tcp 80, tcp 81")
+
+
 def test_report_of_other_policies_or_of_none_is_waited_for(revisions: PolicyRevisions) -> None:
     current = NodePolicies(revisions.current, 3, effects="0,22,0")
     old = NodePolicies("0123456789abcdef", 3, effects="0,22,0")

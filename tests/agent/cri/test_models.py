@@ -3,6 +3,7 @@
 import datetime
 import ipaddress
 import json
+import pathlib
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from agent.cri.models import (
     Sandbox,
     SandboxDetails,
 )
+from probes.netns import Netns
 
 IPV4, IPV6 = ipaddress.ip_address("198.18.1.1"), ipaddress.ip_address("fd00::1")
 NANOSECONDS = 1_767_225_600_500_000_000
@@ -61,6 +63,17 @@ def test_later_sandbox_of_a_pod_is_the_newer_one() -> None:
     unknown = msgspec.structs.replace(READ, created=None)
     ordered = sorted([again, READ, later, unknown], key=lambda one: one.age_order)
     assert ordered == [unknown, READ, later, again]
+
+
+def test_sandbox_has_a_namespace_while_that_exists(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "ns"
+    file.touch()
+    found = file.stat()
+    netns = Netns(str(file), found.st_dev, found.st_ino)
+    sandbox = msgspec.structs.replace(READ, netns=netns)
+    existed = sandbox.has_netns
+    file.unlink()
+    assert (existed, sandbox.has_netns, READ.has_netns) == (True, False, False)
 
 
 @pytest.mark.parametrize("network", ["NODE", "POD"])
