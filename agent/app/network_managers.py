@@ -46,7 +46,7 @@ def exclude_relay(run: pathlib.Path = RUN) -> None:
         path = run / name
         try:
             if (run / service).is_dir() and not _has_content(path, content):
-                path.parent.mkdir(parents=True, exist_ok=True)
+                path.parent.mkdir(exist_ok=True)
                 unfinished = path.with_suffix(".new")
                 unfinished.write_text(content, encoding="ascii")
                 unfinished.rename(path)

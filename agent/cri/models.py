@@ -209,13 +209,10 @@ def _state(state: runtime_pb2.ContainerState) -> CriContainerState:
 
 
 def _time(nanoseconds: int) -> datetime.datetime | None:
-    """None for 0, the CRI's "not yet", and for times out of range."""
+    """None for 0, the CRI's "not yet", and for less. The largest int64 is a time in 2262."""
     if nanoseconds <= 0:
         return None
-    try:
-        return datetime.datetime.fromtimestamp(nanoseconds / _NANOSECONDS, datetime.UTC)
-    except (OverflowError, ValueError, OSError):
-        return None
+    return datetime.datetime.fromtimestamp(nanoseconds / _NANOSECONDS, datetime.UTC)
 
 
 def addresses_of(texts: Iterable[str]) -> tuple[IPAddress, ...]:

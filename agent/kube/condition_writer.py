@@ -105,8 +105,8 @@ class ConditionWriter:
         conditions_of: Callable[[str], Iterable[Condition]],
         sandbox_of: Callable[[str], str],
         boot: str,
+        is_withdrawn: Callable[[str, str], bool],
         writes_all: bool = False,
-        is_withdrawn: Callable[[str, str], bool] = lambda uid, kind: False,
         jitter: backoff.Jitter = random.random,
     ) -> None:
         """conditions_of: a pod's current conditions, by uid; sandbox_of: the name of its sandbox,

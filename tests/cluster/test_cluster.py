@@ -27,6 +27,7 @@ class Writing:
             conditions_of=self.conditions.of,
             sandbox_of=lambda uid: "sandbox-1",
             boot="boot-1",
+            is_withdrawn=lambda uid, kind: False,
         )
         self.watcher = cluster.watcher(self._on_change)
 

@@ -162,7 +162,11 @@ async def test_role_grants_exactly_the_requests(
     server.put(apiserver.gated("web"))
     conditions = Conditions(now=lambda: datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC))
     writer = ConditionWriter(
-        api, conditions_of=conditions.of, sandbox_of=lambda uid: "one", boot="b", writes_all=False
+        api,
+        conditions_of=conditions.of,
+        sandbox_of=lambda uid: "one",
+        boot="b",
+        is_withdrawn=lambda uid, kind: False,
     )
     source = ApiPods(
         api,

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from agent.admin.observations import ObservedPod
+from agent.app import drop_notices
 from agent.app.drop_notices import DropNotices
 from agent.drops.source_processes import CgroupName
 from agent.pods.events import PodEvent, PodEvents
@@ -88,6 +89,21 @@ async def test_source_is_announced_again_only_after_half_an_hour(node: Node) -> 
     node.time = 1900
     assert await node.recorded(dropped(9)) == []  # it has ended
     assert len(await node.recorded(dropped(10))) == 1
+
+
+async def test_what_was_announced_lately_is_remembered_among_much_else(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drop_notices, "_MAX_ANNOUNCED", 1)
+    assert len(await node.recorded(dropped(3))) == 1
+    node.time = 1000
+    assert len(await node.recorded(dropped(3), dropped(port=81))) == 1
+    node.time = 1700
+    seen = dropped(9), dropped(9, port=81)
+    assert await node.recorded(*seen) == []
+    node.time = 1900
+    (event,) = await node.recorded(dropped(10), dropped(10, port=81))
+    assert "to tcp 8080." in event.message
 
 
 async def test_other_pods_ports_and_sources_have_events_of_their_own(node: Node) -> None:

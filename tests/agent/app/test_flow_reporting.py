@@ -2,23 +2,29 @@
 
 import asyncio
 import contextlib
+import datetime
 import ipaddress
 import pathlib
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 import pytest
 
+from agent import VERSION
 from agent.app import flow_reporting
 from agent.app.flow_reporting import FlowReporting
 from agent.drops.events import DropEventLog
+from agent.drops.source_processes import wall_clock
 from agent.flows.records import (
     AdmissionRecord,
+    DestinationRecord,
     DropRecord,
     FlowRecord,
     LostRecord,
     Record,
+    SourceRecord,
     StartRecord,
 )
 from agent.policy.rules_report import RuleSample
@@ -108,25 +114,53 @@ async def flows(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Asyn
         await made.records()
 
 
+def is_near(time: datetime.datetime, monotonic_ns: int) -> bool:
+    """Whether it is the time of an instant of CLOCK_MONOTONIC; the two clocks differ a little."""
+    return abs((time - wall_clock(monotonic_ns)).total_seconds()) < 1
+
+
 async def test_records_name_source_pod_and_verdict(flows: Flows) -> None:
     flows.node.gate()
     await flows.start()
-    flows.node.aggregate.add(5)
+    flows.node.aggregate.add(5, at=50)
     flows.node.aggregate.add(0, port=81, mode=Mode.ENFORCE)
+    # Its pod is not known.
+    flows.node.aggregate.add(5, ifindex=8, port=82)
     await flows.pass_reports(1)
     start, *found = await flows.records()
     assert isinstance(start, StartRecord)
-    assert start.node == "n1"
-    seen = {
-        (one.verdict, one.mode, one.source.cgroup, one.destination.pod, one.port, one.packets)
-        for one in found
-        if isinstance(one, FlowRecord)
-    }
-    assert len(found) == 2
-    assert seen == {
-        ("AUDIT", "audit", SERVICE, WEB.name, 80, 1),
-        ("DROPPED", "enforce", "(no socket: the kernel)", WEB.name, 81, 1),
-    }
+    assert (start.node, start.version) == ("n1", VERSION)
+    records = [one for one in found if isinstance(one, FlowRecord)]
+    assert len(records) == len(found) == 3
+    audit, enforce, unknown = sorted(records, key=lambda one: one.port)
+    assert audit == FlowRecord(
+        time=audit.time,
+        node="n1",
+        verdict="AUDIT",
+        source=SourceRecord(cgroup=SERVICE, process="curl"),
+        destination=DestinationRecord(namespace="shop", pod=WEB.name),
+        protocol=6,
+        port=80,
+        has_many_ports=False,
+        mode="audit",
+        packets=1,
+        first=audit.first,
+        last=audit.last,
+    )
+    assert enforce == msgspec.structs.replace(
+        audit,
+        verdict="DROPPED",
+        source=SourceRecord(cgroup="(no socket: the kernel)", process="curl"),
+        port=81,
+        mode="enforce",
+        first=enforce.first,
+        last=enforce.last,
+    )
+    assert unknown.destination == DestinationRecord(namespace="", pod="")
+    assert is_near(audit.time, time.monotonic_ns())
+    assert is_near(audit.first, 50 * 10**9)
+    assert is_near(audit.last, 50 * 10**9)
+    assert audit.time == enforce.time
 
 
 async def test_packets_to_a_pod_that_ends_at_once_have_a_record(flows: Flows) -> None:
@@ -159,7 +193,18 @@ async def test_admissions_are_counted_by_rule_since_the_last_record(flows: Flows
     flows.hits |= {"dns": 1}
     await flows.pass_reports(1)
     found = [one for one in await flows.records() if isinstance(one, AdmissionRecord)]
-    assert [(one.policy, one.flows) for one in found] == [("dns", 5), ("new", 2), ("dns", 1)]
+    assert found == [
+        AdmissionRecord(
+            time=one.time,
+            node="n1",
+            policy=policy,
+            source="any",
+            protocol="tcp",
+            ports="80",
+            flows=count,
+        )
+        for one, (policy, count) in zip(found, [("dns", 5), ("new", 2), ("dns", 1)], strict=True)
+    ]
     assert {one.verdict for one in found} == {"FORWARDED"}
 
 
@@ -198,8 +243,39 @@ async def test_single_drops_have_a_record_up_to_the_limit(flows: Flows) -> None:
     assert len(drops) == 2
     assert (lost.place, lost.records, lost.packets) == ("samples", 13, 0)
     one = drops[0]
-    assert (one.verdict, one.reason, one.pid) == ("DROPPED", "node", 17)
-    assert (one.source.cgroup, one.source.process) == (SERVICE, "curl")
-    assert one.destination.pod == WEB.name
-    assert (one.source_address, one.source_port) == ("198.18.0.1", 4000)
-    assert (one.destination_address, one.destination_port) == ("198.18.0.2", 80)
+    assert is_near(one.time, 0)
+    assert one == DropRecord(
+        time=one.time,
+        node="n1",
+        verdict="DROPPED",
+        reason="node",
+        source=SourceRecord(cgroup=SERVICE, process="curl"),
+        destination=DestinationRecord(namespace="shop", pod=WEB.name),
+        protocol=6,
+        source_address="198.18.0.1",
+        source_port=4000,
+        destination_address="198.18.0.2",
+        destination_port=80,
+        pid=17,
+    )
+
+
+async def test_drop_of_an_unknown_pod_before_any_address_is_chosen_has_a_record(
+    flows: Flows,
+) -> None:
+    await flows.start()
+    flows.ring.events = [
+        DropEvent(0, Verdict.WOULD_DROP, Reason.NODE, 9, 6, None, 0, None, 0, 5, 17, "curl")
+    ]
+    await flows.events.after(0)
+    (one,) = (one for one in await flows.records() if isinstance(one, DropRecord))
+    assert one == DropRecord(
+        time=one.time,
+        node="n1",
+        verdict="AUDIT",
+        reason="node",
+        source=SourceRecord(cgroup=SERVICE, process="curl"),
+        destination=DestinationRecord(namespace="", pod=""),
+        protocol=6,
+        pid=17,
+    )

@@ -19,12 +19,16 @@ def test_only_installed_services_are_configured(tmp_path: pathlib.Path) -> None:
     network_managers.exclude_relay(tmp_path)
     assert files(tmp_path) == {NM}
     assert "match-device=interface-name:podgate-relay*\nmanaged=0" in (tmp_path / NM).read_text()
+    (tmp_path / NM).write_text("[other]\n")
+    network_managers.exclude_relay(tmp_path)
+    assert "[device-podgate-relay]" in (tmp_path / NM).read_text()
 
 
 def test_networkd_is_found_by_either_directory(tmp_path: pathlib.Path) -> None:
     (tmp_path / "systemd/netif").mkdir(parents=True)
     network_managers.exclude_relay(tmp_path)
     assert files(tmp_path) == {NETWORKD}
+    assert "Name=podgate-relay*" in (tmp_path / NETWORKD).read_text()
     assert "Unmanaged=yes" in (tmp_path / NETWORKD).read_text()
 
 
@@ -43,4 +47,6 @@ def test_files_are_written_once_and_removed_again(tmp_path: pathlib.Path) -> Non
 def test_directory_that_cannot_be_written_is_no_reason_to_fail(tmp_path: pathlib.Path) -> None:
     (tmp_path / "NetworkManager").mkdir()
     (tmp_path / "NetworkManager/conf.d").write_text("a file")
+    (tmp_path / "systemd/netif").mkdir(parents=True)
     network_managers.exclude_relay(tmp_path)
+    assert files(tmp_path) == {"NetworkManager/conf.d", NETWORKD}

@@ -6,10 +6,12 @@ import pytest
 
 from agent.admin import finding_kinds as kinds
 from agent.admin.finding import Finding, found
+from agent.admin.finding_kinds import Severity
 from agent.app import node_findings
 from agent.app.node_findings import GUARDS, NodeFindings
 from agent.pods.conditions import Conditions
 from agent.pods.events import PodEvent, PodEvents
+from agent.pods.pod import Pod
 from agent.pods.store import PodStore
 
 pytestmark = pytest.mark.looptime
@@ -26,7 +28,8 @@ class Recorded:
     def __init__(self, *current: Finding) -> None:
         self.current = list(current)
         self._events = PodEvents()
-        self._node = NodeFindings(lambda: self.current, self._events, PodStore(Conditions()))
+        self.store = PodStore(Conditions())
+        self._node = NodeFindings(lambda: self.current, self._events, self.store)
 
     async def after(self, seconds: float) -> list[PodEvent]:
         """What is recorded within that time, by rounds of five seconds."""
@@ -44,7 +47,7 @@ class Recorded:
 
 async def test_what_is_open_is_an_event_at_once_and_again_while_it_lasts() -> None:
     node = Recorded(OPEN)
-    assert [event.reason for event in await node.after(5)] == ["Off"]
+    assert await node.after(5) == [PodEvent(None, "Off", "It is off.", action="Checking")]
     assert await node.after(280) == []
     assert [event.message for event in await node.after(60)] == ["It is off."]
 
@@ -59,8 +62,42 @@ async def test_what_lasts_for_a_moment_is_none() -> None:
 
 
 async def test_label_of_a_namespace_is_an_event_about_it() -> None:
-    (event,) = await Recorded(LABEL).after(5)
-    assert (event.uid, event.namespace, event.reason) == (None, "shop", "LabelIgnored")
+    (event,) = await Recorded(LABEL).after(15)
+    assert event == PodEvent(
+        None, "LabelIgnored", "It is no mode.", action="Checking", namespace="shop"
+    )
+
+
+async def test_finding_of_a_pod_is_an_event_of_that_pod() -> None:
+    node = Recorded(found(kinds.GATE_FAILED, "It failed", "pod shop/web"))
+    for name in ("api", "web", "db"):
+        node.store.set_pod(Pod(uid=f"uid-{name}", namespace="shop", name=name))
+    (event,) = await node.after(15)
+    assert event == PodEvent("uid-web", "GateFailed", "It failed.", action="Checking")
+
+
+async def test_notes_and_what_others_report_are_no_events() -> None:
+    quiet = (kinds.PROBE_FAILING, kinds.PODS_NOT_SYNCED, kinds.WATCH_BROKEN)
+    notes = [kind for kind in kinds.KINDS.values() if kind.severity is Severity.NOTE]
+    assert notes
+    node = Recorded(*(found(kind, "It is so") for kind in (*quiet, *notes)))
+    assert await node.after(60) == []
+
+
+async def test_findings_are_counted_by_severity_and_kind() -> None:
+    store, current = PodStore(Conditions()), [LABEL, HOOK, OPEN, found(kinds.HOOK_MISSING, "Too")]
+    node = NodeFindings(lambda: current, PodEvents(), store)
+    counts, _ = node.collect()
+    assert counts.samples == []
+    await node.refresh()
+    counts, _ = node.collect()
+    assert [(*one.labels.values(), one.value) for one in counts.samples] == sorted(
+        [
+            (LABEL.severity, LABEL.kind, 1.0),
+            (HOOK.severity, HOOK.kind, 2.0),
+            (OPEN.severity, OPEN.kind, 1.0),
+        ]
+    )
 
 
 async def test_pod_that_is_gone_has_none() -> None:

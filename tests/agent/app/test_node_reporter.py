@@ -1,6 +1,7 @@
 """The node's report: written when it changes, and never often."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -61,10 +62,14 @@ async def test_report_is_applied_once_and_belongs_to_the_node(
     (request,) = server.patches()
     assert request.path == f"{PATH}/node1"
     assert request.headers["Content-Type"] == APPLY
-    assert request.body["metadata"]["ownerReferences"] == [
-        {"apiVersion": "v1", "kind": "Node", "name": "node1", "uid": "uid-node1"}
-    ]
-    assert request.body["status"]["policies"] == {"revision": "r1", "count": 2}
+    assert request.query == {"fieldManager": "podgate-agent", "force": "true"}
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "node1", "uid": "uid-node1"}
+    assert request.body == {
+        "apiVersion": "podgate.io/v1alpha1",
+        "kind": "NodeReport",
+        "metadata": {"name": "node1", "ownerReferences": [owner]},
+        "status": {"agentVersion": "0.1.0", "policies": {"revision": "r1", "count": 2}},
+    }
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.999])
@@ -126,6 +131,9 @@ async def test_report_that_is_rejected_is_written_later(
         with structlog.testing.capture_logs() as lines:
             await asyncio.sleep(3600)
         assert 1 < len(server.patches()) <= most
+        times = [one.at for one in server.patches()]
+        least = 300 if code == 404 else 5
+        assert min(after - before for before, after in itertools.pairwise(times)) >= least
         assert [line["event"] for line in lines] == [Event.NODE_REPORT_NOT_WRITTEN]
         is_failing = False
         await asyncio.sleep(600)

@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,9 +12,9 @@ import pytest
 import structlog.testing
 from aiohttp import web
 
-from agent.app.roll_out import FIRST_SECONDS, LONGEST_SECONDS, RollOut
+from agent.app.roll_out import FIRST_SECONDS, LONGEST_SECONDS, TYPE, RollOut
 from agent.kube.client import STRATEGIC_MERGE, ApiClient
-from agent.kube.objects import ApiPod
+from agent.kube.objects import ApiPod, PodCondition
 from agent.logs import Event
 from tests.agent.kube.apiserver import ApiServer, error_response
 from tests.agent.kube.conftest import api, kubeconfig, listening, server
@@ -78,11 +79,35 @@ async def test_condition_of_the_own_pod_is_written_once_it_is_ready_for_long_eno
     assert patch.at - began <= FIRST_SECONDS + 3
     assert patch.path == "/api/v1/namespaces/podgate/pods/new/status"
     assert patch.headers["Content-Type"] == STRATEGIC_MERGE
-    assert patch.body["metadata"] == {"uid": "uid-new"}
     (condition,) = patch.body["status"]["conditions"]
-    assert condition["type"] == "podgate.io/took-over"
-    assert condition["status"] == "True"
-    assert "previous pod old still runs" in condition["message"]
+    assert "previous pod old still runs" in condition.pop("message")
+    written_at = START + datetime.timedelta(seconds=patch.at - began)
+    assert patch.body == {
+        "metadata": {"uid": "uid-new"},
+        "status": {
+            "conditions": [
+                {
+                    "type": "podgate.io/took-over",
+                    "status": "True",
+                    "reason": "PreviousPodRuns",
+                    "lastTransitionTime": written_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                }
+            ]
+        },
+    }
+
+
+async def test_condition_that_is_there_keeps_its_transition_time(
+    server: ApiServer, api: ApiClient
+) -> None:
+    server.faults.append(accept)
+    before = PodCondition(type=TYPE, status="True", last_transition_time="2026-11-26T11:00:00Z")
+    status = msgspec.structs.replace(NEW.status, conditions=(*NEW.status.conditions, before))
+    async with running(api, [OLD, msgspec.structs.replace(NEW, status=status)]):
+        await asyncio.sleep(FIRST_SECONDS + 5)
+    (patch,) = server.patches()
+    (condition,) = patch.body["status"]["conditions"]
+    assert condition["lastTransitionTime"] == "2026-11-26T11:00:00Z"
 
 
 DELETED = agent_pod(
@@ -102,7 +127,20 @@ OF_ANOTHER = msgspec.convert(
 )
 
 
-@pytest.mark.parametrize("other", [None, DELETED, YOUNGER, OF_ANOTHER])
+ELSEWHERE = agent_pod("old", created="2026-11-25T08:00:00Z", revision="1", namespace="other")
+SAME = agent_pod("old", created="2026-11-25T08:00:00Z", revision="2")
+UNDATED = agent_pod("old", created="", revision="1", creationTimestamp=None)
+BARE = agent_pod(
+    *("old",),
+    created="2026-11-25T08:00:00Z",
+    revision="",
+    labels={"app.kubernetes.io/name": "podgate"},
+)
+
+
+@pytest.mark.parametrize(
+    "other", [None, DELETED, YOUNGER, OF_ANOTHER, ELSEWHERE, SAME, UNDATED, BARE]
+)
 async def test_nothing_is_written_without_a_previous_pod(
     server: ApiServer, api: ApiClient, other: ApiPod | None
 ) -> None:
@@ -115,10 +153,16 @@ async def test_nothing_is_written_before_the_pod_is_ready(
     server: ApiServer, api: ApiClient
 ) -> None:
     unready = msgspec.convert({"metadata": {"name": "new", "namespace": "podgate"}}, ApiPod)
+    (ready,) = NEW.status.conditions
     pods = [OLD]
     async with running(api, pods):
         await asyncio.sleep(600)
         pods.append(unready)
+        for changed in ({"status": "False"}, {"last_transition_time": None}):
+            await asyncio.sleep(600)
+            one = msgspec.structs.replace(ready, **changed)
+            status = msgspec.structs.replace(NEW.status, conditions=(one,))
+            pods[1] = msgspec.structs.replace(NEW, status=status)
         await asyncio.sleep(600)
     assert not server.patches()
 
@@ -146,10 +190,13 @@ async def test_roll_out_that_does_not_go_on_costs_few_writes_and_each_is_a_chang
     server: ApiServer, api: ApiClient
 ) -> None:
     server.faults.append(accept)
+    began = asyncio.get_running_loop().time()
     async with running(api, [OLD, NEW]):
         await asyncio.sleep(3600)
     patches = server.patches()
-    assert 3600 / LONGEST_SECONDS <= len(patches) <= 3600 / LONGEST_SECONDS + 5
+    times = [round(patch.at - began) for patch in patches]
+    assert times[:6] == [34, 66, 132, 264, 528, 828]
+    assert {after - before for before, after in itertools.pairwise(times[4:])} == {LONGEST_SECONDS}
     texts = [patch.body["status"]["conditions"][0]["message"] for patch in patches]
     assert len(set(texts)) == len(texts)
 
@@ -172,4 +219,8 @@ async def test_write_that_failed_is_repeated_with_back_off(
             assert [line["event"] for line in lines] == [Event.ROLL_OUT_NOT_REMINDED]
             is_failing = False
             await asyncio.sleep(120)
-    assert lines[1]["event"] == Event.ROLL_OUT_REMINDED
+            is_failing = True
+            await asyncio.sleep(LONGEST_SECONDS * 2)
+    events = [line["event"] for line in lines]
+    assert events[1] == Event.ROLL_OUT_REMINDED
+    assert events.count(Event.ROLL_OUT_NOT_REMINDED) == 2

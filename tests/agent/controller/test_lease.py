@@ -21,7 +21,7 @@ pytestmark = pytest.mark.looptime
 TIMING = LeaseTiming()
 
 
-def candidate(api: ApiClient, identity: str) -> Lease:
+def candidate(api: ApiClient, identity: str, *, jitter: float = 0.0) -> Lease:
     loop = asyncio.get_running_loop()
 
     def now() -> datetime.datetime:
@@ -35,7 +35,7 @@ def candidate(api: ApiClient, identity: str) -> Lease:
         identity=identity,
         clock=loop.time,
         now=now,
-        jitter=lambda: 0.0,
+        jitter=lambda: jitter,
     )
 
 
@@ -88,6 +88,108 @@ async def test_first_candidate_leads_and_the_second_waits(leases: Leases, api: A
     assert set(leases.writers) == {"a"}
     assert leases.current["spec"].get("leaseTransitions", 0) == 0
     assert leases.current["spec"]["leaseDurationSeconds"] == 15
+
+
+def at(seconds: float) -> str:
+    """The time in a Lease, so long after the loop's start."""
+    start = datetime.datetime(2026, 11, 22, 14, 0, tzinfo=datetime.UTC)
+    return (start + datetime.timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+async def test_lease_shows_who_leads_since_when(
+    leases: Leases, server: ApiServer, api: ApiClient
+) -> None:
+    loop = asyncio.get_running_loop()
+    lease = candidate(api, "a")
+    assert (lease.remaining_seconds(), lease.overdue_seconds()) == (0.0, float("inf"))
+    acquired = loop.time()
+    await lease.acquire()
+    first = dict(leases.current["spec"])
+    assert first == {
+        "holderIdentity": "a",
+        "leaseDurationSeconds": 15,
+        "acquireTime": at(acquired),
+        "renewTime": at(acquired),
+    }
+    holding = asyncio.create_task(lease.hold())
+    await asyncio.sleep(TIMING.retry_seconds * 3 + 0.5)
+    assert leases.current["spec"] == first | {"renewTime": at(acquired + TIMING.retry_seconds * 3)}
+    assert lease.remaining_seconds() == pytest.approx(TIMING.renew_seconds - 0.5)
+    assert lease.overdue_seconds() == 0.0
+    # The holder does not read what it wrote itself.
+    assert len(server.of(f"{PATH}/podgate-controller")) == 1
+    holding.cancel()
+    await asyncio.gather(holding, return_exceptions=True)
+
+    await lease.release()
+    released = loop.time()
+    assert leases.current["spec"] == {
+        "leaseDurationSeconds": 1,
+        "acquireTime": at(released),
+        "renewTime": at(released),
+    }
+    assert (lease.remaining_seconds(), lease.holder) == (0.0, "")
+    other = candidate(api, "b")
+    await other.acquire()
+    taken_over = loop.time()
+    assert leases.current["spec"] == {
+        "holderIdentity": "b",
+        "leaseDurationSeconds": 15,
+        "acquireTime": at(taken_over),
+        "renewTime": at(taken_over),
+        "leaseTransitions": 1,
+    }
+    await lease.release()
+    assert other.holder == leases.current["spec"]["holderIdentity"] == "b"
+    await other.release()
+    assert leases.current["spec"]["leaseTransitions"] == 1
+
+
+async def test_lease_that_was_lost_is_overdue_since_then(
+    leases: Leases, server: ApiServer, api: ApiClient
+) -> None:
+    async def fail(_: web.Request) -> web.StreamResponse:
+        return error_response(500, "InternalError")
+
+    lease = candidate(api, "a")
+    await lease.acquire()
+    server.faults.insert(0, fail)
+    await lease.hold()
+    assert lease.overdue_seconds() == pytest.approx(0.0, abs=0.01)
+    await asyncio.sleep(7)
+    assert lease.overdue_seconds() == pytest.approx(7.0, abs=0.01)
+    # It is another's by now.
+    server.faults.clear()
+    leases = Leases(server)
+    await lease.release()
+    assert leases.writers == []
+
+
+async def test_conflict_about_metadata_alone_does_not_lose_the_lease(
+    leases: Leases, api: ApiClient
+) -> None:
+    """As after `kubectl annotate`."""
+    async with running(Terms(candidate(api, "a"))) as only:
+        await asyncio.sleep(5)
+        for version in ("990", "991"):
+            leases.current["metadata"]["resourceVersion"] = version
+            await asyncio.sleep(20)
+        assert (only.is_leading, only.spans, only.lease.problem) == (True, [], "")
+
+
+async def test_candidates_that_lost_together_do_not_try_together(
+    leases: Leases, server: ApiServer, api: ApiClient
+) -> None:
+    async with running(Terms(candidate(api, "a"))):
+        await asyncio.sleep(1)
+        server.received.clear()
+        lease = candidate(api, "b", jitter=0.5)
+        waiting = asyncio.create_task(lease.acquire())
+        await asyncio.sleep(15)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    times = [one.at for one in server.of(f"{PATH}/podgate-controller")]
+    assert [round(one - times[0], 1) for one in times] == [0.0, 3.2, 6.4, 9.6, 12.8]
 
 
 async def test_leader_that_disappears_is_followed_after_the_lease_has_expired(

@@ -48,6 +48,12 @@ def test_gate_is_added_once_and_nothing_else_changes(name: str) -> None:
             assert answer["response"]["uid"] == request.uid
             assert answer["response"]["allowed"] is True
             request.object = _patched(request.object, answer["response"])
+    # It has all of them.
+    assert answer == {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "response": {"uid": request.uid, "allowed": True},
+    }
     gates = request.object["spec"].pop("readinessGates")
     already = before["spec"].pop("readinessGates", [])
     assert gates[: len(already)] == already
@@ -78,9 +84,19 @@ def test_probe_spec_is_rejected_with_the_sentence_that_users_read(case: Case) ->
     # A policy of the chart is evaluated before the webhook, and rejects some in its own words.
     if "podgate-probe-spec-form" not in recorded["message"]:
         assert _PREFIX + answer["status"]["message"] == recorded["message"]
-    assert answer["status"]["code"] == recorded["code"]
     (cause,) = answer["status"]["details"]["causes"]
     assert cause["field"].startswith("metadata.annotations[podgate.io/probe-spec]")
+    message = answer["status"]["message"]
+    assert answer == {
+        "uid": "1",
+        "allowed": False,
+        "status": {
+            "code": recorded["code"],
+            "reason": "Invalid",
+            "message": message,
+            "details": {"causes": [{**cause, "message": message}]},
+        },
+    }
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"request": {}}', b"[" * 100_000])

@@ -171,6 +171,18 @@ async def test_what_is_no_review_is_rejected(webhook: Webhook) -> None:
     assert await webhook.review(b"{}") == 400
 
 
+async def test_replica_with_a_certificate_is_ready_once_it_serves(tmp_path: pathlib.Path) -> None:
+    pair = new_pair()
+    write(tmp_path, pair)
+    port = free_port()
+    settings = WebhookSettings(host="127.0.0.1", port=port, directory=tmp_path)
+    assert WebhookServer(settings).unready_reason() is not None
+    async with serving(settings) as made:
+        await polling.until("it is ready", lambda: made.unready_reason() is None)
+        assert await Webhook(port, pair.certificate).review() == 200
+        assert made.is_certificate_valid()
+
+
 async def test_replica_without_a_certificate_is_ready_and_serves_once_there_is_one(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

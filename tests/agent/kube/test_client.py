@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime
 import pathlib
 import shutil
 import ssl
@@ -14,7 +15,8 @@ import structlog.testing
 from aiohttp import web
 
 from agent.kube import connection
-from agent.kube.client import ApiClient, ApiError, NoClusterConfigError
+from agent.kube.client import MERGE, ApiClient, ApiError, NoClusterConfigError
+from agent.kube.objects import ApiStatus, ApiStatusDetails, StatusCause
 from agent.logs import Event
 from tests.agent.api.certificates import Authority
 from tests.agent.kube import apiserver
@@ -390,6 +392,95 @@ async def test_requests_read_no_credentials_of_the_users_home(
 def test_error_that_is_not_about_the_request_is_transient(code: int, *, is_transient: bool) -> None:
     """Also 401: a token may have expired, and is read again."""
     assert ApiError("x", code=code).is_transient is is_transient
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "seconds", "expected"),
+    [
+        (ApiStatus(), 502, 0.0, ("HTTP status 502", 502, "", 0.0, ())),
+        (ApiStatus(code=410), 0, 0.0, ("HTTP status 410", 410, "", 0.0, ())),
+        (ApiStatus(code=410, reason="Expired"), 0, 0.0, ("Expired", 410, "Expired", 0.0, ())),
+        (ApiStatus(message="Too old."), 410, 7.0, ("Too old.", 410, "", 7.0, ())),
+        (
+            ApiStatus(
+                message="Wait.",
+                reason="TooManyRequests",
+                details=ApiStatusDetails(
+                    (StatusCause("Reason", "Text.", "a.field"),), retry_after_seconds=5
+                ),
+            ),
+            429,
+            3.0,
+            ("Wait.", 429, "TooManyRequests", 5.0, (("a.field", "Reason"),)),
+        ),
+    ],
+)
+def test_error_is_what_the_status_and_the_response_contain(
+    status: ApiStatus, code: int, seconds: float, expected: tuple[Any, ...]
+) -> None:
+    error = ApiError.of_status(status, code=code, retry_after_seconds=seconds)
+    found = (str(error), error.code, error.reason, error.retry_after_seconds, error.causes)
+    assert found == expected
+
+
+@pytest.mark.parametrize("text", ["Thu, 26 Nov 2026 12:00:05 GMT", "Thu, 26 Nov 2026 12:00:05"])
+async def test_time_of_the_server_is_that_of_its_response(
+    server: ApiServer, api: ApiClient, text: str
+) -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(headers={"Date": text})
+
+    server.faults.append(answer)
+    assert await api.date() == datetime.datetime(2026, 11, 26, 12, 0, 5, tzinfo=datetime.UTC)
+    assert [one.path for one in server.received] == ["/version"]
+
+
+async def test_response_without_a_readable_time_is_an_error(
+    server: ApiServer, api: ApiClient
+) -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(headers={"Date": "noon"})
+
+    server.faults.append(answer)
+    with pytest.raises(ApiError, match="sends no time"):
+        await api.date()
+
+
+async def test_request_has_its_query_body_and_types(server: ApiServer, api: ApiClient) -> None:
+    query = {"fieldSelector": "metadata.name=a&b", "x": "1"}
+    await api.request("POST", "/apis/x", query=query, body={"a": [1]}, content_type=MERGE)
+    await api.request("GET", PODS, query={"resourceVersion": ""}, accept="text/plain")
+    first, second = server.received
+    assert (first.method, first.path, first.query) == ("POST", "/apis/x", query)
+    assert (first.body, first.headers["Content-Type"]) == ({"a": [1]}, MERGE)
+    assert first.headers["Accept"] == "application/json"
+    assert first.headers["Authorization"] == "Bearer secret"
+    assert (second.body, second.headers["Accept"]) == (None, "text/plain")
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [b'{"a":1}\n{"b":2}\n'],
+        [b'{"a"', b":1}", b'\n{"b":2', b"}\n\n"],
+        [b'\n{"a":1}\n', b'{"b":2}\n{"c"'],
+    ],
+    ids=["at once", "in parts", "incomplete"],
+)
+async def test_stream_has_whole_lines_however_they_arrive(
+    server: ApiServer, api: ApiClient, chunks: list[bytes]
+) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for chunk in chunks:
+            await response.write(chunk)
+            await asyncio.sleep(0.01)
+        return response
+
+    server.faults.append(answer)
+    async with api.stream(PODS, query={}, silence_seconds=5) as lines:
+        assert [line async for line in lines] == [b'{"a":1}', b'{"b":2}']
 
 
 @pytest.mark.looptime

@@ -33,12 +33,15 @@ class Agent:
     def __init__(self, api: ApiClient, *, writes_all: bool = False) -> None:
         self.conditions = Conditions(now=lambda: NOW)
         self.sandboxes: dict[str, str] = {}
+        self.withdrawn: set[str] = set()
+        """Types of others."""
         self.writer = ConditionWriter(
             api,
             conditions_of=self.conditions.of,
             sandbox_of=lambda uid: self.sandboxes.get(uid, "sandbox-1"),
             boot=BOOT,
             writes_all=writes_all,
+            is_withdrawn=lambda _, kind: kind in self.withdrawn,
             jitter=lambda: 0.5,
         )
         self.watcher = Watcher(
@@ -439,6 +442,7 @@ async def test_too_many_requests_are_waited_for(server: ApiServer, api: ApiClien
         await asyncio.sleep(60)
     first, second = (one.at for one in server.patches())
     assert second - first >= 45
+    assert agent.writer.patches_by_code == {"429": 1, "200": 1}
 
 
 async def test_retry_after_of_hours_delays_conditions_for_a_minute_at_most(
@@ -567,6 +571,52 @@ async def test_failure_of_a_pod_that_is_deleted_is_no_problem_of_later(
     assert conditions(server, "b")[labels.ISOLATION_READY]["status"] == TRUE
 
 
+async def test_failures_of_pods_that_are_deleted_do_not_count_for_the_server(
+    server: ApiServer, api: ApiClient
+) -> None:
+    _failing_pods(server, ("a", "b", "c"), 500, "InternalError")
+    async with Agent(api).running() as agent:
+        for name in ("a", "b", "c"):
+            server.put(gated(name))
+            agent.know(name)
+            await asyncio.sleep(1)
+            assert agent.writer.pending == 1
+            assert agent.writer.problem == ""
+            server.delete(name)
+            await asyncio.sleep(0.5)
+
+
+async def test_change_that_is_taken_back_in_time_is_not_pending(
+    server: ApiServer, api: ApiClient
+) -> None:
+    server.put(gated("a"))
+    async with Agent(api).running() as agent:
+        agent.know("a")
+        await asyncio.sleep(5)
+        agent.know("a", message="Not for long.")
+        await asyncio.sleep(10)
+        assert (agent.writer.pending, round(agent.writer.oldest_pending_seconds)) == (1, 10)
+        agent.know("a")
+        assert (agent.writer.pending, agent.writer.oldest_pending_seconds) == (0, 0.0)
+        await asyncio.sleep(100)
+    assert len(server.patches()) == 1
+
+
+async def test_condition_of_another_owner_is_removed_once_it_is_withdrawn(
+    server: ApiServer, api: ApiClient
+) -> None:
+    other = "example.com/warm"
+    server.put(with_condition(pod("a"), type=other))
+    async with Agent(api).running() as agent:
+        await asyncio.sleep(60)
+        assert server.patches() == []
+        agent.withdrawn.add(other)
+        agent.writer.enqueue("uid-a")
+        await asyncio.sleep(5)
+        assert conditions(server, "a") == {}
+    assert len(server.patches()) == 1
+
+
 async def test_failures_of_the_same_moment_are_one(server: ApiServer, api: ApiClient) -> None:
     async def hiccup(request: web.Request) -> web.StreamResponse | None:
         return await failing(request) if len(server.patches()) <= 8 else None
@@ -645,6 +695,30 @@ async def test_requests_without_a_response_are_retried(server: ApiServer, api: A
         await asyncio.sleep(30)
         assert conditions(server, "a")
     assert len(server.patches()) == 2
+    assert agent.writer.patches_by_code == {"none": 1, "200": 1}
+
+
+async def test_patches_without_a_response_are_few_at_once(
+    server: ApiServer, api: ApiClient
+) -> None:
+    """Eight of all pods, and two of those that fail while others do not."""
+    bad = tuple(f"bad{number}" for number in range(12))
+    for name in (*bad, "good"):
+        server.put(gated(name))
+    async with Agent(api).running() as agent:
+        _failing_pods(server, bad, 504, "Timeout", seconds=100.0)
+        for name in bad:
+            agent.know(name)
+        await asyncio.sleep(5)
+        assert len(server.patches()) == AT_ONCE
+        await asyncio.sleep(60)
+        agent.know("good")
+        await asyncio.sleep(120)
+        assert conditions(server, "good")
+        before = len(server.patches())
+        await asyncio.sleep(100)
+        # A request without a response takes ten seconds.
+        assert len(server.patches()) - before <= 2 * 10 + 2
 
 
 OF_BEFORE = "Fine. (sandbox sandbox-1, boot before)"

@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog.testing
 from aiohttp import web
 
 from agent.kube.client import MERGE, ApiClient
 from agent.kube.events import EventRecorder
 from agent.kube.objects import ApiPod
+from agent.logs import Event
 from agent.pods.events import kubelet_reports
 from probes.spec.specs import parse_pod
 from tests.agent.kube import apiserver
@@ -145,7 +147,15 @@ async def test_different_things_are_different_events(server: ApiServer, api: Api
                 for container in ("", "app"):
                     record(made, name, reason=reason, container=container)
         await asyncio.sleep(5)
+        for namespace in ("shop", "bank"):
+            made.record(seen("a", namespace=namespace, uid=namespace), "A", "B.", action="C")
+            made.record_namespace(namespace, "A", "B.", action="C")
+        await asyncio.sleep(5)
     assert len({one.body["metadata"]["name"] for one in created(server)}) == 8
+    for namespace in ("shop", "bank"):
+        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+        kinds = [one.body["regarding"]["kind"] for one in server.of(path, method="POST")]
+        assert kinds == ["Pod", "Namespace"]
 
 
 async def test_series_that_outlives_its_event_starts_again(
@@ -191,6 +201,42 @@ async def test_outage_costs_little_and_the_newest_are_sent_after_it(
         sent = {one.body["regarding"]["name"] for one in created(server)}
         assert "a49" in sent
         assert made.dropped == 0
+
+
+async def test_event_is_tried_five_times_and_the_first_again_soon(
+    server: ApiServer, api: ApiClient
+) -> None:
+    async def fail(request: web.Request) -> web.StreamResponse | None:
+        return apiserver.error_response(503, "ServiceUnavailable")
+
+    async with running(api) as made:
+        for name in ("a", "b"):
+            server.faults.append(fail)
+            record(made, name)
+            await asyncio.sleep(300)
+            server.faults.clear()
+            record(made, f"{name}-later")
+            await asyncio.sleep(60)
+        assert (made.dropped, made.sent) == (2, 2)
+    for name in ("a", "b"):
+        tries = [one.at for one in created(server) if one.body["regarding"]["name"] == name]
+        assert [round(tried - tries[0]) for tried in tries] == [0, 1, 3, 7, 15]
+
+
+async def test_each_outage_is_logged_once(server: ApiServer, api: ApiClient) -> None:
+    async def fail(request: web.Request) -> web.StreamResponse | None:
+        return apiserver.error_response(503, "ServiceUnavailable")
+
+    counts = []
+    async with running(api) as made:
+        with structlog.testing.capture_logs() as logs:
+            for number, is_away in enumerate((True, False, True)):
+                server.faults[:] = [fail] if is_away else []
+                for name in ("a", "b"):
+                    record(made, f"{name}{number}")
+                await asyncio.sleep(60)
+                counts.append(sum(one["event"] is Event.EVENT_NOT_SENT for one in logs))
+    assert counts == [1, 1, 2]
 
 
 async def test_rejected_event_is_discarded(server: ApiServer, api: ApiClient) -> None:

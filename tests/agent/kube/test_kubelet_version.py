@@ -89,6 +89,17 @@ async def test_version_is_read_again_after_a_restart_of_the_kubelet(
         assert published.agents == ["kube-probe/1.34", "kube-probe/1.35"]
 
 
+async def test_version_is_read_again_now_and_then(server: ApiServer, api: ApiClient) -> None:
+    put_node(server, "v1.34.1")
+    async with running(api) as (published, _):
+        published.needed.set()
+        await asyncio.sleep(10)
+        put_node(server, "v1.35.0")
+        await asyncio.sleep(7200)
+        assert set(published.agents) == {"kube-probe/1.34", "kube-probe/1.35"}
+        assert 3 <= len(server.of(NODES)) <= 6
+
+
 async def test_failed_request_is_sent_again(server: ApiServer, api: ApiClient) -> None:
     put_node(server, "v1.34.1")
 

@@ -1,4 +1,5 @@
-"""Since when a condition in the API is true of the pod's current sandbox."""
+"""Since when a condition in the API is true of the current sandbox, and which errors mean that the
+pod is another one."""
 
 from collections.abc import Mapping
 
@@ -6,6 +7,7 @@ import pytest
 
 from agent import labels
 from agent.kube import patches
+from agent.kube.client import ApiError
 from agent.kube.objects import ApiPod, ApiPodStatus, ObjectMetadata, PodCondition
 from agent.kube.patches import SandboxStamp
 
@@ -53,3 +55,21 @@ def test_other_conditions_are_true_since_never(fields: dict[str, str]) -> None:
 def test_condition_of_an_unknown_sandbox_is_none_of_this_one() -> None:
     unknown = SandboxStamp("", "boot-1")
     assert since({"message": f"All pass.{unknown}"}, now=unknown) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "field", "is_replaced"),
+    [
+        (404, "", True),
+        (409, "", True),
+        (422, "metadata.uid", True),
+        (422, "status.conditions", False),
+        (403, "metadata.uid", False),
+        (503, "", False),
+    ],
+)
+def test_pod_is_another_one_if_it_is_gone_or_its_uid_differs(
+    code: int, field: str, *, is_replaced: bool
+) -> None:
+    causes = ((field, "FieldValueInvalid"),) if field else ()
+    assert patches.is_pod_replaced(ApiError("x", code=code, causes=causes)) is is_replaced

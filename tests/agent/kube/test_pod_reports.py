@@ -78,26 +78,32 @@ def test_deletion_is_reported_by_either() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "changed", "expected"),
+    ("status", "changed", "before", "counts"),
     [
-        ("False", at(5), "True"),
-        ("False", at(1), "True"),
-        ("False", None, "True"),
-        ("False", at(6), "False"),
-        # Since the stream was opened, even in the same second.
-        ("False", at(20), "False"),
-        ("True", at(1), "True"),
+        ("False", at(5), at(5), API),
+        ("False", at(1), at(5), API),
+        ("False", None, at(5), API),
+        ("False", at(6), at(5), KUBELET),
+        # Since the stream was opened, even in the same second, and by clocks that differ.
+        ("False", at(20), at(5), KUBELET),
+        ("False", at(20), at(40), KUBELET),
+        ("False", at(19), at(40), API),
+        ("True", at(1), at(5), KUBELET),
     ],
 )
 def test_other_status_from_a_started_kubelet_counts_if_it_is_later(
-    status: str, changed: str | None, expected: str
+    status: str, changed: str | None, before: str, counts: str
 ) -> None:
     started = datetime.datetime(2026, 1, 1, 0, 0, 20, 900_000, datetime.UTC)
-    previous = PodReports(of_api=pod("9", changed=at(5)))
-    found = pod_reports.without_unverified(pod("7", "Ready", status, changed), previous, started)
-    condition = found.condition("Ready")
-    assert condition is not None
-    assert condition.status == expected
+    by = {API: pod("9", changed=before), KUBELET: pod("7", "Ready", status, changed)}
+    found = pod_reports.without_unverified(by[KUBELET], PodReports(of_api=by[API]), started)
+    assert found.condition("Ready") == by[counts].condition("Ready")
+
+
+def test_first_condition_of_a_pod_counts_from_a_started_kubelet() -> None:
+    started = datetime.datetime(2026, 1, 1, 0, 0, 20, tzinfo=datetime.UTC)
+    new = pod("7", "Ready", "False", at(1))
+    assert pod_reports.without_unverified(new, PodReports(of_api=pod("9", OTHER)), started) == new
 
 
 def test_conditions_of_others_from_a_started_kubelet_count() -> None:

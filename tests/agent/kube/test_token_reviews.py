@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from agent.kube import token_reviews
 from agent.kube.client import ApiClient
 from agent.kube.token_reviews import Access, TokenReviews
 from tests.agent.kube.apiserver import ApiServer
@@ -108,6 +109,7 @@ async def test_text_that_can_be_no_token_costs_no_request(
 async def test_answer_is_used_again_for_a_minute_and_then_requested_again(
     cluster: Cluster, reviews: TokenReviews
 ) -> None:
+    await asyncio.sleep(100)
     for _ in range(59):
         assert await reviews.access("good", ADDRESS) is Access.ALLOWED
         await asyncio.sleep(1)
@@ -138,6 +140,39 @@ async def test_flood_of_tokens_is_limited_for_each_address_and_for_all(
             await reviews.access(f"{second}-{i}-more", f"198.18.{second}.{i}")
         await asyncio.sleep(1)
     assert cluster.requests - before <= 20 + 2 * 60 + 1
+
+
+@pytest.mark.parametrize("others", [1, 2])
+async def test_limit_of_an_address_holds_among_those_of_many_others(
+    cluster: Cluster,
+    reviews: TokenReviews,
+    monkeypatch: pytest.MonkeyPatch,
+    others: int,
+) -> None:
+    """The last that sent a token are remembered."""
+    monkeypatch.setattr(token_reviews, "_MAX_ADDRESSES", 2)
+    for number in range(others):
+        await reviews.access(f"first-{number}", f"198.18.1.{number}")
+    for number in range(6):
+        last = await reviews.access(f"bad-{number}", ADDRESS)
+    assert last is Access.LIMITED
+    await asyncio.sleep(2)
+    for number in range(3):
+        await reviews.access(f"other-{number}", f"198.18.2.{number}")
+        assert await reviews.access(f"more-{number}", ADDRESS) is Access.LIMITED
+
+
+async def test_tokens_that_were_accepted_last_are_remembered(
+    cluster: Cluster, reviews: TokenReviews, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_reviews, "_MAX_REMEMBERED", 2)
+    cluster.accounts |= dict.fromkeys(("a", "b", "c"), "allowed")
+    for name in ("a", "b", "a", "c"):
+        assert await reviews.access(name, ADDRESS) is Access.ALLOWED
+        await asyncio.sleep(61)
+    cluster.is_away = True
+    found = {name: await reviews.access(name, "198.18.0.9") for name in ("a", "b", "c")}
+    assert found == {"a": Access.ALLOWED, "b": Access.UNAVAILABLE, "c": Access.ALLOWED}
 
 
 async def test_flood_does_not_lock_out_who_was_accepted(

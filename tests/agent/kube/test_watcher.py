@@ -71,6 +71,7 @@ async def test_list_and_watch_are_one_request_where_the_server_can(
         server.delete("a")
         await asyncio.sleep(1)
         assert seen.told == ["+a", "+b", "~a", "-a"]
+        assert seen.watcher.answered.is_set()
     assert [(one.is_streamed_list, one.query["resourceVersion"]) for one in server.of()] == [
         (True, "")
     ]
@@ -372,7 +373,7 @@ async def test_retry_after_is_respected(server: ApiServer, api: ApiClient) -> No
     server.put(pod("a"))
     server.faults.append(busy)
     async with Seen(api).running() as seen:
-        assert seen.names == {"a"}
+        assert (seen.names, seen.watcher.problem) == ({"a"}, "")
     first, second = (one.at for one in server.of())
     assert 50 <= second - first <= 60
     assert server.of()[1].is_streamed_list
@@ -447,6 +448,112 @@ async def test_watch_that_is_open_again_is_no_problem_though_nothing_changes(
         server.faults.clear()
         await asyncio.sleep(10)
         assert seen.watcher.problem == ""
+
+
+async def test_first_event_shows_that_a_watch_is_no_problem_any_more(
+    server: ApiServer, api: ApiClient
+) -> None:
+    async def fail(request: web.Request) -> web.StreamResponse:
+        return apiserver.error_response(503, "ServiceUnavailable")
+
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        stream = await server.watched()
+        server.faults.append(fail)
+        stream.end()
+        await asyncio.sleep(0.1)
+        assert seen.watcher.problem == "ServiceUnavailable"
+        server.faults.clear()
+        await server.watched(count=3)
+        server.put(pod("b"))
+        await asyncio.sleep(0.1)
+        assert (seen.told, seen.watcher.problem) == (["+a", "+b"], "")
+
+
+async def test_first_error_after_a_success_is_followed_by_a_request_soon(
+    server: ApiServer, api: ApiClient
+) -> None:
+    async def fail(request: web.Request) -> web.StreamResponse:
+        return apiserver.error_response(503, "ServiceUnavailable")
+
+    server.put(pod("a"))
+    async with Seen(api).running():
+        server.faults.append(fail)
+        (await server.watched()).end()
+        await asyncio.sleep(100)
+        server.faults.clear()
+        await asyncio.sleep(100)
+        server.faults.append(fail)
+        server.stream().end()
+        await asyncio.sleep(0.1)
+        server.faults.clear()
+        before = len(server.of())
+        await asyncio.sleep(2)
+        assert len(server.of()) == before + 1
+
+
+@pytest.mark.parametrize(
+    ("code", "is_answer"), [(503, True), (401, True), (403, True), (410, False), (422, False)]
+)
+async def test_resource_that_is_unavailable_for_now_is_an_answer(
+    server: ApiServer, api: ApiClient, code: int, *, is_answer: bool
+) -> None:
+    """Others wait for it, and not for a list that takes one more request."""
+
+    async def fail(request: web.Request) -> web.StreamResponse:
+        return apiserver.error_response(code, "Error")
+
+    server.faults.append(fail)
+    seen = Seen(api)
+    task = asyncio.create_task(seen.watcher.run())
+    await asyncio.sleep(0.5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert (seen.watcher.answered.is_set(), seen.watcher.problem) == (is_answer, "Error")
+    assert not seen.watcher.synced.is_set()
+
+
+async def test_seeded_list_is_streamed_from_its_version_on(
+    server: ApiServer, api: ApiClient
+) -> None:
+    server.put(pod("a"))
+    seen = Seen(api)
+    seen.watcher.seed([], "55")
+    async with seen.running():
+        pass
+    assert [one.query["resourceVersion"] for one in server.of()] == ["55"]
+
+
+@pytest.mark.parametrize(("code", "is_absent"), [(404, True), (403, False)])
+async def test_resource_that_may_be_absent_is_requested_about_once_a_minute(
+    server: ApiServer, api: ApiClient, code: int, *, is_absent: bool
+) -> None:
+    async def lack(request: web.Request) -> web.StreamResponse:
+        return apiserver.error_response(code, "Error")
+
+    server.put(pod("a"))
+    server.faults.append(lack)
+    found: list[ApiPod | None] = []
+    watcher = Watcher(
+        api,
+        Query("pods", PODS, ApiPod, may_be_absent=True),
+        on_change=lambda _, new: found.append(new),
+        jitter=lambda: 0.5,
+    )
+    task = asyncio.create_task(watcher.run())
+    try:
+        await asyncio.sleep(590)
+        assert (watcher.is_absent, watcher.synced.is_set()) == (is_absent, is_absent)
+        assert watcher.problem == ("" if is_absent else "Error")
+        assert watcher.answered.is_set()
+        assert len(server.of()) == 10
+        server.faults.clear()
+        await asyncio.sleep(60)
+        assert [one.metadata.name for one in found if one] == ["a"]
+        assert (watcher.is_absent, watcher.problem) == (False, "")
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_server_that_is_behind_is_listed_again(server: ApiServer, api: ApiClient) -> None:
@@ -540,6 +647,11 @@ async def test_pod_replaced_under_the_same_name_in_the_wrong_order(
         await asyncio.sleep(1)
         assert seen.told == ["+a", "-a", "+a"]
         assert seen.watcher.objects["default", "a"].metadata.uid == "another"
+        new["metadata"]["resourceVersion"] = "104"
+        stream.send(line({"type": "DELETED", "object": new}))
+        stream.send(line({"type": "MODIFIED", "object": old}))
+        await asyncio.sleep(1)
+        assert seen.told == ["+a", "-a", "+a", "-a"]
 
 
 async def test_object_that_cannot_be_read_costs_no_other(server: ApiServer, api: ApiClient) -> None:

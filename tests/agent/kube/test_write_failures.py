@@ -34,6 +34,17 @@ def test_error_that_a_server_has_for_one_request_is_the_pods_until_three_fail(
     assert failures.problem == f"error {code}"
 
 
+def test_pods_in_a_row_are_those_since_the_last_success(failures: WriteFailures) -> None:
+    for pod in ("a", "b"):
+        assert not failures.fail(pod, error(500), 100.0)
+    failures.forget("b")
+    assert not failures.fail("c", error(500), 101.0)
+    failures.succeed("d", 102.0)
+    for pod in ("e", "f"):
+        assert not failures.fail(pod, error(500), 103.0)
+    assert failures.fail("g", error(500), 103.0)
+
+
 def test_pod_that_fails_while_others_are_written_delays_none(failures: WriteFailures) -> None:
     assert failures.fail("a", error(), 100.0)
     assert not failures.is_failing("a")

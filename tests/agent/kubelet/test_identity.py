@@ -227,6 +227,15 @@ def test_reused_pid_is_a_new_process(node: Node) -> None:
     assert node.found_pid(current=current) == 800
 
 
+def test_pid_of_a_new_process_is_no_reason_to_choose_it(node: Node) -> None:
+    node.add(700)
+    current = node.find()
+    node.remove(700)
+    node.add(700, started=7000)
+    node.add(800, started=6000)
+    assert node.found_pid(current=current) == 800
+
+
 def test_child_with_the_same_name_is_not_a_second_kubelet(node: Node) -> None:
     node.add(700)
     node.add(800, parent=700)
@@ -280,6 +289,9 @@ def test_children_of_the_kubelet_do_not_count_as_sharing(node: Node) -> None:
     node.add(700)
     node.add(800, "mount", parent=700)
     node.add(801, "mount.nfs", parent=800)
+    # It has just exited.
+    node.add(802, "mount", parent=700)
+    node.remove(802)
     found = node.find()
     assert found is not None
     assert not found.is_shared

@@ -51,6 +51,34 @@ def test_unchanged_condition_is_neither_published_nor_logged() -> None:
     assert lines == []
 
 
+def test_each_change_of_a_condition_marks_its_pod() -> None:
+    conditions = Conditions(now=Clock())
+    changes = conditions.changes.subscribe()
+    conditions.set(POD, labels.PROBES_PASSING, TRUE, "ProbesPassing", "")
+    assert changes.take() == ["u"]
+    conditions.set(POD, labels.PROBES_PASSING, TRUE, "ProbesPassing", "")
+    assert changes.take() == []
+    conditions.set(POD, labels.PROBES_PASSING, TRUE, "ProbesPassing", "of two containers")
+    assert changes.take() == ["u"]
+    for uid in ("u", "other"):
+        conditions.remove(uid, labels.PROBES_PASSING)
+    assert changes.take() == ["u"]
+    assert conditions.of("u") == []
+
+
+def test_conditions_of_others_follow_podgates_own_by_type() -> None:
+    conditions = Conditions(now=Clock())
+    later = START + datetime.timedelta(hours=1)
+    for kind in ("example.com/b", labels.PROBES_PASSING, "example.com/a", labels.ISOLATION_READY):
+        conditions.set(POD, kind, TRUE, "Fine", "", since=later)
+    assert [(one.type, one.last_transition_time) for one in conditions.of("u")] == [
+        (labels.ISOLATION_READY, later),
+        (labels.PROBES_PASSING, later),
+        ("example.com/a", later),
+        ("example.com/b", later),
+    ]
+
+
 def test_each_change_is_one_complete_line() -> None:
     conditions = Conditions(now=Clock())
     with structlog.testing.capture_logs() as lines:

@@ -1,13 +1,20 @@
 """The condition `isolation-ready`, by what the gates, the path test and the relay found."""
 
 import dataclasses
+import datetime
 import ipaddress
 
 import pytest
 
+from agent import labels
 from agent.linux.pod_network import HostInterface, PodNetwork
-from agent.pods.conditions import FALSE, TRUE
-from agent.pods.isolation import is_path_blocked, is_path_trusted, isolation_status
+from agent.pods.conditions import FALSE, TRUE, Condition
+from agent.pods.isolation import (
+    is_path_blocked,
+    is_path_trusted,
+    isolation_status,
+    mode_in_force,
+)
 from agent.pods.pod import Pod
 from agent.pods.pod_state import (
     AddressClaims,
@@ -286,3 +293,22 @@ def test_without_fallback_a_pod_stays_strict_and_its_probes_fail() -> None:
         "Gate attached to veth1. The kubelet's probes fail (--strict-without-fallback): the relay "
         "is starting.",
     )
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "mode"),
+    [
+        (TRUE, "Off", Mode.OFF),
+        (TRUE, "Audit", Mode.AUDIT),
+        (TRUE, "Enforced", Mode.ENFORCE),
+        (TRUE, "Strict", Mode.STRICT),
+        (TRUE, "HostNetwork", Mode.OFF),
+        (FALSE, "Enforced", Mode.OFF),
+        (FALSE, "GateBypassed", Mode.OFF),
+    ],
+)
+def test_mode_in_force_is_that_of_the_condition(status: str, reason: str, mode: Mode) -> None:
+    now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    found = Condition(labels.ISOLATION_READY, status, reason, "", now)
+    assert mode_in_force(found) is mode
+    assert mode_in_force(None) is Mode.OFF

@@ -4,11 +4,14 @@ import copy
 import ipaddress
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from agent import labels
-from agent.pods.pod import Pod, PodError, read_pod
+from agent.pods.pod import SANDBOX_MISSING, Pod, PodError, Problem, read_pod
+from probes.spec.fields import FieldProblem
+from probes.spec.specs import PodSpec
 
 MANIFEST: dict[str, Any] = {
     "apiVersion": "v1",
@@ -73,7 +76,11 @@ def test_a_host_network_pod_needs_no_namespace_path() -> None:
         ([MANIFEST], "InvalidManifest", "not a pod manifest"),
         (changed("kind", "Service"), "InvalidManifest", "Service"),
         (changed("apiVersion", "v2"), "InvalidManifest", "v2"),
-        (changed("metadata/name", None), "InvalidManifest", "name"),
+        (
+            changed("metadata/name", None),
+            "InvalidManifest",
+            "web.yaml is not a pod manifest: object missing required field `name`",
+        ),
         (changed("metadata/name", 7), "InvalidManifest", "str"),
         (changed("metadata/annotations", {}), "NetnsMissing", labels.NETNS_ANNOTATION),
     ],
@@ -101,6 +108,33 @@ def test_value_without_quotation_marks_is_named(text: str, words: str) -> None:
         read_pod(document, source="web.yaml")
     assert words in raised.value.problem.message
     assert "put the text into them" in raised.value.problem.message
+
+
+def test_pod_is_named_with_its_namespace_and_a_file_by_its_name() -> None:
+    assert read(MANIFEST).full_name == "shop/web"
+    assert Pod(uid="u", namespace="", name="web.yaml").full_name == "web.yaml"
+
+
+@pytest.mark.parametrize(
+    ("problem", "is_missing"),
+    [
+        (None, False),
+        (Problem(SANDBOX_MISSING, "It has none."), True),
+        (Problem("InvalidManifest", "It is no pod."), False),
+    ],
+)
+def test_pod_without_a_sandbox_is_one_of_which_the_runtime_lists_none(
+    problem: Problem | None, *, is_missing: bool
+) -> None:
+    pod = Pod(uid="u", namespace="shop", name="web", manifest_problem=problem)
+    assert pod.has_no_sandbox is is_missing
+
+
+def test_problem_of_probes_has_the_first_reason_and_all_sentences() -> None:
+    assert read(MANIFEST).probe_problem is None
+    errors = tuple(FieldProblem(f"spec.{word}", word, f"It is {word}.") for word in ("One", "Two"))
+    pod = msgspec.structs.replace(read(MANIFEST), spec=PodSpec(errors=errors))
+    assert pod.probe_problem == Problem("One", "It is One. It is Two.")
 
 
 def test_a_probe_with_a_mistake_leaves_the_pod_usable() -> None:

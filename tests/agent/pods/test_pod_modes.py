@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agent import labels as agent_labels
-from agent.pods.modes import INVALID, INVALID_CEILING, LEFT
+from agent.pods.modes import INVALID, INVALID_CEILING, LEFT, Labels
 from agent.pods.pod_modes import NODE, NewPodModes, PodModes
 from bpf.verdicts import Mode
 
@@ -167,6 +167,19 @@ async def test_last_values_survive_a_restart(tmp_path: pathlib.Path) -> None:
     assert "gone" not in state.read_text()
 
 
+async def test_last_value_of_a_label_that_is_removed_is_not_kept(tmp_path: pathlib.Path) -> None:
+    state = tmp_path / "modes.json"
+    async with running(state) as modes:
+        modes.set_namespace("shop", labels("enforce"))
+        modes.of_pod("u1", "shop", labels("strict"))
+        await asyncio.sleep(600)
+        assert "shop" in state.read_text()
+        modes.set_namespace("shop", {})
+        modes.forget("u1")
+    assert "shop" not in state.read_text()
+    assert "u1" not in state.read_text()
+
+
 async def test_removed_label_of_the_previous_agents_life_is_forgotten(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -209,6 +222,12 @@ def test_kube_system_stays_at_audit_until_default_rules_are_in_force() -> None:
     assert modes.of_new_pods.namespaces == {}
     modes.apply_rules()
     assert changes.is_empty
+
+
+def test_ceiling_that_is_no_higher_is_the_one_that_is_named() -> None:
+    modes = PodModes(Mode.STRICT, Mode.AUDIT, is_complete=False)
+    (problem,) = modes.of_pod("1", "kube-system", {}).problems
+    assert problem.message == "Mode strict is limited to audit by --max-mode."
 
 
 def test_pods_of_manifests_wait_for_no_rules() -> None:
@@ -320,3 +339,42 @@ def test_label_that_was_left_behind_is_no_last_value_of_an_unreadable_one(modes:
     modes.set_namespace("shop", left("enforce", now="enfroce"))
     assert modes.of_pod("u1", "shop", {}).mode is Mode.AUDIT
     assert reasons(modes) == [INVALID]
+
+
+class Closed:
+    """Ingress of all pods of one namespace is denied, and of those of any that are labelled."""
+
+    is_settled = False
+
+    def closed_by(self, namespace: str, labels: Labels | None) -> str:
+        is_denied = namespace == "vault" or bool(labels and "deny" in labels)
+        return "ClusterNetworkPolicy deny" if is_denied else ""
+
+    def namespaces(self) -> set[str]:
+        return {"vault"}
+
+
+def test_denied_ingress_closes_pods_with_a_network_of_their_own(modes: PodModes) -> None:
+    modes.closures = Closed()
+    denied = modes.of_pod("u1", "vault", {})
+    assert (denied.mode, denied.origin) == (Mode.ENFORCE, "ClusterNetworkPolicy deny")
+    assert modes.of_pod("u2", "shop", {"deny": ""}).mode is Mode.ENFORCE
+    assert modes.of_pod("u3", "shop", {}).mode is Mode.AUDIT
+    assert modes.of_pod("u4", "vault", {}, host_network=True).mode is Mode.AUDIT
+    assert modes.of_sandbox("u5", "vault").mode is Mode.ENFORCE
+    assert modes.of_sandbox("u6", "vault", host_network=True).mode is Mode.AUDIT
+    assert modes.of_new_pods == NewPodModes(Mode.AUDIT, {"vault": Mode.ENFORCE})
+
+
+def test_gates_keep_their_mode_until_it_is_read_what_denies_ingress(modes: PodModes) -> None:
+    closures = modes.closures = Closed()
+    before = modes.kept_up_to("shop")
+    closures.is_settled = True
+    assert (before, modes.kept_up_to("shop")) == (Mode.STRICT, Mode.OFF)
+
+
+def test_any_label_of_a_namespace_may_decide_where_ingress_is_denied(modes: PodModes) -> None:
+    modes.closures = Closed()
+    changes = modes.changes.subscribe()
+    assert modes.set_namespace("shop", {"team": "a"})
+    assert changes.take() == ["shop"]
