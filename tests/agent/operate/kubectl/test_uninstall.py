@@ -209,45 +209,146 @@ def test_kind_that_the_server_does_not_have_needs_no_deletion(
     assert capsys.readouterr().err.endswith("kubectl podgate: Forbidden\n")
 
 
-def test_cleaning_pods_mount_what_they_remove_and_replace_agents_at_once() -> None:
+def test_cleaning_pods_of_the_manifests_mount_what_they_remove() -> None:
     found = daemonset()
     (container,) = found["spec"]["template"]["spec"]["containers"]
-    container["args"] += ["--cni-conf-dir=/etc/other", "--cni-bin-dir", "/opt/other"]
-    patch = cleaning.patch_of(found, START)
-    spec = patch["spec"]["template"]["spec"]
+    spec = cleaning.patch_of(found, START)["spec"]["template"]["spec"]
     (cleaner,) = spec["containers"]
-    assert cleaner["args"][:2] == ["cleanup", "--uninstall"]
-    assert {
-        "--cni-conf-dir=/etc/other",
-        "--cni-bin-dir=/opt/other",
-        "--run-directory=/host/run/podgate",
-    } < set(cleaner["args"])
     paths = {one["mountPath"] for one in cleaner["volumeMounts"]}
-    assert {"/sys/fs/bpf", "/host/run", "/etc/other", "/opt/other", "/tmp"} < paths
+    assert {"/sys/fs/bpf", "/host/run", "/etc/cni/net.d", "/opt/cni/bin", "/tmp"} < paths
     assert "/run/podgate" not in paths
     volumes = {one["name"] for one in spec["volumes"]}
     assert {one["name"] for one in cleaner["volumeMounts"]} <= volumes
     assert cleaner["readinessProbe"] == container["readinessProbe"]
-    assert patch["spec"]["updateStrategy"]["rollingUpdate"]["maxSurge"] == 0
+
+
+def small_daemonset(*arguments: str, **container: Any) -> dict[str, Any]:
+    """With what a cleaning pod takes over, changes, and leaves out."""
+    agent = {
+        "name": "agent",
+        "image": "podgate:1",
+        "args": [*arguments],
+        "volumeMounts": [
+            {"name": "run", "mountPath": "/run/podgate"},
+            {"name": "x", "mountPath": "/x"},
+        ],
+        **container,
+    }
+    spec = {
+        "affinity": {},
+        "nodeSelector": {"zone": "one"},
+        "serviceAccountName": "podgate",
+        "serviceAccount": "podgate",
+        "hostNetwork": True,
+        "containers": [{"name": "other"}, agent],
+        "volumes": [{"name": "run"}, {"name": "x"}],
+    }
+    return {"spec": {"template": {"metadata": {}, "spec": spec}}}
+
+
+def mount(number: int, path: str) -> dict[str, str]:
+    name = f"podgate-{number}"
+    return {"name": name, "mountPath": path, "mountPropagation": "HostToContainer"}
+
+
+def volume(number: int, path: str) -> dict[str, Any]:
+    return {"name": f"podgate-{number}", "hostPath": {"path": path}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cni", "further"),
+    [
+        ((), ("/etc/cni/net.d", "/opt/cni/bin"), ("--run-directory=/host/run/podgate",)),
+        (
+            (
+                *("--cni-conf-dir=/etc/other", "--cni-bin-dir", "/opt/other", "--verbose"),
+                *("--run-directory=/run/other", "--bpffs=/bpf"),
+            ),
+            ("/etc/other", "/opt/other"),
+            ("--run-directory=/host/run/other", "--bpffs=/bpf"),
+        ),
+    ],
+)
+def test_agents_are_replaced_by_cleaning_pods_at_once(
+    arguments: tuple[str, ...], cni: tuple[str, str], further: tuple[str, ...]
+) -> None:
+    found = small_daemonset(*arguments)
+    kept = [{"name": "x", "mountPath": "/x"}]
+    if "--run-directory=/run/other" in arguments:
+        kept = [{"name": "run", "mountPath": "/run/podgate"}, *kept]
+    cleaner = {
+        "name": "agent",
+        "image": "podgate:1",
+        "args": [
+            *("cleanup", "--uninstall", f"--cni-conf-dir={cni[0]}", f"--cni-bin-dir={cni[1]}"),
+            *(*further, "--pod-directory=/tmp", "--keep-cni-binary"),
+        ],
+        "env": [],
+        "volumeMounts": [*kept, mount(0, "/host/run"), mount(1, cni[0]), mount(2, cni[1])],
+    }
+    volumes = [{"name": "run"}, {"name": "x"}]
+    volumes += [volume(0, "/run"), volume(1, cni[0]), volume(2, cni[1])]
+    how = cleaning.Start("/etc/cni/net.d", "/opt/cni/bin", ("--keep-cni-binary",))
+    assert cleaning.patch_of(found, how) == {
+        "spec": {
+            "minReadySeconds": 0,
+            "updateStrategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "100%"},
+            },
+            "template": {
+                "metadata": {"labels": {"podgate.io/cleanup": "uninstall"}},
+                "spec": {"containers": [cleaner], "volumes": volumes},
+            },
+        }
+    }
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_cleaning_pod_of_a_node_is_as_those_of_the_daemonset(*, is_replaced: bool) -> None:
+    found = small_daemonset()
+    template = cleaning.patch_of(found, START)["spec"]["template"]
+    if is_replaced:
+        old = found["spec"]["template"]["spec"]
+        found["spec"]["template"] = {**template, "spec": {**old, **template["spec"]}}
+    assert cleaning.pod_of(found, START, "b") == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": "podgate-cleanup-",
+            "labels": {
+                "podgate.io/cleanup": "uninstall",
+                "app.kubernetes.io/name": "podgate-cleanup",
+            },
+        },
+        "spec": {
+            "hostNetwork": True,
+            **template["spec"],
+            "nodeName": "b",
+            "automountServiceAccountToken": False,
+            "tolerations": [{"operator": "Exists"}],
+        },
+    }
 
 
 def test_cleaning_pods_remove_the_services_that_an_agent_saves_elsewhere() -> None:
-    found = daemonset()
-    (container,) = found["spec"]["template"]["spec"]["containers"]
-    container["args"].append("--services-state=/var/lib/podgate/services.json")
-    container["volumeMounts"].append({"name": "state", "mountPath": "/var/lib/podgate"})
+    mounts = [{"name": "state", "mountPath": "/var/lib/podgate"}, {"name": "x", "mountPath": "/x"}]
+    found = small_daemonset(
+        "--services-state=/var/lib/podgate/services.json",
+        env=[{"name": "A", "value": "B"}],
+        volumeMounts=mounts,
+    )
     spec = cleaning.patch_of(found, START)["spec"]["template"]["spec"]
     (cleaner,) = spec["containers"]
-    value = "/host/var/lib/podgate/services.json"
-    assert {"name": "PODGATE_SERVICES_STATE", "value": value} in cleaner["env"]
+    assert cleaner["env"] == [
+        {"name": "A", "value": "B"},
+        {"name": "PODGATE_SERVICES_STATE", "value": "/host/var/lib/podgate/services.json"},
+    ]
     # What an earlier version does not know would end its container.
     assert not [one for one in cleaner["args"] if "services" in one]
-    mounts = {one["mountPath"]: one["name"] for one in cleaner["volumeMounts"]}
-    assert "/var/lib/podgate" not in mounts
-    (path,) = (
-        one["hostPath"]["path"] for one in spec["volumes"] if one["name"] == mounts["/host/var/lib"]
-    )
-    assert path == "/var/lib"
+    assert cleaner["volumeMounts"][0] == mounts[1]
+    assert cleaner["volumeMounts"][-1] == mount(3, "/host/var/lib")
+    assert spec["volumes"][-1] == volume(3, "/var/lib")
 
 
 def serve_labels(kubectl: KubectlStandin, **namespaces: str) -> None:
