@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import yaml
 
 from agent.operate.kubectl import cleaning, main, uninstall
 from agent.operate.kubectl.cluster import Cluster
+from tests.agent.operate.kubectl.moved_clock import MovedClock
 from tests.agent.operate.kubectl.standin import KubectlStandin, agent_pod, node
 from tests.chart import examples, rendering
 
@@ -66,9 +68,17 @@ def test_without_yes_it_prints_its_plan_and_changes_nothing(
     nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(nodes, tmp_path) == 1
-    printed = capsys.readouterr().out
-    assert "Nodes: a, b." in printed
-    assert "Run it with --yes" in printed
+    plan = f"""\
+This removes podgate from the cluster:
+  1. Injection and guards, and the controller.
+  2. All gates open (podgate.io/max-mode=off).
+  3. On each node: podgate-cni's entry and binary, pins, interfaces, tables, saved state.
+     Nodes: a, b.
+  4. Conditions of pods with readiness gates of podgate stay True, with reason Removed.
+  5. Namespace podgate, rights, and last the CustomResourceDefinition with all
+     HostAccessPolicies, which are saved to {tmp_path / "policies.json"} before.
+"""
+    assert capsys.readouterr().out == f"{plan}Run it with --yes.\n"
     assert verbs(nodes) == []
 
 
@@ -131,6 +141,59 @@ def test_node_whose_cleanup_fails_is_listed_with_the_reason(
     nodes.respond("logs", "cleaner-b", output="podgate: another agent is running\n")
     assert run(nodes, tmp_path, "--yes") == 1
     assert "not clean yet: podgate: another agent is running" in capsys.readouterr().out
+
+
+LOG, PREVIOUS = {"output": "podgate: it is busy\n"}, {"output": "podgate: it has ended\n"}
+FAILED = {"error": "Error from server: no log\n"}
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "previous", "state"),
+    [
+        ({"phase": "Running"}, LOG, PREVIOUS, "not clean yet: podgate: it is busy"),
+        ({"phase": "Running"}, {}, PREVIOUS, "not clean yet: podgate: it has ended"),
+        ({"phase": "Running"}, {}, FAILED, "not clean yet: Error from server: no log"),
+        ({"phase": "Running"}, FAILED, PREVIOUS, "not clean yet: Error from server: no log"),
+        ({"phase": "Pending"}, {}, {}, "not clean yet: Pending"),
+        ({}, {}, {}, "not clean yet: the pod has not started"),
+        ({"conditions": [{"type": "Ready", "status": "True"}]}, LOG, PREVIOUS, "clean"),
+    ],
+)
+def test_node_has_the_last_line_of_its_cleaning_pod(
+    kubectl: KubectlStandin,
+    status: dict[str, Any],
+    log: dict[str, str],
+    previous: dict[str, str],
+    state: str,
+) -> None:
+    kubectl.serve_nodes("a")
+    pod = {**cleaning_pod("a", is_ready=False), "status": status}
+    kubectl.respond("get", "podgate.io/cleanup=uninstall", output={"items": [pod]})
+    kubectl.respond("logs", "cleaner-a", "--container=agent", "--tail=1", **log)  # type: ignore[arg-type]
+    kubectl.respond("logs", "--previous", **previous)  # type: ignore[arg-type]
+    assert [one.state for one in cleaning.verdicts(Cluster([kubectl.command]), ["a"])] == [state]
+
+
+def test_nodes_have_time_to_become_clean(
+    nodes: KubectlStandin,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def become_clean() -> None:
+        clean = [cleaning_pod(node, is_ready=True) for node in ("a", "b")]
+        nodes.respond("get", "podgate.io/cleanup=uninstall", output={"items": clean})
+
+    clock = MovedClock()
+    clock.at[3] = become_clean
+    monkeypatch.setattr(uninstall, "time", SimpleNamespace(monotonic=clock, sleep=clock.sleep))
+    left = [cleaning_pod("a", is_ready=True)]
+    nodes.respond("get", "podgate.io/cleanup=uninstall", output={"items": left})
+    assert run(nodes, tmp_path, "--yes", "--node-timeout=10") == 0
+    assert clock.now == 3
+    assert capsys.readouterr().out.splitlines() == [
+        *("NODE  STATE", "a     clean", "b     clean", "podgate is removed."),
+    ]
 
 
 def test_workloads_with_gated_templates_stop_it(
@@ -440,8 +503,20 @@ def test_label_of_a_node_that_stays_is_named(
     nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     serve_labels(nodes, dev="audit")
+    left = """\
+These labels stay. After the next installation, those that enforce have no
+effect until you confirm them:
+  namespace dev: podgate.io/mode=audit
+    to remove: kubectl label namespace dev podgate.io/mode-
+  node b: podgate.io/max-mode=off
+    to remove: kubectl label node b podgate.io/max-mode-
+"""
     assert run(nodes, tmp_path, "--yes") == 0
-    assert "kubectl label node b podgate.io/max-mode-" in capsys.readouterr().out
+    assert capsys.readouterr().out.endswith(f"{left}podgate is removed.\n")
+    run(nodes, tmp_path)
+    assert capsys.readouterr().out.endswith(f" before.\n{left}Run it with --yes.\n")
+    run(nodes, tmp_path, "--labels=remove")
+    assert capsys.readouterr().out.endswith(" before.\nRun it with --yes.\n")
 
 
 def test_plan_names_the_proxy_and_what_its_removal_stops(
