@@ -150,7 +150,38 @@ def test_namespace_stays_enforced_if_nothing_harmful_is_dropped(
     assert step.run() == 0
     assert step.labels() == ["podgate.io/mode=enforce"]
     assert step.clock.now >= 10
-    assert "stays in enforce; its gates are in force for 1 pods." in capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines() == [
+        "Namespace shop is labelled podgate.io/mode=enforce. Watching drops for 10 s; Ctrl-C takes "
+        "the label back.",
+        "Namespace shop stays in enforce; its gates are in force for 1 pods. Next: 'podgate drops' "
+        "on its nodes and the metric podgate_gate_packets_total show what is dropped; 'kubectl "
+        "label namespace shop podgate.io/mode=audit --overwrite' goes back.",
+    ]
+
+
+def test_drops_that_cannot_be_read_are_tried_again(
+    step: Step, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [{"metadata": {"name": name}} for name in step.nodes.names]
+    step.clock.at[5] = lambda: step.kubectl.respond("get", "nodes", error="It is away.\n")
+    step.clock.at[10] = lambda: step.kubectl.respond("get", "nodes", output={"items": nodes})
+    assert step.run() == 0
+    assert (
+        capsys.readouterr().out.splitlines()[1] == "Drops cannot be read, trying again: It is away."
+    )
+
+
+def test_label_is_taken_back_if_the_watch_fails(
+    step: Step, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise OSError("no memory")
+
+    step.clock.at[5] = fail
+    with pytest.raises(OSError, match="no memory"):
+        step.run()
+    assert step.labels() == ["podgate.io/mode=enforce", "podgate.io/mode=audit"]
+    assert "was taken back (the watch failed: no memory)" in capsys.readouterr().out
 
 
 def test_pod_without_its_mode_at_the_end_is_a_problem_and_changes_nothing(

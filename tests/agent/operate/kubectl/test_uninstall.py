@@ -114,7 +114,26 @@ def test_order_is_injection_off_nodes_objects_and_last_the_crd(
     ]
     saved = json.loads((tmp_path / "policies.json").read_text(encoding="utf-8"))
     assert saved["items"] == [{"metadata": {"name": "dns"}}]
-    assert f"kubectl apply -f {tmp_path / 'policies.json'}" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    file = tmp_path / "policies.json"
+    assert printed.out.splitlines() == [
+        *("NODE  STATE", "a     clean", "b     clean"),
+        f"1 HostAccessPolicies saved to {file}.",
+        f"After the next installation: kubectl apply -f {file}",
+        "podgate is removed.",
+    ]
+    assert printed.err.splitlines() == [
+        "Deleting deployments.apps podgate-controller",
+        "Deleting mutatingwebhookconfigurations podgate",
+        "Deleting daemonsets.apps podgate-proxy",
+        *("Opening all gates ...", "Cleaning the nodes ..."),
+        "Deleting deployments.apps podgate-controller",
+        "Deleting daemonsets.apps podgate-proxy",
+        "Deleting mutatingwebhookconfigurations podgate",
+        "Deleting clusterroles.rbac.authorization.k8s.io podgate",
+        "Deleting namespace podgate",
+        "Deleting customresourcedefinitions.apiextensions.k8s.io podgate",
+    ]
 
 
 def test_node_that_does_not_respond_stops_it_before_anything_is_deleted(
@@ -594,7 +613,22 @@ def test_one_forgotten_node_is_cleaned_alone(
         output={"items": [cleaning_pod("b", is_ready=True)]},
     )
     assert run(nodes, tmp_path, "--node=b", "--yes") == 0
+    assert nodes.calls("create") == []
     assert verbs(nodes) == ["delete pods cleaner-b", "delete nodereports.podgate.io b"]
+    assert capsys.readouterr().out.splitlines() == ["NODE  STATE", "b     clean"]
+
+
+def test_forgotten_node_that_is_not_clean_keeps_its_report(
+    nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forget_b(nodes)
+    left = [cleaning_pod("a", is_ready=True)]
+    nodes.respond("get", "podgate.io/cleanup=uninstall", output={"items": left})
+    assert run(nodes, tmp_path, "--node=b", "--yes") == 1
+    ((_, content),) = nodes.calls("create", "--namespace=podgate")
+    assert json.loads(content)["spec"]["nodeName"] == "b"
+    assert "b     no response: the agent's pod is not replaced yet" in capsys.readouterr().out
+    assert verbs(nodes) == []
 
 
 def test_every_object_of_the_chart_is_removed() -> None:
