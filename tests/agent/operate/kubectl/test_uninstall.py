@@ -543,7 +543,9 @@ def test_plan_names_the_proxy_and_what_its_removal_stops(
 ) -> None:
     labels = {"app.kubernetes.io/name": "podgate-proxy"}
     proxy = {"metadata": {"name": "podgate-proxy", "labels": labels}}
-    nodes.respond("get", "daemonsets.apps", output={"items": [proxy]})
+    agent = {"metadata": {"name": "podgate", "labels": {"app.kubernetes.io/name": "podgate"}}}
+    items = [proxy, agent, {"metadata": {"name": "other"}}]
+    nodes.respond("get", "daemonsets.apps", output={"items": items})
     assert run(nodes, tmp_path) == 1
     printed = capsys.readouterr().out
     assert "and the controller; podgate-proxy." in printed
@@ -627,7 +629,10 @@ def test_forgotten_node_that_is_not_clean_keeps_its_report(
     assert run(nodes, tmp_path, "--node=b", "--yes") == 1
     ((_, content),) = nodes.calls("create", "--namespace=podgate")
     assert json.loads(content)["spec"]["nodeName"] == "b"
-    assert "b     no response: the agent's pod is not replaced yet" in capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines() == [
+        "NODE  STATE",
+        "b     no response: the agent's pod is not replaced yet; is the node's kubelet running?",
+    ]
     assert verbs(nodes) == []
 
 
