@@ -366,10 +366,13 @@ def test_followed_events_are_chosen_and_have_their_node(
 def test_followed_events_are_one_json_document_a_line(
     kubectl: KubectlStandin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    followed(kubectl, monkeypatch, *LINES, form="json")
-    event, suppressed = map(json.loads, capsys.readouterr().out.splitlines())
-    assert event == {"node": "a", **encoded(EVENT)}
-    assert (suppressed["node"], suppressed["suppressed"]) == ("node-b", 7)
+    named = encoded(msgspec.structs.replace(EVENT, process_name="größe"))
+    lines = (drop_stream.NodeLine("a", json.dumps(named)), *LINES[1:])
+    followed(kubectl, monkeypatch, *lines, form="json")
+    event, suppressed = capsys.readouterr().out.splitlines()
+    assert json.loads(event) == {"node": "a", **named}
+    assert "größe" in event
+    assert suppressed == '{"node": "node-b", "at": "2026-01-01T12:00:01.5Z", "suppressed": 7}'
 
 
 def test_no_agent_to_follow_has_its_own_exit_status(
