@@ -104,8 +104,60 @@ def test_source_of_a_version_with_fewer_fields_is_listed(
     assert run(kubectl) == 0
     head, line = capsys.readouterr().out.splitlines()
     assert head.split() == ["NODE", "POD", "TO", "VERDICT", "PACKETS", "LAST", "SOURCE"]
-    assert line.split()[:2] == ["a", "shop/web"]
-    assert "admitted" not in line
+    assert " ".join(line.split()) == "a shop/web 80 drop 9 20454d ago unknown"
+    assert run(kubectl, "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["sources"] == [
+        {
+            **{"node": "a", "mode": "", "protocol": "", "cgroup": "", "process": ""},
+            **{"sourcePod": "", "portCount": 0, "lowestPort": 0, "highestPort": 0},
+            **{"hasManyPorts": False, "isAdmitted": False},
+            **dict.fromkeys(("first", "last"), "1970-01-01T00:00:00Z"),
+            **row,
+        }
+    ]
+
+
+def test_wide_list_has_the_mode_and_times_of_each_source(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(nodes, "-o", "wide", "--top", "1", "-n", "shop") == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "NODE POD TO VERDICT PACKETS LAST MODE FIRST (UTC) LAST (UTC) SOURCE",
+        "a shop/web tcp 8080 drop 9 60s ago enforce 2026-01-01 07:00:00 2026-01-01 11:59:00 curl "
+        "in unit backup.service",
+        "1 further sources are left out (--top).",
+        "4 packets of further sources are not listed: kernels had no memory.",
+    ]
+
+
+def test_order_is_by_the_chosen_column(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("b", "a")
+    for node in ("a", "b"):
+        sources = [
+            source("web", 5, 2, process="z", cgroup="/x"),
+            source("db", 5, 3, namespace="x", process="a", cgroup="/x"),
+            source("db", 5, 4, process="b", cgroup="/a"),
+        ]
+        kubectl.respond(
+            "exec", f"agent-{node}", output=encoded(Drops(sources=sources, lost_packets=0))
+        )
+    orders = {}
+    for key in ("packets", "last", "pod", "node", "source"):
+        assert run(kubectl, "--sort", key, "-o", "json") == 0
+        orders[key] = [
+            f"{one['node']}{one['process']}"
+            for one in json.loads(capsys.readouterr().out)["sources"]
+        ]
+    assert orders == {
+        "packets": ["az", "aa", "ab", "bz", "ba", "bb"],
+        "last": ["az", "bz", "aa", "ba", "ab", "bb"],
+        "pod": ["ab", "bb", "az", "bz", "aa", "ba"],
+        "node": ["az", "aa", "ab", "bz", "ba", "bb"],
+        "source": ["ab", "bb", "aa", "ba", "az", "bz"],
+    }
 
 
 def test_host_network_pod_is_named_and_a_scan_is_one_line(

@@ -418,8 +418,8 @@ def test_checks_of_the_node_have_their_text_and_command(
     last = {"name": "last", "state": "ok", "text": "so"}
     found = find(of_pod(), agent=agent(), agent_command="x", explanation={"checks": [check, last]})
     assert found == [
-        ReadinessCheck(f"on the node, {subject}", *further)
-        for subject, *further in [*expected, ("last", True, "so.", "")]
+        ReadinessCheck(f"on the node, {subject}", is_met, text, command)
+        for subject, is_met, text, command in [*expected, ("last", True, "so.", "")]
     ]
     assert find(of_pod(), explanation={"checks": None}) == []
 

@@ -112,7 +112,7 @@ def test_status_is_read_without_exec(proxied: Proxied, capsys: pytest.CaptureFix
         (502, {"message": ""}, "Error from server: HTTP status 502"),
     ],
 )
-def test_refusal_is_in_the_words_of_the_server(
+def test_response_that_is_an_error_has_the_words_of_the_server(
     proxied: Proxied, status: int, body: object, text: str
 ) -> None:
     proxied.give_token()
