@@ -152,6 +152,21 @@ def test_node_that_does_not_respond_stops_it_before_anything_is_deleted(
     assert "Left as they are: b." in capsys.readouterr().out
 
 
+def test_pods_become_ready_while_nodes_are_cleaned(
+    nodes: KubectlStandin, tmp_path: pathlib.Path
+) -> None:
+    pod = {
+        "metadata": {"namespace": "shop", "name": "web", "uid": "u"},
+        "spec": {"readinessGates": [{"conditionType": "podgate.io/isolation-ready"}]},
+        "status": {},
+    }
+    nodes.respond("get", "namespaces", output={"items": [{"metadata": {"name": "shop"}}]})
+    nodes.respond("get", "pods", "--namespace=shop", output={"items": [pod]})
+    nodes.respond("get", "podgate.io/cleanup=uninstall", output={"items": []})
+    assert run(nodes, tmp_path, "--yes") == 1
+    assert len(nodes.calls("patch", "pod", "web", "--subresource=status")) == 1
+
+
 def test_node_whose_cleanup_fails_is_listed_with_the_reason(
     nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
