@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.operate.kubectl.agent_pods import AgentPod
-from agent.operate.kubectl.cluster import Cluster, KubectlError, NodeAnswer
+from agent.operate.kubectl.cluster import Cluster, KubectlError, NodeAnswer, ReadAnswer
 from agent.operate.kubectl.debug_pods import DebugPods
 from tests.agent.operate.kubectl.standin import KubectlStandin, agent_pod, node
 
@@ -279,6 +279,7 @@ def test_answer_of_kubectl_that_is_no_object_is_an_error(
         ("command terminated with exit code 7\n", "command terminated with exit code 7"),
         ("podgate: one\npodgate: two\n", "podgate: two"),
         ("", "kubectl exec ended with 7"),
+        ("Error from server (Forbidden): no\n", "Error from server (Forbidden): no"),
         ("error: error dialing backend: refused\n", "its kubelet does not respond: refused"),
         ("error: timed out\n", "error: timed out"),
         (
@@ -298,6 +299,57 @@ def test_command_that_fails_has_its_last_words(
     assert cluster.query_nodes("podgate", "status", answers_with=[7]) == [
         NodeAnswer("a", "part\n", exit_status=7, is_ready=True)
     ]
+
+
+class _Reader:
+    """Agents that answer users, or do not."""
+
+    def __init__(self, problem: str = "") -> None:
+        self._problem = problem
+
+    def get(self, agent: AgentPod, answer: str, **query: str) -> str:
+        if self._problem:
+            raise KubectlError(self._problem)
+        return f"{agent.name} {answer} {query}"
+
+
+@pytest.mark.parametrize(
+    ("reader", "error", "expected"),
+    [
+        (
+            _Reader(),
+            "",
+            NodeAnswer("a", "agent-a explain {'pod': 'shop/web'}", is_ready=True),
+        ),
+        (_Reader("no port"), "", NodeAnswer("a", "by exec\n", is_ready=True)),
+        (
+            _Reader("no port"),
+            "It is lost.\n",
+            NodeAnswer("a", problem="It is lost.", exit_status=1),
+        ),
+        (
+            _Reader("no port"),
+            "Error from server (Forbidden): no\n",
+            NodeAnswer(
+                "a",
+                problem="it gives no answer to you: no port; nor by exec: Error from server "
+                "(Forbidden): no",
+                exit_status=1,
+            ),
+        ),
+    ],
+)
+def test_agent_is_read_before_a_command_runs_in_its_pod(
+    kubectl: KubectlStandin, cluster: Cluster, reader: _Reader, error: str, expected: NodeAnswer
+) -> None:
+    kubectl.serve_nodes("a")
+    kubectl.respond("exec", output="" if error else "by exec\n", error=error)
+    cluster.reader = reader
+    read = ReadAnswer("explain", {"pod": "shop/web"})
+    assert cluster.query_nodes("podgate", "explain", read=read) == [expected]
+    # What cannot be read so is a command in any case.
+    (found,) = cluster.query_nodes("podgate", "explain")
+    assert found.output == ("" if error else "by exec\n")
 
 
 def test_agent_on_a_node_that_is_not_selected_is_queried(
