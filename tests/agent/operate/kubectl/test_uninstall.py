@@ -96,7 +96,16 @@ def test_order_is_injection_off_nodes_objects_and_last_the_crd(
     own("clusterroles.rbac.authorization.k8s.io", "podgate")
     own("customresourcedefinitions.apiextensions.k8s.io", "podgate")
     nodes.respond("get", "namespaces", output={"items": [{"metadata": {"name": "podgate"}}]})
-    policy = {"metadata": {"name": "dns", "uid": "1", "resourceVersion": "2"}, "status": {"x": 1}}
+    applied = "kubectl.kubernetes.io/last-applied-configuration"
+    of_server = dict.fromkeys(
+        ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink"),
+        "1",
+    )
+    metadata = {"name": "dns", "annotations": {applied: "{}", "own": "x"}, "labels": {"a": "b"}}
+    policy = {
+        **{"kind": "HostAccessPolicy", "metadata": metadata | of_server, "spec": {"ports": []}},
+        "status": {"x": 1},
+    }
     nodes.respond("get", "hostaccesspolicies.policy.podgate.io", output={"items": [policy]})
     assert run(nodes, tmp_path, "--yes") == 0
     assert verbs(nodes) == [
@@ -113,7 +122,17 @@ def test_order_is_injection_off_nodes_objects_and_last_the_crd(
         "delete customresourcedefinitions.apiextensions.k8s.io podgate",
     ]
     saved = json.loads((tmp_path / "policies.json").read_text(encoding="utf-8"))
-    assert saved["items"] == [{"metadata": {"name": "dns"}}]
+    assert saved == {
+        "apiVersion": "v1",
+        "kind": "List",
+        "items": [
+            {
+                "kind": "HostAccessPolicy",
+                "metadata": {**metadata, "annotations": {"own": "x"}},
+                "spec": {"ports": []},
+            }
+        ],
+    }
     printed = capsys.readouterr()
     file = tmp_path / "policies.json"
     assert printed.out.splitlines() == [
