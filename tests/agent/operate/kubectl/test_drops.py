@@ -13,9 +13,10 @@ import yaml
 from agent.admin.report import DropEventStatus, Drops, SourceProcessStatus
 from agent.operate.kubectl import drop_stream, drops, main
 from agent.operate.kubectl.cluster import Cluster
+from agent.operate.kubectl.drop_stream import NodeLine
 from tests import polling
 from tests.agent.operate.kubectl.reporting import AT, encoded
-from tests.agent.operate.kubectl.standin import KubectlStandin
+from tests.agent.operate.kubectl.standin import KubectlStandin, agent_pod
 
 
 def source(
@@ -353,6 +354,31 @@ def test_stream_that_ends_is_started_again_in_the_agent_of_that_time(
     while next(found).problem != "no agent runs on this node; trying again":
         pass
     found.close()
+
+
+def test_stream_that_fails_has_its_last_words_once(kubectl: KubectlStandin) -> None:
+    kubectl.serve_nodes("a", "b")
+    ended = "command terminated with exit code 1\n"
+    error = f"podgate: it starts\npodgate: it is lost\n{ended}"
+    kubectl.respond("exec", "agent-a", "--follow", error=error)
+    found = drop_stream.lines(Cluster([kubectl.command]), ["a"], retry_seconds=0.01)
+    assert next(found) == NodeLine("a", problem="podgate: it is lost; trying again")
+    crashing = agent_pod("a")
+    waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+    crashing["status"]["containerStatuses"] = [
+        {"name": "agent", "restartCount": 3, "state": waiting}
+    ]
+    pods = {"items": [crashing, agent_pod("b")]}
+    polling.wait_until("it is tried again", lambda: len(kubectl.calls("--follow")) > 2)
+    kubectl.respond("get", "pods", output=pods)
+    problem = "its agent does not run: CrashLoopBackOff after 3 restarts; trying again"
+    assert next(found) == NodeLine("a", problem=problem)
+    found.close()
+    call, _ = kubectl.calls("--follow")[0]
+    assert call == [
+        *("exec", "--stdin", "--namespace=podgate", "--container=agent", "agent-a", "--"),
+        *("podgate", "drops", "--follow", "--output=json", "--end-with-input"),
+    ]
 
 
 def test_too_many_nodes_to_follow_is_one_sentence(
