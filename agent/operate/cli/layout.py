@@ -122,10 +122,9 @@ def _line(
     cells: Sequence[Text], heads: Sequence[Head], shown: Sequence[int], widths: Sequence[int]
 ) -> Text:
     line = Text()
-    for position, (cell, i) in enumerate(zip(cells, shown, strict=True)):
+    for cell, i in zip(cells, shown, strict=True):
         space = " " * (widths[i] - cell.cell_len)
         line.append_text(Text.assemble(space, cell) if heads[i].is_right else cell)
-        if position < len(shown) - 1:
-            line.append(("" if heads[i].is_right else space) + " " * _GAP)
+        line.append(("" if heads[i].is_right else space) + " " * _GAP)
     line.rstrip()
     return line
