@@ -94,9 +94,12 @@ def test_drops_have_the_verdict_of_then_and_what_is_admitted_now() -> None:
 def test_probe_has_a_bar_for_each_of_its_newest_results() -> None:
     page = full(pod(probes=[probe(recent_ms=[1.0, 4.0, None, 2.0])]))
     chart = section(page, "Probes").with_class("spark")[0]
-    outlines = {path.attributes["class"]: path.attributes["d"] for path in chart.all("path")}
-    bars = {kind: re.findall(r"M(\d+) \d+h3v(\d+)", d) for kind, d in outlines.items()}
-    assert bars == {"passed": [("0", "5"), ("4", "20"), ("12", "10")], "failed": [("8", "20")]}
+    assert {path.attributes["class"]: path.attributes["d"] for path in chart.all("path")} == {
+        "passed": "M0 15h3v5h-3zM4 0h3v20h-3zM12 10h3v10h-3z",
+        "failed": "M8 0h3v20h-3z",
+    }
+    size = {name: chart.attributes[name] for name in ("width", "height", "viewbox")}
+    assert size == {"width": "16", "height": "20", "viewbox": "0 0 16 20"}
     assert next(chart.all("title")).text == "4 probes, slowest 4.0 ms, 1 failed"
 
 
