@@ -102,12 +102,20 @@ def test_label_that_is_there_already_is_confirmed_by_its_pods(
 ) -> None:
     step.label("enforce")
     assert step.run() == 0
-    assert "already; its gates are in force for 1 pods." in capsys.readouterr().out
+    already = "Namespace shop is labelled podgate.io/mode=enforce already; its gates are in force"
+    assert capsys.readouterr().out.splitlines() == [f"{already} for 1 pods."]
     step.report_pods(reporting.pod("web", "off", "Off"))
     assert step.run() == 0
-    output = capsys.readouterr().out
-    assert "force for 0 pods" in output
-    assert "stay below enforce by their own label or their node's ceiling: web" in output
+    assert capsys.readouterr().out.splitlines() == [
+        f"{already} for 0 pods.",
+        "note: 1 pods stay below enforce by their own label or their node's ceiling: web.",
+    ]
+    step.report_pods(reporting.pod("web", "enforce", "Audit"))
+    assert step.run() == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{already} for 0 pods.",
+        "problem: shop/web on one is not in enforce, its gates are in audit (Audit): Gated.",
+    ]
     assert step.labels() == []
 
 
@@ -137,8 +145,12 @@ def test_pods_of_a_silent_node_are_not_confirmed_and_are_no_pods_without_a_gate(
     step.kubectl.respond("exec", "agent-two", "status", error="podgate: no agent responds\n")
     assert step.run() == 1
     output = capsys.readouterr().out
-    assert "1 running pods are on nodes that do not answer: client." in output
-    assert "have no gate in place" not in output
+    assert output.splitlines() == [
+        "problem: two: podgate: no agent responds.",
+        "problem: 1 running pods are on nodes that do not answer: client.",
+        "Nothing was changed. Solve these 2 problems ('kubectl podgate suggest -n shop' prints "
+        "policies), or use --yes.",
+    ]
     assert step.run(yes=True) == 1
     output = capsys.readouterr().out
     assert "not confirmed on two: 1 pods (podgate: no agent responds)." in output
@@ -421,6 +433,14 @@ def test_label_that_cannot_be_taken_back_names_the_command(
     assert pauses.count(enforce._POLL_SECONDS) == len(step.labels()) - 2
     assert f"kubectl label namespace {NAMESPACE} podgate.io/mode=audit" in str(raised.value)
     assert "not taken back yet: connection refused" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90.0), ("5m", 300.0), ("1h", 3600.0), ("7", 7.0), ("0", 0.0)]
+)
+def test_duration_is_a_number_with_or_without_a_unit(text: str, seconds: float) -> None:
+    arguments = ["enforce", NAMESPACE, "--watch", text]
+    assert main.parser().parse_args(arguments).watch == seconds
 
 
 @pytest.mark.parametrize("text", ["5x", "", "-1", "1d"])
