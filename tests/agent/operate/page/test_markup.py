@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.operate.page.markup import Markup, document, element, escape, join
+from agent.operate.page.markup import Markup, Node, document, element, escape, join
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_text_is_escaped_and_markup_stays(node: str | int, expected: str) -> Non
 
 
 def test_attributes_have_their_names_in_html() -> None:
-    attributes = {"class_": "x", "data_label": "a b", "http_equiv": 1}
+    attributes: dict[str, Node] = {"class_": "x", "data_label": "a b", "http_equiv": 1}
     assert element("p", **attributes) == '<p class="x" data-label="a b" http-equiv="1"></p>'
     assert element("meta", name="robots", content="none") == '<meta name="robots" content="none">'
     assert element("path", d="M0 0") == '<path d="M0 0"/>'
