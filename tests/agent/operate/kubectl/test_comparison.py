@@ -123,7 +123,8 @@ def test_probes_beside_one_that_cannot_be_compared_are_compared() -> None:
     pod = of_api()
     pod["status"]["containerStatuses"].append(waiting)
     other = msgspec.structs.replace(LIVENESS, container="aide")
-    found = effects((reported(other, READINESS), pod))
+    gone = msgspec.structs.replace(LIVENESS, container="gone")
+    found = effects((reported(gone, other, READINESS), pod))
     assert (found.unready, found.compared) == (
         (
             "shop/web, container app: Readiness probe passes for the kubelet and fails from "
