@@ -293,6 +293,14 @@ def test_old_flow_under_a_new_name_is_no_drop(step: Step) -> None:
     assert step.run() == 0
 
 
+def test_flow_without_a_new_packet_is_no_drop(
+    step: Step, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step.clock.at[5] = lambda: step.nodes.see("one", flows(LISTED, **LATER), **IN_FORCE)
+    assert step.run() == 0
+    assert "dropped: " not in capsys.readouterr().out
+
+
 def finding(kind: Kind) -> dict[str, Any]:
     return {"findings": [{"severity": kind.severity, "kind": kind.name, "sentence": "It is so."}]}
 

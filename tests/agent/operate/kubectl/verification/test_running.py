@@ -42,6 +42,9 @@ def test_each_node_has_a_canary_of_each_closed_mode_and_nothing_is_left() -> Non
     }
     assert (report.is_well, report.has_hole) == (True, False)
     assert len(cluster.made) == 6
+    # Their agents write conditions.
+    gated = ["readinessGates" in pod["spec"] for pod in cluster.made]
+    assert gated == ["hostNetwork" not in pod["spec"] for pod in cluster.made]
     assert cluster.pods == {}
     assert [one["regarding"]["kind"] for one in cluster.events] == ["DaemonSet"]
     (sentence,) = report.sentences()
