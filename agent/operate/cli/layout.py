@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import sys
 from collections.abc import Iterator, Sequence
 
 from rich.text import Text
@@ -30,19 +31,20 @@ def lines(heads: Sequence[Head], rows: Sequence[Sequence[Text]], width: int | No
     Too wide a table first loses the columns that may be below, the last first, to lines of their
     own ("header: cell"). Then its widest columns are folded, between words and after slashes.
     """
+    limit = sys.maxsize if width is None else width
     natural = [
         max([len(head.text), *(row[i].cell_len for row in rows)]) for i, head in enumerate(heads)
     ]
     beside = list(range(len(heads)))
     below: list[int] = []
     for index in reversed(range(len(heads))):
-        if width is None or _total(natural, beside) <= width:
+        if _total(natural, beside) <= limit:
             break
         if heads[index].is_below:
             beside.remove(index)
             below.insert(0, index)
     words = [max((_longest_word(row[i]) for row in rows), default=0) for i in range(len(heads))]
-    widths = natural if width is None else _narrowed(natural, words, heads, beside, width)
+    widths = _narrowed(natural, words, heads, beside, limit)
     made = [_line([Text(heads[i].text, style="bold") for i in beside], heads, beside, widths)]
     for row in rows:
         folded = [_fold(row[i], widths[i]) for i in beside]
@@ -51,7 +53,7 @@ def lines(heads: Sequence[Head], rows: Sequence[Sequence[Text]], width: int | No
             made.append(_line(cells, heads, beside, widths))
         for i in below:
             if row[i].plain != "-":
-                made += _below(heads[i], row[i], width)
+                made += _below(heads[i], row[i], limit)
     return made
 
 
@@ -111,10 +113,9 @@ def _words(text: str, width: int) -> Iterator[str]:
         yield from _INSIDE.split(word) if len(word.rstrip()) > width else (word,)
 
 
-def _below(head: Head, cell: Text, width: int | None) -> Iterator[Text]:
+def _below(head: Head, cell: Text, width: int) -> Iterator[Text]:
     label = f"{_INDENT}{head.text.lower()}: "
-    room = 10**9 if width is None else max(_MIN_WIDTH, width - len(label))
-    for number, piece in enumerate(_fold(cell, room)):
+    for number, piece in enumerate(_fold(cell, max(_MIN_WIDTH, width - len(label)))):
         yield Text.assemble(label if number == 0 else " " * len(label), piece)
 
 
@@ -122,10 +123,9 @@ def _line(
     cells: Sequence[Text], heads: Sequence[Head], shown: Sequence[int], widths: Sequence[int]
 ) -> Text:
     line = Text()
-    for position, (cell, i) in enumerate(zip(cells, shown, strict=True)):
+    for cell, i in zip(cells, shown, strict=True):
         space = " " * (widths[i] - cell.cell_len)
         line.append_text(Text.assemble(space, cell) if heads[i].is_right else cell)
-        if position < len(shown) - 1:
-            line.append(("" if heads[i].is_right else space) + " " * _GAP)
+        line.append(("" if heads[i].is_right else space) + " " * _GAP)
     line.rstrip()
     return line

@@ -7,6 +7,7 @@ its node is clean.
 
 import argparse
 import dataclasses
+import itertools
 import json
 import pathlib
 from collections.abc import Collection, Sequence
@@ -232,7 +233,7 @@ def _problem(cluster: Cluster, pod: Object | None, of_node: str) -> str:
 def _options(arguments: list[Any]) -> dict[str, str]:
     """Options of a command line with their values, as --name=value or --name value."""
     found: dict[str, str] = {}
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         name, separator, value = str(argument).partition("=")
         if name.startswith("--"):
             found[name] = value if separator else str(following)

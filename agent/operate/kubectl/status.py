@@ -20,7 +20,7 @@ from agent.operate.kubectl import (
     printing,
     summary,
 )
-from agent.operate.kubectl.cluster import Cluster, KubectlError, NodeAnswer, is_forbidden
+from agent.operate.kubectl.cluster import Cluster, KubectlError, NodeAnswer
 from agent.operate.kubectl.exit_status import of_nodes
 from agent.operate.kubectl.findings import Finding
 from agent.operate.kubectl.node_status import NodeStatus, PodInForce
@@ -99,7 +99,7 @@ def _once(arguments: argparse.Namespace, cluster: Cluster) -> int:
     if arguments.selector:
         chosen = cluster.nodes_with(arguments.selector)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        of_cluster = None if chosen else pool.submit(_of_cluster, cluster)
+        of_cluster = None if chosen else pool.submit(cluster_findings.find, cluster)
         namespaces = pool.submit(ceilings.labelled_namespaces, cluster)
         nodes = _nodes(arguments, cluster, chosen)
         nodes = [ceilings.with_findings(node, namespaces.result()) for node in nodes]
@@ -135,16 +135,6 @@ def _nodes(
         answers = node_status.query(cluster, fleet.others, is_fresh=False, agents=fleet.agents)
     found = [*fleet.in_order.values(), *map(node_status.read, answers)]
     return sorted(found, key=lambda node: node.node)
-
-
-def _of_cluster(cluster: Cluster) -> list[Finding]:
-    try:
-        return cluster_findings.find(cluster)
-    except KubectlError as error:
-        if not is_forbidden(error):
-            raise
-        printing.progress(f"Findings of the cluster are missing: {error}")
-        return []
 
 
 def _show(

@@ -94,3 +94,27 @@ def test_sentence_names_probes_without_a_result() -> None:
         f"Consul: {OUTSIDE}; connections from inside the pod are redirected to port 15001 (Consul, "
         "user 5995), podgate's probes as well; no result of app Readiness"
     )
+
+
+def test_sentence_names_the_first_rules_and_the_user_whom_they_exempt() -> None:
+    other = InnerWay(Redirection(9, 1, "Other"), None)
+    mesh = PodMesh("Consul", {V4: InnerWay(TO_PROXY, 5995), "other": other})
+    lost = [
+        probe(type=kind, result=ProbeResult.UNKNOWN, is_redirected=True)
+        for kind in ("Liveness", "Startup")
+    ]
+    others = [
+        condition(ISOLATION_READY, "False", "Strict"),
+        condition(ISOLATION_READY, "True", "Enforced"),
+    ]
+    assert meshes.describe(pod(probes=lost, conditions=others), mesh) == (
+        f"Consul: {OUTSIDE}; connections from inside the pod are redirected to port 15001 (Consul, "
+        "user 5995); podgate connects as user 5995, which the rules exempt; no result of app "
+        "Liveness, app Startup"
+    )
+
+
+def test_pod_whose_namespace_cannot_be_read_has_no_mesh() -> None:
+    pods = [pod(netns=None), pod(netns="/run/netns/none")]
+    assert [meshes.read(one) for one in pods] == [None, None]
+    assert doctor.check(report(*pods)) == []

@@ -1,11 +1,13 @@
 """The archive of `podgate bugtool`: parts that fail or hang, and what is left out."""
 
+import datetime
 import io
 import json
 import tarfile
 import threading
 from typing import Any
 
+from agent import VERSION
 from agent.operate.cli import bugtool
 from agent.operate.cli.bugtool import Part
 from agent.operate.cli.bugtool_parts import shown_options
@@ -34,12 +36,36 @@ def test_parts_are_files_and_listed() -> None:
     files = archived(content)
     assert json.loads(files["a/one.json"]) == {"n": 1}
     assert files["two.txt"] == "text"
-    listed = manifest_of(content)["parts"]
-    assert [(part["file"], part["problem"]) for part in listed] == [
-        ("a/one.json", ""),
-        ("two.txt", ""),
+    manifest = manifest_of(content)
+    for part in manifest["parts"]:
+        assert 0 <= part.pop("seconds") < 30
+    created = manifest.pop("created")
+    one = files["a/one.json"]
+    assert manifest == {
+        "version": VERSION,
+        "agent": "",
+        "parts": [
+            {"file": "a/one.json", "bytes": len(one), "redacted": 0, "problem": ""},
+            {"file": "two.txt", "bytes": 4, "redacted": 0, "problem": ""},
+        ],
+        "leftOut": list(bugtool.LEFT_OUT),
+    }
+    assert list(files) == ["a/one.json", "two.txt", "manifest.json"]
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
+        at = datetime.datetime.fromisoformat(created)
+        assert {member.mtime for member in archive.getmembers()} == {int(at.timestamp())}
+        assert {member.name.partition("/")[0] for member in archive.getmembers()} == {
+            f"podgate-bugtool-{at:%Y%m%dT%H%M%SZ}"
+        }
+
+
+def test_part_without_content_is_only_listed() -> None:
+    content, made = bugtool.collect([Part("one.txt", str), Part("two.txt", bytes)], agent="")
+    assert list(archived(content)) == ["manifest.json"]
+    assert [(part.file, part.bytes, part.problem) for part in made.parts] == [
+        ("one.txt", 0, ""),
+        ("two.txt", 0, ""),
     ]
-    assert manifest_of(content)["leftOut"] == list(bugtool.LEFT_OUT)
 
 
 def test_failed_part_is_recorded_and_the_others_follow() -> None:
@@ -51,7 +77,11 @@ def test_failed_part_is_recorded_and_the_others_follow() -> None:
     assert "one.txt" not in archived(content)
     assert archived(content)["two.txt"] == "text"
     manifest = manifest_of(content)
-    assert manifest["parts"][0]["problem"] == f"OSError: no such thing; token={LEFT_OUT}"
+    failed = manifest["parts"][0]
+    assert (failed["problem"], failed["bytes"], failed["redacted"]) == (
+        f"OSError: no such thing; token={LEFT_OUT}",
+        *(0, 1),
+    )
     assert manifest["agent"] == "no agent responds"
 
 
@@ -76,7 +106,7 @@ def test_secrets_in_parts_are_replaced_and_counted() -> None:
 
 
 def test_large_part_has_its_end() -> None:
-    text = "x" * (17 << 20) + "end"
+    text = "x" * (16 << 20) + "end"
     content, _ = bugtool.collect([Part("log.txt", lambda: text)], agent="")
     part = manifest_of(content)["parts"][0]
     assert part["bytes"] == 16 << 20

@@ -1,11 +1,14 @@
 """What was counted since a mark."""
 
 import datetime
+import pathlib
 from typing import Any
 
 import msgspec
+import pytest
 
-from agent.admin.report import Drops, SourceProcessStatus
+from agent.admin.report import Drops, RawSocketSourceStatus, SourceProcessStatus
+from agent.errors import PodgateError
 from agent.operate.cli import drops_mark
 
 MARKED = datetime.datetime(2026, 1, 31, 8, tzinfo=datetime.UTC)
@@ -72,6 +75,59 @@ def test_ports_of_a_scan_were_single_lines_when_they_were_few() -> None:
     assert packets(few, [scan(110, 50)]) == [100]
     assert packets([scan(110, 50)], [scan(115, 51)]) == [5]
     assert packets([scan(110, 50)], [scan(110, 50)]) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "first", "expected"),
+    [
+        (5, 5, -1, None),
+        (5, 6, -1, (1, 0)),
+        (5, 6, 0, (6, 0)),
+        (5, 6, 1, (6, 1)),
+        (5, 4, -1, (4, -1)),
+    ],
+)
+def test_source_starts_at_the_mark_unless_it_is_newer(
+    before: int, after: int, first: int, expected: tuple[int, int] | None
+) -> None:
+    at = MARKED + datetime.timedelta(seconds=first)
+    found = [
+        (one.packets, (one.first - MARKED).total_seconds())
+        for one in since([source(before)], [source(after, first=at)]).sources
+    ]
+    assert found == ([expected] if expected else [])
+
+
+def test_raw_sockets_are_those_that_were_seen_since_the_mark() -> None:
+    mark = drops_mark.of(Drops(sources=[], lost_packets=3), MARKED)
+    times = (MARKED - datetime.timedelta(seconds=1), MARKED, MARKED + datetime.timedelta(hours=1))
+    raw = [
+        RawSocketSourceStatus(
+            cgroup="/x",
+            process="nmap",
+            family="packet",
+            verdict="drop",
+            sockets=1,
+            first=MARKED,
+            last=at,
+        )
+        for at in times
+    ]
+    found = drops_mark.since(Drops(sources=[], lost_packets=3, raw_sockets=raw), mark)
+    assert (found.raw_sockets, found.lost_packets) == (raw[1:], 0)
+
+
+def test_mark_is_read_as_it_was_written(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "state").mkdir()
+    with pytest.raises(PodgateError, match="there is no mark on this node"):
+        drops_mark.read(tmp_path)
+    mark = drops_mark.of(Drops(sources=[source(5), scan(9, 50)], lost_packets=3), MARKED)
+    drops_mark.write(mark, tmp_path)
+    assert drops_mark.read(tmp_path) == mark
+    path = tmp_path / "state" / "drops_mark.json"
+    path.write_text("[]", encoding="ascii")
+    with pytest.raises(PodgateError, match=r"drops_mark\.json cannot be read"):
+        drops_mark.read(tmp_path)
 
 
 def test_packets_of_sources_without_room_are_subtracted_too() -> None:

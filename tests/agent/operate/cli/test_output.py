@@ -101,6 +101,62 @@ def test_sentence_is_wrapped_between_words() -> None:
     assert [len(line.rstrip()) for line in printed.text.splitlines()] == [79, 19]
 
 
+def test_lines_of_a_pipe_are_as_long_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen(now=NOW)
+    screen.line("word " * 40 + "end")
+    screen.table(COLUMNS[:2], [Row("x " * 100 + "end", 1)])
+    sentence, head, row = capsys.readouterr().out.splitlines()
+    assert sentence == "word " * 40 + "end"
+    assert head.split() == ["NAME", "HITS"]
+    assert row == "x " * 100 + "end     1"
+
+
+def test_cell_is_a_text_a_number_a_time_or_several_texts() -> None:
+    cells: dict[str, output.Cell] = {
+        **{"text": "a", "number": 0, "share": 0.5, "several": ["a", "b"], "none": None},
+        **{"empty": "", "nothing": [], "time": before(seconds=30), "truth": True},
+    }
+    columns: list[Column[dict[str, output.Cell]]] = [
+        Column(name, lambda row, name=name: row[name])  # type: ignore[misc]
+        for name in cells
+    ]
+    printed = Printed()
+    printed.screen.table(columns, [cells])
+    assert printed.text.splitlines() == [
+        "text  number  share  several  none  empty  nothing  time     truth",
+        "a          0    0.5  a, b     -     -      -        30s ago   True",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("severity", "signal"),
+    [
+        ("open", Signal.DANGER),
+        ("broken", Signal.DANGER),
+        ("degraded", Signal.CAUTION),
+        ("note", None),
+    ],
+)
+def test_finding_has_the_signal_of_its_severity(severity: str, signal: Signal | None) -> None:
+    assert output.signal_of_severity(severity) is signal
+
+
+def test_mode_has_its_signal() -> None:
+    modes = ("off", "audit", "enforce", "strict")
+    assert [output.signal_of_mode(mode) for mode in modes] == [
+        *(Signal.CAUTION, Signal.CAUTION, Signal.SAFE, Signal.SAFE)
+    ]
+
+
+def test_sentence_has_the_colour_of_its_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "")
+    printed = Printed(is_terminal=True)
+    printed.screen.line("bad", Signal.DANGER)
+    printed.screen.line("good")
+    printed.screen.line()
+    assert printed.text == "\x1b[31mbad\x1b[0m\ngood\n\n"
+
+
 def test_control_characters_of_others_are_not_printed() -> None:
     printed = Printed(is_terminal=True)
     printed.screen.table(COLUMNS, [Row("a\x1b]0;x\x07", 1)])

@@ -31,6 +31,15 @@ def test_secret_is_replaced(text: str, expected: str) -> None:
     assert redact(text) == (expected, 1)
 
 
+def test_secrets_of_all_kinds_are_counted_together() -> None:
+    text = f"{TOKEN} {TOKEN} token=a password: b bearer x, c://d:e@f key=token"
+    assert redact(text) == (
+        f"{LEFT_OUT} {LEFT_OUT} token={LEFT_OUT} password: {LEFT_OUT} bearer {LEFT_OUT}, "
+        f"c://{LEFT_OUT}f key=token",
+        6,
+    )
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -42,9 +42,13 @@ class Answering:
             ),
         }
         self.date: str | None = None
+        self.failing = False
+        """Whether all but /version is an error."""
 
     async def answer(self, request: web.Request) -> web.Response:
         headers = {"Date": self.date} if self.date is not None else {}
+        if self.failing and request.path != "/version":
+            return web.json_response({"message": "It fails."}, status=400)
         if request.path == answers.REVIEWS:
             attributes = (await request.json())["spec"]["resourceAttributes"]
             resource = "/".join(filter(None, (attributes["resource"], attributes["subresource"])))
@@ -80,9 +84,12 @@ async def found(api: ApiClient) -> list[Finding]:
 
 
 async def test_all_in_order(api: ApiClient) -> None:
-    passed = [one for one in await cluster.check(api) if isinstance(one, Passed)]
-    assert [one.check for one in passed] == ["api-server", "rights", "definitions", "clock"]
-    assert await found(api) == []
+    assert await cluster.check(api) == [
+        Passed("api-server", "The API server answers."),
+        Passed("rights", "The account has all 29 rights that the agent needs."),
+        Passed("definitions", "HostAccessPolicies and NodeReports are defined."),
+        Passed("clock", "This node's time is the API server's."),
+    ]
 
 
 @pytest.mark.parametrize("right", RIGHTS, ids=lambda right: right.resource)
@@ -96,6 +103,46 @@ async def test_each_right_that_is_missing_is_named(
     assert finding.sentence.startswith(f"The account may not {right.verbs[-1]} {right.resource}")
     assert finding.sentence.endswith(f": {right.effect}.")
     assert "apply" in finding.remedy
+
+
+async def test_verbs_of_a_right_that_are_missing_are_one_finding(
+    api: ApiClient, answering: Answering
+) -> None:
+    answering.denied = {
+        *(("", "pods", verb) for verb in ("list", "watch")),
+        ("", "pods/status", "patch"),
+        ("podgate.io", "nodereports", "patch"),
+    }
+    assert [(one.kind, one.sentence) for one in await found(api)] == [
+        (
+            kinds.RIGHT_MISSING.name,
+            "The account may not list and watch pods: labels and probes of pods are unknown.",
+        ),
+        (
+            kinds.RIGHT_MISSING.name,
+            "The account may not patch pods/status: pods with readiness gates do not get Ready.",
+        ),
+        (
+            kinds.RIGHT_MISSING_FEATURE.name,
+            "The account may not patch nodereports.podgate.io: policies have no status.",
+        ),
+    ]
+
+
+async def test_what_cannot_be_read_is_named_beside_the_rest(
+    api: ApiClient, answering: Answering
+) -> None:
+    answering.failing = True
+    results = await cluster.check(api)
+    assert [one.kind if isinstance(one, Finding) else one.check for one in results] == [
+        "api-server",
+        kinds.RIGHT_MISSING_FEATURE.name,
+        kinds.DEFINITION_OTHER.name,
+        "clock",
+    ]
+    texts = [one.sentence for one in results if isinstance(one, Finding)]
+    assert texts[0].startswith("The account's rights cannot be reviewed: ")
+    assert texts[1].startswith("Definitions cannot be read: ")
 
 
 def test_page_names_every_right_of_an_agent_s_token() -> None:
@@ -178,6 +225,19 @@ async def test_clock_is_compared_with_the_api_servers(api: ApiClient, answering:
 @pytest.mark.parametrize(("ahead", "is_wrong"), [(9, False), (-9, False), (11, True), (-11, True)])
 def test_some_seconds_of_a_clock_are_none(ahead: float, *, is_wrong: bool) -> None:
     assert isinstance(cluster.clock(ahead), Finding) is is_wrong
+
+
+@pytest.mark.parametrize(
+    ("ahead", "text"),
+    [(11.4, "11 s ahead of"), (-70.0, "70 s behind"), (3600.0, "3600 s ahead of")],
+)
+def test_clock_has_its_distance(ahead: float, text: str) -> None:
+    found = cluster.clock(ahead)
+    assert isinstance(found, Finding)
+    assert found.sentence == (
+        f"This node's clock is {text} the API server's: times in conditions, events and drops are "
+        "wrong."
+    )
 
 
 async def test_api_server_that_does_not_answer_is_one_problem(

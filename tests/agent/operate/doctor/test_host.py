@@ -5,14 +5,17 @@ import pathlib
 
 import pytest
 
+from agent.admin import finding
 from agent.admin import finding_kinds as kinds
 from agent.admin.finding import Finding
 from agent.errors import PreflightError
 from agent.linux.node_routes import DeviceRoute
 from agent.linux.rtnetlink import Link
 from agent.operate.doctor import checks, host_network, kernel, programs
-from agent.operate.doctor.results import Passed
+from agent.operate.doctor.results import Passed, Result
 from bpf import abi, errors, hooks
+from bpf.attachments import Direction
+from bpf.neighbours import BesideHook, Chain
 
 
 async def test_without_privileges_nothing_else_is_checked(
@@ -46,6 +49,100 @@ def test_programs_of_others_that_cannot_be_read(
     assert isinstance(found, Finding)
     assert found.kind == kinds.PROGRAMS_UNREADABLE.name
     assert "not allowed" in found.sentence
+
+
+ALONE = "No program of others is on podgate's hooks of the root cgroup."
+SERVICE = "a connection to an address of a service that is translated there is"
+
+
+@pytest.mark.parametrize(
+    ("chains", "expected"),
+    [
+        (
+            [],
+            [Passed("chain-order", "Each attached gate (0 interfaces) is first in its chain.")],
+        ),
+        (
+            [Chain(7, True, (), ("b",)), Chain(8, False, (), ("a", "b")), Chain(8, False, (), ())],
+            [
+                Passed(
+                    "chain-order",
+                    "Each attached gate (2 interfaces, 1 of them by a filter) is first in its "
+                    "chain; Programs a, b after it.",
+                )
+            ],
+        ),
+        (
+            [
+                Chain(1, True, ("a",), ()),
+                Chain(2, True, (), ()),
+                Chain(10**6, True, ("b", "a"), ()),
+            ],
+            [
+                finding.found(
+                    kinds.GATE_NOT_FIRST,
+                    f"{text}, and packets that it accepts pass no gate",
+                )
+                for text in (
+                    "Program a runs before the gate on lo",
+                    "Programs b, a runs before the gate on interface 1000000",
+                )
+            ],
+        ),
+    ],
+)
+def test_gate_is_the_first_of_its_chain(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+    chains: list[Chain],
+    expected: list[Result],
+) -> None:
+    def of_direction(_: object, direction: Direction) -> list[Chain]:
+        return chains if direction is next(iter(Direction)) else []
+
+    monkeypatch.setattr("bpf.neighbours.chains", of_direction)
+    monkeypatch.setattr("bpf.neighbours.beside_hook", lambda *_: BesideHook())
+    assert list(programs.check(tmp_path)) == [*expected, Passed("hooks-beside", ALONE)]
+
+
+@pytest.mark.parametrize(
+    ("name", "beside", "text"),
+    [
+        (
+            "hook_connect4",
+            BesideHook(("b", "a"), ()),
+            "Programs a, b at the root cgroup, next to podgate's hooks: each may reject, none can "
+            "admit what another rejects. Programs a, b before podgate's connect hook: "
+            f"{SERVICE} rejected at once (EPERM).",
+        ),
+        (
+            "hook_connect6",
+            BesideHook((), ("a",)),
+            "Program a at the root cgroup, next to podgate's hooks: each may reject, none can "
+            "admit what another rejects. Program a after podgate's connect hook: "
+            f"{SERVICE} dropped by the gate and times out.",
+        ),
+        (
+            "hook_sendmsg4",
+            BesideHook((), ("a",)),
+            "Program a at the root cgroup, next to podgate's hooks: each may reject, none can "
+            "admit what another rejects.",
+        ),
+    ],
+)
+def test_programs_beside_hooks_are_named_with_what_they_change(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+    name: str,
+    beside: BesideHook,
+    text: str,
+) -> None:
+    def of_hook(_: int, __: object, hook: abi.HookSpec) -> BesideHook:
+        return beside if hook.name == name else BesideHook()
+
+    monkeypatch.setattr("bpf.neighbours.chains", lambda *_: [])
+    monkeypatch.setattr("bpf.neighbours.beside_hook", of_hook)
+    assert list(programs.check(tmp_path))[1:] == [Passed("hooks-beside", text)]
 
 
 async def test_tun_that_carries_traffic_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

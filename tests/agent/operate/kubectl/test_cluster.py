@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent.operate.kubectl.cluster import Cluster, KubectlError
+from agent.operate.kubectl.agent_pods import AgentPod
+from agent.operate.kubectl.cluster import Cluster, KubectlError, NodeAnswer, ReadAnswer
 from agent.operate.kubectl.debug_pods import DebugPods
 from tests.agent.operate.kubectl.standin import KubectlStandin, agent_pod, node
 
@@ -94,8 +95,13 @@ def test_pods_of_others_and_ended_ones_are_no_agents(
 
 def test_missing_kubectl_is_one_sentence(tmp_path: pathlib.Path) -> None:
     missing = str(tmp_path / "kubectl")
-    with pytest.raises(KubectlError, match=r"is not installed; install it, or name it with --kube"):
-        Cluster([missing]).items("pods")
+    with pytest.raises(KubectlError) as failed:
+        Cluster([missing, "--context=x"]).items("pods")
+    text = f"{missing} is not installed; install it, or name it with --kubectl"
+    assert str(failed.value) == text
+    with pytest.raises(KubectlError) as failed:
+        Cluster([missing]).open("get", "pods")
+    assert str(failed.value) == text
 
 
 def test_request_that_hangs_ends(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +227,129 @@ def test_users_without_the_right_to_list_reports_read_what_is_missing(
     kubectl.respond("get", "nodereports.podgate.io", error="the server was lost\n")
     with pytest.raises(KubectlError, match="lost"):
         cluster.nodes()
+
+
+def test_users_without_the_right_to_list_nodes_have_those_with_agents(
+    kubectl: KubectlStandin, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("b", "a", "c", without_agent=["c"])
+    error = "Error from server (Forbidden): nodes is forbidden"
+    kubectl.respond("get", "nodes", error=f"{error}\n")
+    assert cluster.nodes() == ["a", "b"]
+    assert capsys.readouterr().err == f"Nodes without an agent are missing: {error}\n"
+    kubectl.respond("get", "nodes", error="the server was lost\n")
+    with pytest.raises(KubectlError, match="lost"):
+        cluster.nodes()
+
+
+def test_requests_and_commands_in_pods_have_their_arguments(kubectl: KubectlStandin) -> None:
+    cluster = Cluster([kubectl.command, "--context=x"], namespace="ns", timeout_seconds=7.4)
+    kubectl.respond("get", "pods", output={"items": [{"a": 1}]})
+    kubectl.respond("get", "--output=name", output="pod/a\npod/b\n")
+    kubectl.respond("exec", output="yes\n")
+    agents = [AgentPod("agent-a", "a", is_ready=False), AgentPod("agent-b", "b")]
+    assert cluster.items("pods", "-l", "x=y") == [{"a": 1}]
+    assert cluster.names("pods") == ["a", "b"]
+    found = cluster.query_nodes("podgate", "status", nodes=["b", "a"], agents=agents, content="x")
+    assert found == [NodeAnswer("a", "yes\n"), NodeAnswer("b", "yes\n", is_ready=True)]
+    place = ["--namespace=ns", "--container=agent"]
+    calls = [call for call, _ in kubectl.calls()]
+    assert calls[:2] == [
+        ["--context=x", "get", "pods", "-l", "x=y", "--output=json", "--request-timeout=7s"],
+        ["--context=x", "get", "pods", "--output=name", "--request-timeout=7s"],
+    ]
+    assert sorted(calls[2:]) == [
+        ["--context=x", "exec", "--stdin", *place, f"agent-{node}", "--", "podgate", "status"]
+        for node in ("a", "b")
+    ]
+
+
+def test_answer_of_kubectl_that_is_no_object_is_an_error(
+    kubectl: KubectlStandin, cluster: Cluster
+) -> None:
+    kubectl.respond("get", output=[1])
+    with pytest.raises(KubectlError, match=r"^kubectl get pods printed no object$"):
+        cluster.items("pods")
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        ("podgate: no\ncommand terminated with exit code 7\n", "podgate: no"),
+        ("command terminated with exit code 7\n", "command terminated with exit code 7"),
+        ("podgate: one\npodgate: two\n", "podgate: two"),
+        ("", "kubectl exec ended with 7"),
+        ("Error from server (Forbidden): no\n", "Error from server (Forbidden): no"),
+        ("error: error dialing backend: refused\n", "its kubelet does not respond: refused"),
+        ("error: timed out\n", "error: timed out"),
+        (
+            "Error from server (InternalError): error dialing backend: refused\n",
+            "its kubelet does not respond: refused",
+        ),
+    ],
+)
+def test_command_that_fails_has_its_last_words(
+    kubectl: KubectlStandin, cluster: Cluster, error: str, problem: str
+) -> None:
+    kubectl.serve_nodes("a")
+    kubectl.respond("exec", output="part\n", error=error, exit_status=7)
+    assert cluster.query_nodes("podgate", "status") == [
+        NodeAnswer("a", problem=problem, exit_status=7)
+    ]
+    assert cluster.query_nodes("podgate", "status", answers_with=[7]) == [
+        NodeAnswer("a", "part\n", exit_status=7, is_ready=True)
+    ]
+
+
+class _Reader:
+    """Agents that answer users, or do not."""
+
+    def __init__(self, problem: str = "") -> None:
+        self._problem = problem
+
+    def get(self, agent: AgentPod, answer: str, **query: str) -> str:
+        if self._problem:
+            raise KubectlError(self._problem)
+        return f"{agent.name} {answer} {query}"
+
+
+@pytest.mark.parametrize(
+    ("reader", "error", "expected"),
+    [
+        (
+            _Reader(),
+            "",
+            NodeAnswer("a", "agent-a explain {'pod': 'shop/web'}", is_ready=True),
+        ),
+        (_Reader("no port"), "", NodeAnswer("a", "by exec\n", is_ready=True)),
+        (
+            _Reader("no port"),
+            "It is lost.\n",
+            NodeAnswer("a", problem="It is lost.", exit_status=1),
+        ),
+        (
+            _Reader("no port"),
+            "Error from server (Forbidden): no\n",
+            NodeAnswer(
+                "a",
+                problem="it gives no answer to you: no port; nor by exec: Error from server "
+                "(Forbidden): no",
+                exit_status=1,
+            ),
+        ),
+    ],
+)
+def test_agent_is_read_before_a_command_runs_in_its_pod(
+    kubectl: KubectlStandin, cluster: Cluster, reader: _Reader, error: str, expected: NodeAnswer
+) -> None:
+    kubectl.serve_nodes("a")
+    kubectl.respond("exec", output="" if error else "by exec\n", error=error)
+    cluster.reader = reader
+    read = ReadAnswer("explain", {"pod": "shop/web"})
+    assert cluster.query_nodes("podgate", "explain", read=read) == [expected]
+    # What cannot be read so is a command in any case.
+    (found,) = cluster.query_nodes("podgate", "explain")
+    assert found.output == ("" if error else "by exec\n")
 
 
 def test_agent_on_a_node_that_is_not_selected_is_queried(

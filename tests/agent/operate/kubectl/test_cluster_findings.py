@@ -132,10 +132,35 @@ def test_image_that_is_nowhere_is_named_at_once(objects: Objects) -> None:
     stuck = agent_pod("b")
     waiting = {"waiting": {"reason": "ErrImagePull"}}
     stuck["status"]["containerStatuses"] = [{"name": "agent", "state": waiting}]
-    objects.pods(agent_pod("a"), stuck)
-    kind, sentence = only(objects.find())
-    assert kind == kinds.ROLL_OUT_STUCK.name
-    assert sentence.endswith("0 of 2 nodes have it: agent-b on b: ErrImagePull.")
+    other = {**stuck, "metadata": {**stuck["metadata"], "name": "other"}}
+    objects.pods(agent_pod("a"), stuck, other)
+    assert only(objects.find()) == (
+        kinds.ROLL_OUT_STUCK.name,
+        "The roll-out of the agents does not continue, 0 of 2 nodes have it: agent-b on b: "
+        "ErrImagePull.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_stuck"),
+    [
+        ("CrashLoopBackOff", True),
+        ("InvalidImageName", True),
+        ("CreateContainerConfigError", True),
+        ("ContainerCreating", False),
+        ("", False),
+    ],
+)
+def test_container_that_starts_is_not_stuck(
+    objects: Objects, reason: str, *, is_stuck: bool
+) -> None:
+    objects.daemonset(1)
+    pod = agent_pod("b")
+    pod["status"]["containerStatuses"] = [
+        {"name": "agent", "state": {"waiting": {"reason": reason}}}
+    ]
+    objects.pods(pod)
+    assert bool(objects.find()) is is_stuck
 
 
 def test_controller_without_an_available_replica_is_missing(objects: Objects) -> None:

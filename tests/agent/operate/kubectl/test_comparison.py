@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+import pytest
 
 from agent.admin.report import PodStatus, ProbeStatus
 from agent.operate.kubectl.comparison import Comparison, Effects
@@ -113,6 +114,42 @@ def test_probe_without_a_result_cannot_be_compared() -> None:
     assert effects((reported(new), of_api())).unknown == (
         "shop/web, container app: Readiness probe has no result of podgate.",
     )
+
+
+def test_probes_beside_one_that_cannot_be_compared_are_compared() -> None:
+    found = effects((reported(REDIRECTED, READINESS), of_api()))
+    assert (len(found.unknown), len(found.unready), found.compared) == (1, 1, 1)
+    waiting = {"name": "aide", "state": {"waiting": {}}}
+    pod = of_api()
+    pod["status"]["containerStatuses"].append(waiting)
+    other = msgspec.structs.replace(LIVENESS, container="aide")
+    gone = msgspec.structs.replace(LIVENESS, container="gone")
+    found = effects((reported(gone, other, READINESS), pod))
+    assert (found.unready, found.compared) == (
+        (
+            "shop/web, container app: Readiness probe passes for the kubelet and fails from "
+            f"inside: {REFUSED}.",
+        ),
+        1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "compared"),
+    [
+        ("Startup", {"started": None, "ready": False}, 1),
+        ("Startup", {"started": True, "ready": False}, 1),
+        ("Liveness", {"started": False}, 0),
+        ("Liveness", {"started": True, "ready": False}, 1),
+        ("Readiness", {"started": True, "ready": False}, 1),
+        ("Readiness", {"state": None}, 0),
+    ],
+)
+def test_probe_is_compared_while_the_kubelet_runs_it(
+    kind: str, status: dict[str, Any], compared: int
+) -> None:
+    failing = msgspec.structs.replace(LIVENESS, type=kind)
+    assert effects((reported(failing), of_api(**status))).compared == compared
 
 
 def test_pods_that_end_and_those_of_no_agent_are_left_out() -> None:

@@ -70,6 +70,21 @@ def test_names_of_objects_are_read_from_the_cluster(
     assert completed(named, capsys, "drops", "-n", "") == ["shop", "podgate"]
     assert completed(named, capsys, "why-not-ready", "w") == ["web-1"]
     assert completed(named, capsys, "drops", "--pod", "") == ["web-1", "db-0"]
+    assert completed(named, capsys, "why-not-ready", "web-1", "") == []
+    assert completed(named, capsys, "drops", "--follow", "--node", "b") == ["b1"]
+    assert completed(named, capsys, "drops", "--node", "a1", "--sort", "n") == ["node"]
+    assert completed(named, capsys, "drops", "--top", "") == []
+
+
+def test_candidates_have_their_descriptions(
+    named: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main.complete(["status", "--node"], named.command)
+    assert capsys.readouterr().out == "--node\tThis node only.\n:4\n"
+    main.complete(["exec", "a"], named.command)
+    assert capsys.readouterr().out == "a1\na2\n:4\n"
+    main.complete([], named.command)
+    assert len(capsys.readouterr().out.splitlines()) == len(main._COMMANDS) + 2
 
 
 def test_a_cluster_that_does_not_respond_has_no_candidates(

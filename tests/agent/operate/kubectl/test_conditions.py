@@ -31,12 +31,19 @@ def changed(patch: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def test_condition_with_a_gate_stays_true_with_reason_removed() -> None:
-    patch = conditions.patch_of(pod(condition(ISOLATION), gates=(ISOLATION, "other/gate")))
-    (one,) = changed(patch)
-    assert (one["type"], one["status"], one["reason"]) == (ISOLATION, "True", "Removed")
-    assert one["lastTransitionTime"] == SINCE
-    assert patch is not None
-    assert patch["metadata"] == {"uid": "uid-web"}
+    found = pod(condition(ISOLATION), gates=(ISOLATION, "other/gate"))
+    stays = {
+        "type": ISOLATION,
+        "status": "True",
+        "reason": "Removed",
+        "message": "podgate is removed from this cluster; nothing maintains this condition any "
+        "more.",
+        "lastTransitionTime": SINCE,
+    }
+    assert conditions.patch_of(found) == {
+        "metadata": {"uid": "uid-web"},
+        "status": {"conditions": [stays]},
+    }
 
 
 def test_false_and_missing_conditions_become_true() -> None:
@@ -56,7 +63,11 @@ def test_pod_that_is_as_it_should_be_is_not_patched() -> None:
     done = condition(ISOLATION, reason="Removed")
     assert conditions.patch_of(pod(done, gates=(ISOLATION,))) is None
     assert conditions.patch_of(pod()) is None
-    assert conditions.patch_of(pod(gates=(ISOLATION,), phase="Succeeded")) is None
+    for phase in ("Succeeded", "Failed"):
+        assert conditions.patch_of(pod(gates=(ISOLATION,), phase=phase)) is None
+    assert conditions.patch_of(pod(gates=(ISOLATION,), phase="Pending"))
+    is_false = condition(ISOLATION, "False", "Removed")
+    assert changed(conditions.patch_of(pod(is_false, gates=(ISOLATION,))))
 
 
 def test_one_pass_patches_the_status_of_each_pod(kubectl: KubectlStandin, cluster: Cluster) -> None:
@@ -79,6 +90,9 @@ def test_pod_that_vanishes_is_no_problem_and_a_rejected_patch_is(
     kubectl.respond("patch", "web", error="Error from server (Forbidden): no\n")
     _, problems = conditions.settle(cluster)
     assert problems == ["pod shop/web: Error from server (Forbidden): no"]
+    assert conditions.settle(cluster) == (1, problems)
+    assert conditions.describe(["a"]) == "a"
+    assert conditions.describe(["a", "b", "c"]) == "a (and 2 more)"
 
 
 def test_templates_with_a_gate_are_found_by_their_owner(
@@ -93,8 +107,14 @@ def test_templates_with_a_gate_are_found_by_their_owner(
     items = [
         workload("Deployment", "web", template),
         workload("ReplicaSet", "web-1", template, ownerReferences=owned),
+        workload("ReplicaSet", "old", template, ownerReferences=[{"controller": False}]),
+        workload("ReplicationController", "bare", {"template": None}),
         workload("CronJob", "nightly", {"jobTemplate": {"spec": template}}),
         workload("StatefulSet", "db", {"template": {"spec": {}}}),
     ]
     kubectl.respond("get", "--all-namespaces", output={"items": items})
-    assert conditions.gated_templates(cluster) == ["cronjob/shop/nightly", "deployment/shop/web"]
+    assert conditions.gated_templates(cluster) == [
+        "cronjob/shop/nightly",
+        "deployment/shop/web",
+        "replicaset/shop/old",
+    ]

@@ -1,10 +1,12 @@
 """Pods that stand in for agents that do not run: made once, and always deleted."""
 
 import json
+from typing import Any
 
 import pytest
 
 from agent.operate.kubectl import debug_pods, main
+from agent.operate.kubectl.cluster import Cluster, KubectlError
 from tests.agent.operate.cli.reports import PINNED
 from tests.agent.operate.kubectl.reporting import encoded
 from tests.agent.operate.kubectl.standin import KubectlStandin
@@ -68,6 +70,76 @@ def test_it_has_what_an_agent_has_and_no_token() -> None:
     selector = found["spec"]["selector"]["matchLabels"]
     assert not selector.items() <= pod["metadata"]["labels"].items()
     assert json.dumps(pod)
+
+
+def test_it_has_nothing_more_of_the_daemonset() -> None:
+    agent = {"name": "agent", "image": "podgate:1", "args": ["run"], "env": []}
+    spec = {"hostPID": True, "nodeSelector": {}, "containers": [{"name": "other"}, agent]}
+    assert debug_pods.manifest({"spec": {"template": {"spec": spec}}}, "b") == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": "podgate-debug-",
+            "labels": {
+                "app.kubernetes.io/name": "podgate-debug",
+                "app.kubernetes.io/part-of": "podgate",
+            },
+        },
+        "spec": {
+            "hostPID": True,
+            "nodeName": "b",
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": 600,
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [
+                {
+                    "image": "podgate:1",
+                    "env": [],
+                    "name": "agent",
+                    "command": ["/usr/bin/python3", "-c", "import time; time.sleep(600)"],
+                }
+            ],
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ({"containerStatuses": [{"state": {"terminated": {"reason": "Error"}}}]}, "Error"),
+        ({"containerStatuses": [{"state": {"waiting": {"reason": "Pull"}}}]}, "Pull"),
+        ({"reason": "Evicted", "phase": "Failed", "containerStatuses": None}, "Evicted"),
+        ({"phase": "Pending", "containerStatuses": [{"state": None}]}, "Pending"),
+        ({}, "it has no status"),
+    ],
+)
+def test_pod_that_does_not_run_in_time_has_its_reason(
+    nodes: KubectlStandin, status: dict[str, Any], reason: str
+) -> None:
+    pod = nodes.serve_debug_pod("b")
+    nodes.respond("get", "pod", pod, output={"status": status})
+    made = debug_pods.DebugPods(Cluster([nodes.command], timeout_seconds=0.0))
+    with pytest.raises(KubectlError) as failed:
+        made.ensure("b")
+    assert str(failed.value) == f"its debug pod {pod} does not run: {reason}"
+    made.close()
+    made.close()
+    ((arguments, _),) = nodes.calls("delete")
+    assert arguments == [
+        *("delete", "pod", pod, "--namespace=podgate"),
+        *("--ignore-not-found", "--wait=false", "--grace-period=1"),
+    ]
+
+
+def test_node_has_one_pod_for_all_commands(nodes: KubectlStandin) -> None:
+    pod = nodes.serve_debug_pod("b")
+    made = debug_pods.DebugPods(Cluster([nodes.command]))
+    assert [made.ensure("b"), made.ensure("b")] == [pod, pod]
+    assert len(nodes.calls("create", "--namespace=podgate", "--filename=-")) == 1
+    assert len(nodes.calls("get", "daemonset")) == 1
 
 
 def test_pod_that_is_still_starting_is_awaited(

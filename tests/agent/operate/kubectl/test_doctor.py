@@ -83,9 +83,33 @@ def test_node_that_cannot_be_checked_is_a_finding(
     kubectl.respond("exec", "agent-b", "doctor", error=f"podgate: no permission\n{ENDED}")
     assert main.main(["--kubectl", kubectl.command, "doctor", "-o", "json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert found["problems"] == {"b": "podgate: no permission"}
-    (only,) = found["findings"]
+    (only,) = found.pop("findings")
     assert (only["finding"]["kind"], only["nodes"]) == ("no-answer", ["b"])
+    assert found == {"passed": {"cni": ["a"]}, "problems": {"b": "podgate: no permission"}}
+
+
+@pytest.mark.parametrize(
+    ("severity", "status"), [("open", 1), ("broken", 1), ("degraded", 0), ("note", 0)]
+)
+def test_status_is_1_if_a_finding_is_open_or_broken(
+    kubectl: KubectlStandin, severity: str, status: int
+) -> None:
+    kubectl.serve_nodes("a")
+    found = doctor(finding("note", "New."), finding(severity, "So."))
+    kubectl.respond("exec", "doctor", output=found)
+    assert main.main(["--kubectl", kubectl.command, "doctor"]) == status
+
+
+@pytest.mark.parametrize("answer", ["no JSON", [], {"findings": {}}])
+def test_answer_that_is_not_readable_is_a_finding_of_its_node(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str], answer: object
+) -> None:
+    kubectl.serve_nodes("a", "b")
+    kubectl.respond("exec", "agent-a", "doctor", output=answer)
+    kubectl.respond("exec", "agent-b", "doctor", output={"later": 1})
+    assert main.main(["--kubectl", kubectl.command, "doctor"]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("broken a: Its answer is not readable. ")
 
 
 def test_finding_of_an_unknown_severity_is_degraded(

@@ -13,9 +13,10 @@ import yaml
 from agent.admin.report import DropEventStatus, Drops, SourceProcessStatus
 from agent.operate.kubectl import drop_stream, drops, main
 from agent.operate.kubectl.cluster import Cluster
+from agent.operate.kubectl.drop_stream import NodeLine
 from tests import polling
 from tests.agent.operate.kubectl.reporting import AT, encoded
-from tests.agent.operate.kubectl.standin import KubectlStandin
+from tests.agent.operate.kubectl.standin import KubectlStandin, agent_pod
 
 
 def source(
@@ -104,8 +105,60 @@ def test_source_of_a_version_with_fewer_fields_is_listed(
     assert run(kubectl) == 0
     head, line = capsys.readouterr().out.splitlines()
     assert head.split() == ["NODE", "POD", "TO", "VERDICT", "PACKETS", "LAST", "SOURCE"]
-    assert line.split()[:2] == ["a", "shop/web"]
-    assert "admitted" not in line
+    assert " ".join(line.split()) == "a shop/web 80 drop 9 20454d ago unknown"
+    assert run(kubectl, "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["sources"] == [
+        {
+            **{"node": "a", "mode": "", "protocol": "", "cgroup": "", "process": ""},
+            **{"sourcePod": "", "portCount": 0, "lowestPort": 0, "highestPort": 0},
+            **{"hasManyPorts": False, "isAdmitted": False},
+            **dict.fromkeys(("first", "last"), "1970-01-01T00:00:00Z"),
+            **row,
+        }
+    ]
+
+
+def test_wide_list_has_the_mode_and_times_of_each_source(
+    nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(nodes, "-o", "wide", "--top", "1", "-n", "shop") == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "NODE POD TO VERDICT PACKETS LAST MODE FIRST (UTC) LAST (UTC) SOURCE",
+        "a shop/web tcp 8080 drop 9 60s ago enforce 2026-01-01 07:00:00 2026-01-01 11:59:00 curl "
+        "in unit backup.service",
+        "1 further sources are left out (--top).",
+        "4 packets of further sources are not listed: kernels had no memory.",
+    ]
+
+
+def test_order_is_by_the_chosen_column(
+    kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl.serve_nodes("b", "a")
+    for node in ("a", "b"):
+        sources = [
+            source("web", 5, 2, process="z", cgroup="/x"),
+            source("db", 5, 3, namespace="x", process="a", cgroup="/x"),
+            source("db", 5, 4, process="b", cgroup="/a"),
+        ]
+        kubectl.respond(
+            "exec", f"agent-{node}", output=encoded(Drops(sources=sources, lost_packets=0))
+        )
+    orders = {}
+    for key in ("packets", "last", "pod", "node", "source"):
+        assert run(kubectl, "--sort", key, "-o", "json") == 0
+        orders[key] = [
+            f"{one['node']}{one['process']}"
+            for one in json.loads(capsys.readouterr().out)["sources"]
+        ]
+    assert orders == {
+        "packets": ["az", "aa", "ab", "bz", "ba", "bb"],
+        "last": ["az", "bz", "aa", "ba", "ab", "bb"],
+        "pod": ["ab", "bb", "az", "bz", "aa", "ba"],
+        "node": ["az", "aa", "ab", "bz", "ba", "bb"],
+        "source": ["ab", "bb", "aa", "ba", "az", "bz"],
+    }
 
 
 def test_host_network_pod_is_named_and_a_scan_is_one_line(
@@ -158,6 +211,9 @@ def test_top_that_is_no_number_is_a_usage_error(
         (["--pod", "web"], ["web", "web"]),
         (["--pod", "other/web"], ["web"]),
         (["--since", "1h"], ["web", "web"]),
+        (["--since", "90m"], ["web", "web", "db"]),
+        (["--since", "180s"], ["web", "web"]),
+        (["--since", "179s"], ["web"]),
         (["--sort", "last"], ["web", "web", "db"]),
         (["--sort", "pod"], ["web", "db", "web"]),
     ],
@@ -300,6 +356,31 @@ def test_stream_that_ends_is_started_again_in_the_agent_of_that_time(
     found.close()
 
 
+def test_stream_that_fails_has_its_last_words_once(kubectl: KubectlStandin) -> None:
+    kubectl.serve_nodes("a", "b")
+    ended = "command terminated with exit code 1\n"
+    error = f"podgate: it starts\npodgate: it is lost\n{ended}"
+    kubectl.respond("exec", "agent-a", "--follow", error=error)
+    found = drop_stream.lines(Cluster([kubectl.command]), ["a"], retry_seconds=0.01)
+    assert next(found) == NodeLine("a", problem="podgate: it is lost; trying again")
+    crashing = agent_pod("a")
+    waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+    crashing["status"]["containerStatuses"] = [
+        {"name": "agent", "restartCount": 3, "state": waiting}
+    ]
+    pods = {"items": [crashing, agent_pod("b")]}
+    polling.wait_until("it is tried again", lambda: len(kubectl.calls("--follow")) > 2)
+    kubectl.respond("get", "pods", output=pods)
+    problem = "its agent does not run: CrashLoopBackOff after 3 restarts; trying again"
+    assert next(found) == NodeLine("a", problem=problem)
+    found.close()
+    call, _ = kubectl.calls("--follow")[0]
+    assert call == [
+        *("exec", "--stdin", "--namespace=podgate", "--container=agent", "agent-a", "--"),
+        *("podgate", "drops", "--follow", "--output=json", "--end-with-input"),
+    ]
+
+
 def test_too_many_nodes_to_follow_is_one_sentence(
     kubectl: KubectlStandin, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -366,10 +447,13 @@ def test_followed_events_are_chosen_and_have_their_node(
 def test_followed_events_are_one_json_document_a_line(
     kubectl: KubectlStandin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    followed(kubectl, monkeypatch, *LINES, form="json")
-    event, suppressed = map(json.loads, capsys.readouterr().out.splitlines())
-    assert event == {"node": "a", **encoded(EVENT)}
-    assert (suppressed["node"], suppressed["suppressed"]) == ("node-b", 7)
+    named = encoded(msgspec.structs.replace(EVENT, process_name="größe"))
+    lines = (drop_stream.NodeLine("a", json.dumps(named)), *LINES[1:])
+    followed(kubectl, monkeypatch, *lines, form="json")
+    event, suppressed = capsys.readouterr().out.splitlines()
+    assert json.loads(event) == {"node": "a", **named}
+    assert "größe" in event
+    assert suppressed == '{"node": "node-b", "at": "2026-01-01T12:00:01.5Z", "suppressed": 7}'
 
 
 def test_no_agent_to_follow_has_its_own_exit_status(

@@ -102,12 +102,20 @@ def test_label_that_is_there_already_is_confirmed_by_its_pods(
 ) -> None:
     step.label("enforce")
     assert step.run() == 0
-    assert "already; its gates are in force for 1 pods." in capsys.readouterr().out
+    already = "Namespace shop is labelled podgate.io/mode=enforce already; its gates are in force"
+    assert capsys.readouterr().out.splitlines() == [f"{already} for 1 pods."]
     step.report_pods(reporting.pod("web", "off", "Off"))
     assert step.run() == 0
-    output = capsys.readouterr().out
-    assert "force for 0 pods" in output
-    assert "stay below enforce by their own label or their node's ceiling: web" in output
+    assert capsys.readouterr().out.splitlines() == [
+        f"{already} for 0 pods.",
+        "note: 1 pods stay below enforce by their own label or their node's ceiling: web.",
+    ]
+    step.report_pods(reporting.pod("web", "enforce", "Audit"))
+    assert step.run() == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{already} for 0 pods.",
+        "problem: shop/web on one is not in enforce, its gates are in audit (Audit): Gated.",
+    ]
     assert step.labels() == []
 
 
@@ -137,8 +145,12 @@ def test_pods_of_a_silent_node_are_not_confirmed_and_are_no_pods_without_a_gate(
     step.kubectl.respond("exec", "agent-two", "status", error="podgate: no agent responds\n")
     assert step.run() == 1
     output = capsys.readouterr().out
-    assert "1 running pods are on nodes that do not answer: client." in output
-    assert "have no gate in place" not in output
+    assert output.splitlines() == [
+        "problem: two: podgate: no agent responds.",
+        "problem: 1 running pods are on nodes that do not answer: client.",
+        "Nothing was changed. Solve these 2 problems ('kubectl podgate suggest -n shop' prints "
+        "policies), or use --yes.",
+    ]
     assert step.run(yes=True) == 1
     output = capsys.readouterr().out
     assert "not confirmed on two: 1 pods (podgate: no agent responds)." in output
@@ -150,7 +162,38 @@ def test_namespace_stays_enforced_if_nothing_harmful_is_dropped(
     assert step.run() == 0
     assert step.labels() == ["podgate.io/mode=enforce"]
     assert step.clock.now >= 10
-    assert "stays in enforce; its gates are in force for 1 pods." in capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines() == [
+        "Namespace shop is labelled podgate.io/mode=enforce. Watching drops for 10 s; Ctrl-C takes "
+        "the label back.",
+        "Namespace shop stays in enforce; its gates are in force for 1 pods. Next: 'podgate drops' "
+        "on its nodes and the metric podgate_gate_packets_total show what is dropped; 'kubectl "
+        "label namespace shop podgate.io/mode=audit --overwrite' goes back.",
+    ]
+
+
+def test_drops_that_cannot_be_read_are_tried_again(
+    step: Step, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [{"metadata": {"name": name}} for name in step.nodes.names]
+    step.clock.at[5] = lambda: step.kubectl.respond("get", "nodes", error="It is away.\n")
+    step.clock.at[10] = lambda: step.kubectl.respond("get", "nodes", output={"items": nodes})
+    assert step.run() == 0
+    assert (
+        capsys.readouterr().out.splitlines()[1] == "Drops cannot be read, trying again: It is away."
+    )
+
+
+def test_label_is_taken_back_if_the_watch_fails(
+    step: Step, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise OSError("no memory")
+
+    step.clock.at[5] = fail
+    with pytest.raises(OSError, match="no memory"):
+        step.run()
+    assert step.labels() == ["podgate.io/mode=enforce", "podgate.io/mode=audit"]
+    assert "was taken back (the watch failed: no memory)" in capsys.readouterr().out
 
 
 def test_pod_without_its_mode_at_the_end_is_a_problem_and_changes_nothing(
@@ -207,7 +250,9 @@ def test_dropped_stranger_is_reported_and_changes_nothing(
     step.clock.at[5] = lambda: step.nodes.see("two", flows(STRANGER, **LATER), **IN_FORCE)
     assert step.run() == 0
     assert step.labels() == ["podgate.io/mode=enforce"]
-    assert f"dropped: {STRANGER} to shop/web-1" in capsys.readouterr().out
+    _, *dropped, _ = capsys.readouterr().out.splitlines()
+    # Once, however often it is read.
+    assert dropped == [f"dropped: {STRANGER} to shop/web-1, TCP 80 on two"]
 
 
 @pytest.mark.parametrize(
@@ -246,6 +291,14 @@ def test_old_flow_under_a_new_name_is_no_drop(step: Step) -> None:
         "one", flows(LISTED), flows(LISTED, port=81), **IN_FORCE
     )
     assert step.run() == 0
+
+
+def test_flow_without_a_new_packet_is_no_drop(
+    step: Step, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step.clock.at[5] = lambda: step.nodes.see("one", flows(LISTED, **LATER), **IN_FORCE)
+    assert step.run() == 0
+    assert "dropped: " not in capsys.readouterr().out
 
 
 def finding(kind: Kind) -> dict[str, Any]:
@@ -388,6 +441,14 @@ def test_label_that_cannot_be_taken_back_names_the_command(
     assert pauses.count(enforce._POLL_SECONDS) == len(step.labels()) - 2
     assert f"kubectl label namespace {NAMESPACE} podgate.io/mode=audit" in str(raised.value)
     assert "not taken back yet: connection refused" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90.0), ("5m", 300.0), ("1h", 3600.0), ("7", 7.0), ("0", 0.0)]
+)
+def test_duration_is_a_number_with_or_without_a_unit(text: str, seconds: float) -> None:
+    arguments = ["enforce", NAMESPACE, "--watch", text]
+    assert main.parser().parse_args(arguments).watch == seconds
 
 
 @pytest.mark.parametrize("text", ["5x", "", "-1", "1d"])

@@ -122,3 +122,27 @@ def test_port_is_one_of_the_protocols(
     assert ended.value.code == 2
     assert "0 to 65535" in capsys.readouterr().err
     assert not nodes.calls("exec")
+
+
+def test_pod_has_the_namespace_of_its_name_or_option(nodes: KubectlStandin) -> None:
+    nodes.respond("exec", "agent-b", "explain", output="pass\n")
+    for arguments in (
+        FLOW,
+        (*FLOW[:4], "web", "--port", "8080", "-n", "shop"),
+        (*FLOW, "-n", "shop"),
+    ):
+        assert run(nodes, *arguments) == 0
+    assert run(nodes, *FLOW[:4], "web", "--port", "8080") == 0
+    found = [call for call, _ in nodes.calls("get", "pod", "web")]
+    options = ["--output=json", "--request-timeout=10s"]
+    assert found == [
+        *[["get", "pod", "web", "--namespace=shop", *options]] * 3,
+        ["get", "pod", "web", *options],
+    ]
+
+
+@pytest.mark.parametrize("port", ["0", "65535"])
+def test_first_and_last_port_are_ports(nodes: KubectlStandin, port: str) -> None:
+    nodes.respond("exec", "agent-b", "explain", output="pass\n")
+    assert run(nodes, *FLOW[:-1], port) == 0
+    assert nodes.calls("exec", f"--port={port}", "--output=table")

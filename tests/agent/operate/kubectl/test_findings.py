@@ -1,9 +1,11 @@
 """Findings of many nodes: where each is found, equal ones once, the worst first."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+from agent.admin import finding_kinds as kinds
 from agent.admin.finding_kinds import Severity
 from agent.operate.kubectl import findings
 from agent.operate.kubectl.findings import Finding
@@ -105,3 +107,60 @@ def test_node_that_does_not_answer_has_the_reason(problem: str, sentence: str) -
     selected, left = (findings.no_answer("a", problem, is_selected=by) for by in (True, False))
     assert (selected.sentence, left.sentence) == (sentence, sentence)
     assert selected.kind != left.kind
+
+
+def test_finding_has_all_that_its_report_has() -> None:
+    report = {
+        **{"severity": "open", "kind": "off", "subject": "pod shop/web", "sentence": "It is so."},
+        **{"remedy": "Mend it.", "nextCommand": "kubectl get pods", "since": "2026-01-01"},
+        "pods": ["shop/db", 7],
+    }
+    assert findings.read("a", ["text", report]) == [
+        Finding(
+            *("a", "open", "off", "pod shop/web", "It is so.", "Mend it."),
+            *("kubectl get pods", "2026-01-01", ("shop/db", "7")),
+        )
+    ]
+
+
+def test_finding_of_no_answer_or_of_the_cluster_has_what_its_kind_has() -> None:
+    for kind, is_selected in ((kinds.NO_ANSWER, True), (kinds.NODE_LEFT, False)):
+        assert findings.no_answer("a", "it hangs", is_selected=is_selected) == Finding(
+            *("a", kind.severity, kind.name, "node", "It hangs.", kind.remedy, kind.command)
+        )
+    kind = kinds.POLICY_NAMESPACE_MISSING
+    assert findings.of_cluster(kind, "It is so.", "policy backup") == Finding(
+        *("", kind.severity, kind.name, "policy backup", "It is so.", kind.remedy),
+        "kubectl get hostaccesspolicy backup -o yaml",
+    )
+    assert findings.of_cluster(kinds.ROLL_OUT_STUCK, "It is so.").subject == "cluster"
+
+
+def printed(
+    capsys: pytest.CaptureFixture[str], *found: Finding, with_advice: bool = False
+) -> list[str]:
+    findings.show(findings.merge(found), with_advice=with_advice)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_findings_of_a_kind_are_five_lines_and_a_number(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = [finding(sentence=f"{number}.\x1b") for number in range(7)]
+    lines = [f"degraded a: {number}.\\x1b" for number in range(7)]
+    more = "2 more of kind off: '-o wide' has all."
+    assert printed(capsys, *found) == [*lines[:5], more]
+    assert printed(capsys, *found[:5]) == lines[:5]
+    assert printed(capsys, *found, with_advice=True) == lines
+    other = dataclasses.replace(finding(), kind="other")
+    assert printed(capsys, *found, other) == [*lines[:5], "degraded a: It is so.", more]
+
+
+def test_advice_is_the_remedy_and_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:
+    both = dataclasses.replace(finding(), remedy="Mend it.", next_command="kubectl get pods")
+    command = dataclasses.replace(both, sentence="Run.", remedy="")
+    assert printed(capsys, both, command) == ["degraded a: It is so.", "degraded a: Run."]
+    assert printed(capsys, both, command, with_advice=True) == [
+        "degraded a: It is so. Mend it. Next: kubectl get pods",
+        "degraded a: Run. Next: kubectl get pods",
+    ]

@@ -14,7 +14,8 @@ from types import ModuleType
 import pytest
 
 from agent import VERSION
-from agent.operate.kubectl import main
+from agent.operate.kubectl import main, reading
+from agent.operate.kubectl.cluster import Cluster
 from tests.agent.operate.kubectl.standin import KubectlStandin
 
 ROOT = pathlib.Path(__file__).parents[4]
@@ -116,6 +117,39 @@ def test_time_for_a_request_is_a_second_to_an_hour(seconds: str, *, is_valid: bo
         with pytest.raises(SystemExit) as raised:
             main.parser().parse_args(["--timeout", seconds, "status"])
         assert raised.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "namespace"),
+    [
+        (("status",), ""),
+        (("drops",), ""),
+        (("drops", "-n", "shop"), "shop"),
+        (("drops", "-n", "shop", "-n", "dev"), ""),
+        (("drops", "--pod", "shop/web"), "shop"),
+        (("drops", "--pod", "web"), ""),
+        (("drops", "--pod", "shop/web", "-n", "dev"), "dev"),
+        (("why-not-ready", "shop/web"), "shop"),
+        (("why-not-ready", "web", "-n", "shop"), "shop"),
+        (("enforce", "shop"), "shop"),
+    ],
+)
+def test_answers_may_be_read_by_the_account_of_the_commands_namespace(
+    kubectl: KubectlStandin,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    namespace: str,
+) -> None:
+    found = []
+
+    class Reader(reading.Reader):
+        def __init__(self, cluster: Cluster, namespace: str = "") -> None:
+            super().__init__(cluster, namespace)
+            found.append(namespace)
+
+    monkeypatch.setattr(main, "Reader", Reader)
+    main.main(["--kubectl", kubectl.command, *arguments])
+    assert found == [namespace]
 
 
 def test_interrupt_is_no_traceback(

@@ -1,6 +1,8 @@
 """Nodes of a large cluster that are in order by their NodeReports, and `status` of these."""
 
 import argparse
+import re
+import sys
 from typing import Any
 
 import pytest
@@ -167,8 +169,14 @@ def test_all_agents_answer_users_who_may_not_read_nodes(large: KubectlStandin) -
     assert len(large.calls("exec", "status")) == 3
 
 
+@pytest.mark.parametrize(("is_terminal", "start"), [(False, ""), (True, "\x1b[H\x1b[J\n")])
 def test_watch_shows_it_again_and_survives_an_api_server_that_is_away(
-    large: KubectlStandin, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+    large: KubectlStandin,
+    cluster: Cluster,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_terminal: bool,
+    start: str,
 ) -> None:
     waited: list[float] = []
 
@@ -183,11 +191,13 @@ def test_watch_shows_it_again_and_survives_an_api_server_that_is_away(
         **{"watch": 7.0, "node": None, "selector": None, "fresh": False},
         **{"output": "table", "problems": False},
     )
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     with pytest.raises(KeyboardInterrupt):
         status.run(arguments, cluster, sleep=sleep)
     printed = capsys.readouterr()
     assert waited == [7.0, 7.0]
-    assert printed.out.count("3 nodes: ") == 1
+    time = re.escape(start) + r"\d\d:\d\d:\d\d \S+\n"
+    assert re.fullmatch(rf"{time}3 nodes: [^\x1b]*\n\n{time}\n", printed.out)
     assert "The connection to the server was refused" in printed.err
 
 

@@ -1,6 +1,7 @@
 """`kubectl podgate off` and `on`: the label, and a verdict for each node."""
 
 import json
+import re
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_off_of_all_nodes_leaves_nothing_to_do_on_others(
     nodes: KubectlStandin, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(nodes, "off") == 0
-    assert "On each of the others" not in capsys.readouterr().err
+    assert re.fullmatch(r"2 of 2 nodes off in \d+\.\d s\.\n", capsys.readouterr().err)
 
 
 def test_node_with_something_in_force_is_listed_with_it(
@@ -80,8 +81,9 @@ def test_node_without_an_agent_is_listed(
     assert run(nodes, "off") == 1
     captured = capsys.readouterr()
     assert "no agent runs on this node" in captured.out
-    assert "1 of 2 nodes off" in captured.err
-    assert "podgate off --node" in captured.err
+    done, others = captured.err.splitlines()
+    assert done.startswith("1 of 2 nodes off in ")
+    assert others == "On each of the others run 'podgate off --node'; see docs/off.md."
 
 
 def test_node_without_an_agent_is_switched_off_by_a_pod_that_is_made_and_deleted(
@@ -92,9 +94,10 @@ def test_node_without_an_agent_is_switched_off_by_a_pod_that_is_made_and_deleted
     nodes.respond("exec", pod, "off", output="podgate is off on this node")
     assert run(nodes, "off") == 0
     captured = capsys.readouterr()
-    assert "b     off, by 'podgate off --node'" in captured.out
-    assert "2 of 2 nodes off" in captured.err
-    assert "kubectl podgate on b" in captured.err
+    assert captured.out == "NODE  STATE\na     off\nb     off, by 'podgate off --node'\n"
+    done, back = captured.err.splitlines()
+    assert done.startswith("2 of 2 nodes off in ")
+    assert back == "No agent follows there; back later with: kubectl podgate on b"
     ((_, content),) = nodes.calls("create")
     made = json.loads(content)
     assert made["spec"]["nodeName"] == "b"
@@ -164,6 +167,28 @@ def test_on_removes_the_label_and_names_what_keeps_a_node_off(
         "a on",
         "b at most off, by 'podgate off --node'; undo it with 'kubectl podgate on b'",
     ]
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "origin", "text"),
+    [
+        ("off", "the label", "a off"),
+        ("audit", "the node's label", "a at most audit, by the node's label"),
+        ("audit", "--max-mode", "a at most audit, by --max-mode"),
+    ],
+)
+def test_node_with_another_ceiling_has_what_sets_it(
+    nodes: KubectlStandin,
+    capsys: pytest.CaptureFixture[str],
+    ceiling: str,
+    origin: str,
+    text: str,
+) -> None:
+    report = {"maxMode": ceiling, "maxModeFrom": origin, "inForce": []}
+    nodes.respond("exec", "agent-a", output=report)
+    nodes.respond("exec", "agent-a", "off", error="podgate: it is left\n")
+    assert run(nodes, "off", "a") == (ceiling != "off")
+    assert lines(capsys) == ["NODE STATE", text]
 
 
 @pytest.mark.parametrize("word", ["off", "on"])

@@ -13,7 +13,7 @@ from agent.operate.kubectl.agent_pods import AgentPod
 from agent.operate.kubectl.cluster import Cluster, KubectlError
 from agent.operate.kubectl.reading import Reader
 from tests import polling
-from tests.agent.operate.kubectl import proxy_standin
+from tests.agent.operate.kubectl import proxy_standin, reporting
 from tests.agent.operate.kubectl.standin import KubectlStandin, agent_pod
 
 DROPS = json.dumps({"sources": [], "lostPackets": 0})
@@ -91,6 +91,61 @@ def test_answer_is_read_with_a_token_for_agents_alone(
     }
     assert read[1] == f"{AGENT}/drops"
     assert read[2]["X-Podgate-Token"] == "of-podgate"
+
+
+def test_status_is_read_without_exec(proxied: Proxied, capsys: pytest.CaptureFixture[str]) -> None:
+    proxied.give_token()
+    proxied.answer(f"GET {AGENT}/status", 200, json.dumps(reporting.report()))
+    assert proxied.run("status") == 0
+    assert "1 node: 1 in order." in capsys.readouterr().out
+    assert proxied.kubectl.calls("exec") == []
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "text"),
+    [
+        (403, {"message": "It is forbidden."}, "Error from server (Forbidden): It is forbidden."),
+        (404, {"message": "No such path."}, "Error from server: No such path."),
+        (503, "no endpoints\nof it\n", "Error from server: no endpoints"),
+        (500, [], "Error from server: []"),
+        (502, "", "Error from server: HTTP status 502"),
+        (502, {"message": ""}, "Error from server: HTTP status 502"),
+    ],
+)
+def test_response_that_is_an_error_has_the_words_of_the_server(
+    proxied: Proxied, status: int, body: object, text: str
+) -> None:
+    proxied.give_token()
+    written = body if isinstance(body, str) else json.dumps(body)
+    proxied.answer(f"GET {AGENT}/status", status, written)
+    cluster = Cluster([proxied.command], timeout_seconds=300)
+    with contextlib.closing(Reader(cluster)) as reader, pytest.raises(KubectlError) as refused:
+        reader.get(AgentPod("agent-a", "a", read_port=9652), "status")
+    assert str(refused.value) == text
+
+
+def test_agent_without_a_port_for_readers_is_not_read(cluster: Cluster) -> None:
+    with pytest.raises(KubectlError, match=r"serves no answers over the network \(metrics\.port\)"):
+        Reader(cluster).get(AgentPod("agent-a", "a"), "status")
+
+
+def test_proxy_that_does_not_start_is_named_with_its_reason(
+    kubectl: KubectlStandin, cluster: Cluster
+) -> None:
+    agent = AgentPod("agent-a", "a", read_port=9652)
+    with contextlib.closing(Reader(cluster)) as reader:
+        for _ in range(2):
+            with pytest.raises(KubectlError, match="kubectl proxy: error: no response for proxy "):
+                reader.get(agent, "status")
+    # What keeps it from reading is found once.
+    assert len(kubectl.calls("proxy")) == 1
+    kubectl.respond("proxy")
+    silent = Cluster([kubectl.command], timeout_seconds=0.05)
+    with (
+        contextlib.closing(Reader(silent)) as reader,
+        pytest.raises(KubectlError, match=r"^kubectl proxy: no response in time$"),
+    ):
+        reader.get(agent, "status")
 
 
 def test_account_of_the_namespace_reads_its_pods(

@@ -46,10 +46,13 @@ def test_namespace_without_a_difference_gets_strict(
     comparing.clock.at[31] = lambda: comparing.step.report_pods(in_strict)
     assert comparing.run() == 0
     assert comparing.step.labels() == ["podgate.io/mode=strict"]
-    output = capsys.readouterr().out
-    assert output.startswith("Comparing podgate's results of the probes in namespace shop")
-    assert "All 1 probes have the same result from inside.\n" in output
-    assert "stays in strict; its gates are in force for 1 pods." in output
+    comparison, same, labelled, stays = capsys.readouterr().out.splitlines()
+    assert comparison == (
+        "Comparing podgate's results of the probes in namespace shop with the kubelet's for 30 s."
+    )
+    assert same == "All 1 probes have the same result from inside."
+    assert labelled.startswith("Namespace shop is labelled podgate.io/mode=strict. Watching drops")
+    assert stays.startswith("Namespace shop stays in strict; its gates are in force for 1 pods.")
     assert comparing.clock.now >= 40
 
 
@@ -60,12 +63,12 @@ def test_pod_that_strict_would_restart_stops_it(
     assert comparing.run() == 1
     assert comparing.step.labels() == []
     assert comparing.clock.now == 30
-    output = capsys.readouterr().out
-    assert (
+    assert capsys.readouterr().out.splitlines()[1:] == [
         "would be restarted: shop/web, container app: Liveness probe passes for the kubelet and "
-        "fails from inside: dial tcp 198.18.1.1:8080: connect: connection refused.\n"
-    ) in output
-    assert "Nothing was changed." in output
+        "fails from inside: dial tcp 198.18.1.1:8080: connect: connection refused.",
+        "Nothing was changed. Correct these probes or pods, or use --yes; until then 'kubectl "
+        "podgate enforce shop' closes the pods without a change of probes.",
+    ]
 
 
 def test_pod_that_would_stay_at_enforce_stops_it(

@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import json
+from typing import Any
 
 import pytest
 
@@ -131,3 +132,34 @@ def test_observed_time_is_in_hours() -> None:
     assert young.sentence == "a: 0.5 h observed, a node younger than a day"
     silent = observed.NodeObservations("a", None, "no agent responds")
     assert silent.sentence == "a: no agent responds"
+
+
+def test_observations_that_do_not_suffice_have_their_reasons() -> None:
+    def of(hours: float, name: str = "a", **fields: Any) -> observed.NodeObservations:
+        time = datetime.timedelta(hours=hours)
+        return observed.NodeObservations(
+            name, **{"output": {"flows": []}, "observed": time, **fields}
+        )
+
+    silent = observed.NodeObservations("b", None, "it hangs")
+    young = of(1, is_young=True)
+    assert observed.problems([of(24), young]) == []
+    assert observed.problems([of(23.9)]) == ["a has observed 23.9 h, less than a day."]
+    assert observed.problems([young, young]) == ["No node has observed a day."]
+    assert observed.problems([silent, young, of(2, "c"), of(48)]) == [
+        "b: it hangs; what it has seen is missing.",
+        "c has observed 2.0 h, less than a day.",
+    ]
+    assert (silent.flows, of(1, output={"flows": [{"a": 1}]}).flows) == ([], [{"a": 1}])
+
+
+def test_filters_are_those_that_the_user_gives(
+    kubectl: KubectlStandin, nodes: Nodes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert suggest(kubectl, "-n", "a", "-n", "b", "--pod", "web", "--output", "json") == 0
+    ((arguments, _),) = kubectl.calls("--from=-")
+    assert arguments[arguments.index("--") + 1 :] == [
+        *("podgate", "suggest", "--from=-", "--output=json"),
+        *("--namespace=a", "--namespace=b", "--pod=web"),
+    ]
+    assert "No policy can carry over" not in capsys.readouterr().out

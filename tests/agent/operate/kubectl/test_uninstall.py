@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import yaml
 
 from agent.operate.kubectl import cleaning, main, uninstall
 from agent.operate.kubectl.cluster import Cluster
+from tests.agent.operate.kubectl.moved_clock import MovedClock
 from tests.agent.operate.kubectl.standin import KubectlStandin, agent_pod, node
 from tests.chart import examples, rendering
 
@@ -66,9 +68,17 @@ def test_without_yes_it_prints_its_plan_and_changes_nothing(
     nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(nodes, tmp_path) == 1
-    printed = capsys.readouterr().out
-    assert "Nodes: a, b." in printed
-    assert "Run it with --yes" in printed
+    plan = f"""\
+This removes podgate from the cluster:
+  1. Injection and guards, and the controller.
+  2. All gates open (podgate.io/max-mode=off).
+  3. On each node: podgate-cni's entry and binary, pins, interfaces, tables, saved state.
+     Nodes: a, b.
+  4. Conditions of pods with readiness gates of podgate stay True, with reason Removed.
+  5. Namespace podgate, rights, and last the CustomResourceDefinition with all
+     HostAccessPolicies, which are saved to {tmp_path / "policies.json"} before.
+"""
+    assert capsys.readouterr().out == f"{plan}Run it with --yes.\n"
     assert verbs(nodes) == []
 
 
@@ -86,7 +96,16 @@ def test_order_is_injection_off_nodes_objects_and_last_the_crd(
     own("clusterroles.rbac.authorization.k8s.io", "podgate")
     own("customresourcedefinitions.apiextensions.k8s.io", "podgate")
     nodes.respond("get", "namespaces", output={"items": [{"metadata": {"name": "podgate"}}]})
-    policy = {"metadata": {"name": "dns", "uid": "1", "resourceVersion": "2"}, "status": {"x": 1}}
+    applied = "kubectl.kubernetes.io/last-applied-configuration"
+    of_server = dict.fromkeys(
+        ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink"),
+        "1",
+    )
+    metadata = {"name": "dns", "annotations": {applied: "{}", "own": "x"}, "labels": {"a": "b"}}
+    policy = {
+        **{"kind": "HostAccessPolicy", "metadata": metadata | of_server, "spec": {"ports": []}},
+        "status": {"x": 1},
+    }
     nodes.respond("get", "hostaccesspolicies.policy.podgate.io", output={"items": [policy]})
     assert run(nodes, tmp_path, "--yes") == 0
     assert verbs(nodes) == [
@@ -103,8 +122,37 @@ def test_order_is_injection_off_nodes_objects_and_last_the_crd(
         "delete customresourcedefinitions.apiextensions.k8s.io podgate",
     ]
     saved = json.loads((tmp_path / "policies.json").read_text(encoding="utf-8"))
-    assert saved["items"] == [{"metadata": {"name": "dns"}}]
-    assert f"kubectl apply -f {tmp_path / 'policies.json'}" in capsys.readouterr().out
+    assert saved == {
+        "apiVersion": "v1",
+        "kind": "List",
+        "items": [
+            {
+                "kind": "HostAccessPolicy",
+                "metadata": {**metadata, "annotations": {"own": "x"}},
+                "spec": {"ports": []},
+            }
+        ],
+    }
+    printed = capsys.readouterr()
+    file = tmp_path / "policies.json"
+    assert printed.out.splitlines() == [
+        *("NODE  STATE", "a     clean", "b     clean"),
+        f"1 HostAccessPolicies saved to {file}.",
+        f"After the next installation: kubectl apply -f {file}",
+        "podgate is removed.",
+    ]
+    assert printed.err.splitlines() == [
+        "Deleting deployments.apps podgate-controller",
+        "Deleting mutatingwebhookconfigurations podgate",
+        "Deleting daemonsets.apps podgate-proxy",
+        *("Opening all gates ...", "Cleaning the nodes ..."),
+        "Deleting deployments.apps podgate-controller",
+        "Deleting daemonsets.apps podgate-proxy",
+        "Deleting mutatingwebhookconfigurations podgate",
+        "Deleting clusterroles.rbac.authorization.k8s.io podgate",
+        "Deleting namespace podgate",
+        "Deleting customresourcedefinitions.apiextensions.k8s.io podgate",
+    ]
 
 
 def test_node_that_does_not_respond_stops_it_before_anything_is_deleted(
@@ -123,6 +171,21 @@ def test_node_that_does_not_respond_stops_it_before_anything_is_deleted(
     assert "Left as they are: b." in capsys.readouterr().out
 
 
+def test_pods_become_ready_while_nodes_are_cleaned(
+    nodes: KubectlStandin, tmp_path: pathlib.Path
+) -> None:
+    pod = {
+        "metadata": {"namespace": "shop", "name": "web", "uid": "u"},
+        "spec": {"readinessGates": [{"conditionType": "podgate.io/isolation-ready"}]},
+        "status": {},
+    }
+    nodes.respond("get", "namespaces", output={"items": [{"metadata": {"name": "shop"}}]})
+    nodes.respond("get", "pods", "--namespace=shop", output={"items": [pod]})
+    nodes.respond("get", "podgate.io/cleanup=uninstall", output={"items": []})
+    assert run(nodes, tmp_path, "--yes") == 1
+    assert len(nodes.calls("patch", "pod", "web", "--subresource=status")) == 1
+
+
 def test_node_whose_cleanup_fails_is_listed_with_the_reason(
     nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +194,59 @@ def test_node_whose_cleanup_fails_is_listed_with_the_reason(
     nodes.respond("logs", "cleaner-b", output="podgate: another agent is running\n")
     assert run(nodes, tmp_path, "--yes") == 1
     assert "not clean yet: podgate: another agent is running" in capsys.readouterr().out
+
+
+LOG, PREVIOUS = {"output": "podgate: it is busy\n"}, {"output": "podgate: it has ended\n"}
+FAILED = {"error": "Error from server: no log\n"}
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "previous", "state"),
+    [
+        ({"phase": "Running"}, LOG, PREVIOUS, "not clean yet: podgate: it is busy"),
+        ({"phase": "Running"}, {}, PREVIOUS, "not clean yet: podgate: it has ended"),
+        ({"phase": "Running"}, {}, FAILED, "not clean yet: Error from server: no log"),
+        ({"phase": "Running"}, FAILED, PREVIOUS, "not clean yet: Error from server: no log"),
+        ({"phase": "Pending"}, {}, {}, "not clean yet: Pending"),
+        ({}, {}, {}, "not clean yet: the pod has not started"),
+        ({"conditions": [{"type": "Ready", "status": "True"}]}, LOG, PREVIOUS, "clean"),
+    ],
+)
+def test_node_has_the_last_line_of_its_cleaning_pod(
+    kubectl: KubectlStandin,
+    status: dict[str, Any],
+    log: dict[str, str],
+    previous: dict[str, str],
+    state: str,
+) -> None:
+    kubectl.serve_nodes("a")
+    pod = {**cleaning_pod("a", is_ready=False), "status": status}
+    kubectl.respond("get", "podgate.io/cleanup=uninstall", output={"items": [pod]})
+    kubectl.respond("logs", "cleaner-a", "--container=agent", "--tail=1", **log)  # type: ignore[arg-type]
+    kubectl.respond("logs", "--previous", **previous)  # type: ignore[arg-type]
+    assert [one.state for one in cleaning.verdicts(Cluster([kubectl.command]), ["a"])] == [state]
+
+
+def test_nodes_have_time_to_become_clean(
+    nodes: KubectlStandin,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def become_clean() -> None:
+        clean = [cleaning_pod(node, is_ready=True) for node in ("a", "b")]
+        nodes.respond("get", "podgate.io/cleanup=uninstall", output={"items": clean})
+
+    clock = MovedClock()
+    clock.at[3] = become_clean
+    monkeypatch.setattr(uninstall, "time", SimpleNamespace(monotonic=clock, sleep=clock.sleep))
+    left = [cleaning_pod("a", is_ready=True)]
+    nodes.respond("get", "podgate.io/cleanup=uninstall", output={"items": left})
+    assert run(nodes, tmp_path, "--yes", "--node-timeout=10") == 0
+    assert clock.now == 3
+    assert capsys.readouterr().out.splitlines() == [
+        *("NODE  STATE", "a     clean", "b     clean", "podgate is removed."),
+    ]
 
 
 def test_workloads_with_gated_templates_stop_it(
@@ -209,45 +325,146 @@ def test_kind_that_the_server_does_not_have_needs_no_deletion(
     assert capsys.readouterr().err.endswith("kubectl podgate: Forbidden\n")
 
 
-def test_cleaning_pods_mount_what_they_remove_and_replace_agents_at_once() -> None:
+def test_cleaning_pods_of_the_manifests_mount_what_they_remove() -> None:
     found = daemonset()
     (container,) = found["spec"]["template"]["spec"]["containers"]
-    container["args"] += ["--cni-conf-dir=/etc/other", "--cni-bin-dir", "/opt/other"]
-    patch = cleaning.patch_of(found, START)
-    spec = patch["spec"]["template"]["spec"]
+    spec = cleaning.patch_of(found, START)["spec"]["template"]["spec"]
     (cleaner,) = spec["containers"]
-    assert cleaner["args"][:2] == ["cleanup", "--uninstall"]
-    assert {
-        "--cni-conf-dir=/etc/other",
-        "--cni-bin-dir=/opt/other",
-        "--run-directory=/host/run/podgate",
-    } < set(cleaner["args"])
     paths = {one["mountPath"] for one in cleaner["volumeMounts"]}
-    assert {"/sys/fs/bpf", "/host/run", "/etc/other", "/opt/other", "/tmp"} < paths
+    assert {"/sys/fs/bpf", "/host/run", "/etc/cni/net.d", "/opt/cni/bin", "/tmp"} < paths
     assert "/run/podgate" not in paths
     volumes = {one["name"] for one in spec["volumes"]}
     assert {one["name"] for one in cleaner["volumeMounts"]} <= volumes
     assert cleaner["readinessProbe"] == container["readinessProbe"]
-    assert patch["spec"]["updateStrategy"]["rollingUpdate"]["maxSurge"] == 0
+
+
+def small_daemonset(*arguments: str, **container: Any) -> dict[str, Any]:
+    """With what a cleaning pod takes over, changes, and leaves out."""
+    agent = {
+        "name": "agent",
+        "image": "podgate:1",
+        "args": [*arguments],
+        "volumeMounts": [
+            {"name": "run", "mountPath": "/run/podgate"},
+            {"name": "x", "mountPath": "/x"},
+        ],
+        **container,
+    }
+    spec = {
+        "affinity": {},
+        "nodeSelector": {"zone": "one"},
+        "serviceAccountName": "podgate",
+        "serviceAccount": "podgate",
+        "hostNetwork": True,
+        "containers": [{"name": "other"}, agent],
+        "volumes": [{"name": "run"}, {"name": "x"}],
+    }
+    return {"spec": {"template": {"metadata": {}, "spec": spec}}}
+
+
+def mount(number: int, path: str) -> dict[str, str]:
+    name = f"podgate-{number}"
+    return {"name": name, "mountPath": path, "mountPropagation": "HostToContainer"}
+
+
+def volume(number: int, path: str) -> dict[str, Any]:
+    return {"name": f"podgate-{number}", "hostPath": {"path": path}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cni", "further"),
+    [
+        ((), ("/etc/cni/net.d", "/opt/cni/bin"), ("--run-directory=/host/run/podgate",)),
+        (
+            (
+                *("--cni-conf-dir=/etc/other", "--cni-bin-dir", "/opt/other", "--verbose"),
+                *("--run-directory=/run/other", "--bpffs=/bpf"),
+            ),
+            ("/etc/other", "/opt/other"),
+            ("--run-directory=/host/run/other", "--bpffs=/bpf"),
+        ),
+    ],
+)
+def test_agents_are_replaced_by_cleaning_pods_at_once(
+    arguments: tuple[str, ...], cni: tuple[str, str], further: tuple[str, ...]
+) -> None:
+    found = small_daemonset(*arguments)
+    kept = [{"name": "x", "mountPath": "/x"}]
+    if "--run-directory=/run/other" in arguments:
+        kept = [{"name": "run", "mountPath": "/run/podgate"}, *kept]
+    cleaner = {
+        "name": "agent",
+        "image": "podgate:1",
+        "args": [
+            *("cleanup", "--uninstall", f"--cni-conf-dir={cni[0]}", f"--cni-bin-dir={cni[1]}"),
+            *(*further, "--pod-directory=/tmp", "--keep-cni-binary"),
+        ],
+        "env": [],
+        "volumeMounts": [*kept, mount(0, "/host/run"), mount(1, cni[0]), mount(2, cni[1])],
+    }
+    volumes = [{"name": "run"}, {"name": "x"}]
+    volumes += [volume(0, "/run"), volume(1, cni[0]), volume(2, cni[1])]
+    how = cleaning.Start("/etc/cni/net.d", "/opt/cni/bin", ("--keep-cni-binary",))
+    assert cleaning.patch_of(found, how) == {
+        "spec": {
+            "minReadySeconds": 0,
+            "updateStrategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "100%"},
+            },
+            "template": {
+                "metadata": {"labels": {"podgate.io/cleanup": "uninstall"}},
+                "spec": {"containers": [cleaner], "volumes": volumes},
+            },
+        }
+    }
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_cleaning_pod_of_a_node_is_as_those_of_the_daemonset(*, is_replaced: bool) -> None:
+    found = small_daemonset()
+    template = cleaning.patch_of(found, START)["spec"]["template"]
+    if is_replaced:
+        old = found["spec"]["template"]["spec"]
+        found["spec"]["template"] = {**template, "spec": {**old, **template["spec"]}}
+    assert cleaning.pod_of(found, START, "b") == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": "podgate-cleanup-",
+            "labels": {
+                "podgate.io/cleanup": "uninstall",
+                "app.kubernetes.io/name": "podgate-cleanup",
+            },
+        },
+        "spec": {
+            "hostNetwork": True,
+            **template["spec"],
+            "nodeName": "b",
+            "automountServiceAccountToken": False,
+            "tolerations": [{"operator": "Exists"}],
+        },
+    }
 
 
 def test_cleaning_pods_remove_the_services_that_an_agent_saves_elsewhere() -> None:
-    found = daemonset()
-    (container,) = found["spec"]["template"]["spec"]["containers"]
-    container["args"].append("--services-state=/var/lib/podgate/services.json")
-    container["volumeMounts"].append({"name": "state", "mountPath": "/var/lib/podgate"})
+    mounts = [{"name": "state", "mountPath": "/var/lib/podgate"}, {"name": "x", "mountPath": "/x"}]
+    found = small_daemonset(
+        "--services-state=/var/lib/podgate/services.json",
+        env=[{"name": "A", "value": "B"}],
+        volumeMounts=mounts,
+    )
     spec = cleaning.patch_of(found, START)["spec"]["template"]["spec"]
     (cleaner,) = spec["containers"]
-    value = "/host/var/lib/podgate/services.json"
-    assert {"name": "PODGATE_SERVICES_STATE", "value": value} in cleaner["env"]
+    assert cleaner["env"] == [
+        {"name": "A", "value": "B"},
+        {"name": "PODGATE_SERVICES_STATE", "value": "/host/var/lib/podgate/services.json"},
+    ]
     # What an earlier version does not know would end its container.
     assert not [one for one in cleaner["args"] if "services" in one]
-    mounts = {one["mountPath"]: one["name"] for one in cleaner["volumeMounts"]}
-    assert "/var/lib/podgate" not in mounts
-    (path,) = (
-        one["hostPath"]["path"] for one in spec["volumes"] if one["name"] == mounts["/host/var/lib"]
-    )
-    assert path == "/var/lib"
+    assert cleaner["volumeMounts"][0] == mounts[1]
+    assert cleaner["volumeMounts"][-1] == mount(3, "/host/var/lib")
+    assert spec["volumes"][-1] == volume(3, "/var/lib")
 
 
 def serve_labels(kubectl: KubectlStandin, **namespaces: str) -> None:
@@ -339,8 +556,20 @@ def test_label_of_a_node_that_stays_is_named(
     nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     serve_labels(nodes, dev="audit")
+    left = """\
+These labels stay. After the next installation, those that enforce have no
+effect until you confirm them:
+  namespace dev: podgate.io/mode=audit
+    to remove: kubectl label namespace dev podgate.io/mode-
+  node b: podgate.io/max-mode=off
+    to remove: kubectl label node b podgate.io/max-mode-
+"""
     assert run(nodes, tmp_path, "--yes") == 0
-    assert "kubectl label node b podgate.io/max-mode-" in capsys.readouterr().out
+    assert capsys.readouterr().out.endswith(f"{left}podgate is removed.\n")
+    run(nodes, tmp_path)
+    assert capsys.readouterr().out.endswith(f" before.\n{left}Run it with --yes.\n")
+    run(nodes, tmp_path, "--labels=remove")
+    assert capsys.readouterr().out.endswith(" before.\nRun it with --yes.\n")
 
 
 def test_plan_names_the_proxy_and_what_its_removal_stops(
@@ -348,7 +577,9 @@ def test_plan_names_the_proxy_and_what_its_removal_stops(
 ) -> None:
     labels = {"app.kubernetes.io/name": "podgate-proxy"}
     proxy = {"metadata": {"name": "podgate-proxy", "labels": labels}}
-    nodes.respond("get", "daemonsets.apps", output={"items": [proxy]})
+    agent = {"metadata": {"name": "podgate", "labels": {"app.kubernetes.io/name": "podgate"}}}
+    items = [proxy, agent, {"metadata": {"name": "other"}}]
+    nodes.respond("get", "daemonsets.apps", output={"items": items})
     assert run(nodes, tmp_path) == 1
     printed = capsys.readouterr().out
     assert "and the controller; podgate-proxy." in printed
@@ -418,7 +649,25 @@ def test_one_forgotten_node_is_cleaned_alone(
         output={"items": [cleaning_pod("b", is_ready=True)]},
     )
     assert run(nodes, tmp_path, "--node=b", "--yes") == 0
+    assert nodes.calls("create") == []
     assert verbs(nodes) == ["delete pods cleaner-b", "delete nodereports.podgate.io b"]
+    assert capsys.readouterr().out.splitlines() == ["NODE  STATE", "b     clean"]
+
+
+def test_forgotten_node_that_is_not_clean_keeps_its_report(
+    nodes: KubectlStandin, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forget_b(nodes)
+    left = [cleaning_pod("a", is_ready=True)]
+    nodes.respond("get", "podgate.io/cleanup=uninstall", output={"items": left})
+    assert run(nodes, tmp_path, "--node=b", "--yes") == 1
+    ((_, content),) = nodes.calls("create", "--namespace=podgate")
+    assert json.loads(content)["spec"]["nodeName"] == "b"
+    assert capsys.readouterr().out.splitlines() == [
+        "NODE  STATE",
+        "b     no response: the agent's pod is not replaced yet; is the node's kubelet running?",
+    ]
+    assert verbs(nodes) == []
 
 
 def test_every_object_of_the_chart_is_removed() -> None:

@@ -328,13 +328,19 @@ def test_answer_ends_with_the_next_command(
 ) -> None:
     assert main.main(["--kubectl", serving.command, "why-not-ready", "gated"]) == 1
     namespace = pod("gated")["metadata"]["namespace"]
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"Pod {namespace}/gated is not Ready."
-    assert lines[1:3] == [
+    assert capsys.readouterr().out.splitlines() == [
+        f"Pod {namespace}/gated is not Ready.",
         f"+ node: Node {NODE} is Ready.",
         "+ containers: All 1 containers are ready.",
+        "- readiness gate: example.com/other is missing: its controller has not written it; "
+        "podgate does only what the ConditionOwner of its domain reports.",
+        "+ readiness gate: podgate.io/isolation-ready is True (Enforced).",
+        "+ on the node, agent: alive.",
+        "- on the node, gate: not attached.",
+        "- on the node, relay: none serves; start the agent.",
+        "+ on the node, network namespace: only the agent knows its path.",
+        f"Next: kubectl describe pod gated -n {namespace}",
     ]
-    assert lines[-1] == f"Next: kubectl describe pod gated -n {namespace}"
 
 
 def test_ready_pod_is_success_and_json_has_all_findings(
@@ -348,12 +354,21 @@ def test_ready_pod_is_success_and_json_has_all_findings(
     arguments = ["why-not-ready", "shop/gated", "-o", "json"]
     assert main.main(["--kubectl", serving.command, *arguments]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["isReady"], document["nextCommand"]) == (True, "")
-    assert {one["subject"] for one in document["findings"]} >= {
-        "node",
-        "containers",
-        "on the node, gate",
+    shown = document.pop("findings")
+    assert document == {
+        "pod": f"{found['metadata']['namespace']}/gated",
+        **{"isReady": True, "nextCommand": "", "notRead": ""},
     }
+    assert shown[0] == {
+        **{"subject": "node", "isMet": True, "text": f"Node {NODE} is Ready."},
+        "nextCommand": "",
+    }
+    command = f"kubectl exec --namespace=podgate --container=agent agent-{NODE} -- podgate doctor"
+    assert shown[5] == {
+        **{"subject": "on the node, gate", "isMet": False, "text": "not attached."},
+        "nextCommand": command,
+    }
+    assert len(shown) == 8
     assert serving.calls("get", "pod", "gated", "--namespace=shop")
 
 

@@ -67,9 +67,19 @@ def test_pod_has_its_mode_state_gates_and_drops() -> None:
 
 def test_drops_are_listed_by_source_with_their_age() -> None:
     (shown,) = rows(full(pod()), "Drops by source")
-    assert (shown["process"], shown["source"]) == ("curl", "/system.slice/backup.service")
-    assert (shown["pod"], shown["to"], shown["packets"]) == ("shop/web", "tcp 8080", "12")
-    assert (shown["first"], shown["last"]) == ("2h ago", "5m ago")
+    assert shown == {
+        **{"process": "curl", "source": "/system.slice/backup.service", "pod": "shop/web"},
+        **{"to": "tcp 8080", "mode": "enforce", "verdict": "", "now": "", "packets": "12"},
+        **{"first": "2h ago", "last": "5m ago"},
+    }
+    (row,) = next(section(full(pod()), "Drops by source").all("tbody")).children
+    assert [cell.attributes["class"] for cell in row.children] == [
+        *["text"] * 7,
+        "number",
+        *["text"] * 2,
+    ]
+    times = [span.attributes["title"] for span in row.all("span") if "title" in span.attributes]
+    assert times == ["2026-11-22 16:00:00 UTC", "2026-11-22 17:55:00 UTC"]
 
 
 def test_drops_have_the_verdict_of_then_and_what_is_admitted_now() -> None:
@@ -84,9 +94,12 @@ def test_drops_have_the_verdict_of_then_and_what_is_admitted_now() -> None:
 def test_probe_has_a_bar_for_each_of_its_newest_results() -> None:
     page = full(pod(probes=[probe(recent_ms=[1.0, 4.0, None, 2.0])]))
     chart = section(page, "Probes").with_class("spark")[0]
-    outlines = {path.attributes["class"]: path.attributes["d"] for path in chart.all("path")}
-    bars = {kind: re.findall(r"M(\d+) \d+h3v(\d+)", d) for kind, d in outlines.items()}
-    assert bars == {"passed": [("0", "5"), ("4", "20"), ("12", "10")], "failed": [("8", "20")]}
+    assert {path.attributes["class"]: path.attributes["d"] for path in chart.all("path")} == {
+        "passed": "M0 15h3v5h-3zM4 0h3v20h-3zM12 10h3v10h-3z",
+        "failed": "M8 0h3v20h-3z",
+    }
+    size = {name: chart.attributes[name] for name in ("width", "height", "viewbox")}
+    assert size == {"width": "16", "height": "20", "viewbox": "0 0 16 20"}
     assert next(chart.all("title")).text == "4 probes, slowest 4.0 ms, 1 failed"
 
 
@@ -436,3 +449,41 @@ def test_probes_that_took_no_time_have_bars_of_full_height() -> None:
     chart = section(page, "Probes").with_class("spark")[0]
     (path,) = chart.all("path")
     assert re.findall(r"v(\d+)", path.attributes["d"]) == ["20", "20"]
+
+
+def test_page_has_its_head_sections_and_foot() -> None:
+    page = full(pod(), relay=relay(is_up=False))
+    main = next(page.all("main"))
+    shown = [(one.name, one.attributes.get("class", ""), one.text) for one in main.children]
+    assert [one for one in shown if one[0] in ("header", "h2", "p", "footer")] == [
+        (
+            *("header", ""),
+            "podgate 1.2.3 no findings since 2026-11-22 15:00:00 UTC, programs attached by tcx",
+        ),
+        *(("h2", "", "Pods"), ("h2", "", "Probes"), ("h2", "", "Drops by source")),
+        *(("p", "soft", ""), ("h2", "", "Relay"), ("p", "", "not needed"), ("h2", "", "Node")),
+        ("footer", "", "Loads again every 10 s. As of 2026-11-22 18:00:00 UTC."),
+    ]
+    assert [one.attributes for one in page.all("meta")] == [
+        {"charset": "utf-8"},
+        {"name": "viewport", "content": "width=device-width, initial-scale=1"},
+        {"http-equiv": "refresh", "content": "10"},
+        {"name": "robots", "content": "noindex"},
+    ]
+
+
+def test_public_page_is_head_tiles_and_foot() -> None:
+    page = parse(content.public_page(report(pod()), now=NOW))
+    assert [(one.name, one.text) for one in next(page.all("main")).children] == [
+        ("header", "podgate no findings"),
+        (
+            "div",
+            "1 pods 1 enforce 1 of 1 as desired 1 gates 4 dropped 0 would drop serving relay "
+            "identified kubelet",
+        ),
+        (
+            "footer",
+            "Names of pods and processes, and problems in words, need the rights to read /metrics. "
+            "As of 2026-11-22 18:00:00 UTC.",
+        ),
+    ]

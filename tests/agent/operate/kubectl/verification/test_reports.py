@@ -2,8 +2,11 @@
 
 import html.parser
 import json
+import re
 from xml.etree import ElementTree
 
+from agent import VERSION
+from agent.operate.kubectl import printing
 from agent.operate.kubectl.printing import Cell
 from agent.operate.kubectl.verification import reports
 from agent.operate.kubectl.verification.results import NodeResult, Path, Report, Try
@@ -50,6 +53,14 @@ def test_table_has_the_worst_of_declared_and_other_ports() -> None:
     ]
 
 
+def test_verdict_has_its_colour() -> None:
+    cells = [row[-1] for row in reports.rows(REPORT)[1:]]
+    assert cells == [
+        *(Cell("HOLE", printing.RED), Cell("closed", printing.GREEN)),
+        *(Cell("kubelet blocked", printing.RED), Cell("open", printing.YELLOW), Cell("unclear")),
+    ]
+
+
 def test_sentences_have_the_worst_first() -> None:
     assert REPORT.sentences() == [
         "Hole open: host processes reach 1 pod that should be closed, on a: shop/<hole>.",
@@ -63,12 +74,31 @@ def test_sentences_have_the_worst_first() -> None:
 
 def test_json_has_each_try() -> None:
     found = json.loads(json.dumps(reports.as_json(REPORT)))
-    assert (found["isWell"], found["hasHole"]) == (False, True)
-    assert found["paths"][0]["tries"][0] == {
-        **{"protocol": "TCP", "port": 8080, "isDeclared": True},
-        **{"outcome": "open", "detail": "why"},
+    first, *_ = found.pop("paths")
+    assert first == {
+        **{"node": "a", "namespace": "shop", "pod": "<hole>", "isCanary": False},
+        **{"mode": "enforce", "address": "198.18.0.9", "family": "IPv4", "kubelet": "-"},
+        "verdict": "HOLE",
+        "tries": [
+            {
+                **{"protocol": port.protocol, "port": port.number, "isDeclared": port.is_declared},
+                **{"outcome": outcome, "detail": "why"},
+            }
+            for port, outcome in zip(PORTS, ("open", "closed", "closed", "closed"), strict=True)
+        ],
     }
-    assert found["nodes"][1]["problems"] == ['its canary "x" does not run: OutOfpods']
+    assert found == {
+        "version": VERSION,
+        **{"started": REPORT.started, "ended": REPORT.ended},
+        **{"isWell": False, "hasHole": True, "summary": REPORT.sentences()},
+        "nodes": [
+            {"node": "a", "origin": "pod", "problems": []},
+            {
+                **{"node": "b", "origin": "pod"},
+                "problems": ['its canary "x" does not run: OutOfpods'],
+            },
+        ],
+    }
 
 
 def test_junit_fails_for_the_hole_the_kubelet_and_nodes_that_were_not_tried() -> None:
@@ -84,6 +114,21 @@ def test_junit_fails_for_the_hole_the_kubelet_and_nodes_that_were_not_tried() ->
         {"classname": "shop/slow (strict)", "name": "IPv4 kubelet"},
     ]
     assert (second.attrib["tests"], second.attrib["errors"]) == ("1", "1")
+    (case,) = second
+    assert case.attrib == {"classname": "b", "name": "tries"}
+    skipped = [
+        (one.attrib["classname"], one.attrib["name"], found.attrib["message"])
+        for one in first
+        if (found := one.find("skipped")) is not None
+    ]
+    ports = ("TCP 8080 declared", "TCP 9", "UDP 9", "ICMP")
+    assert skipped == [
+        ("shop/web (strict)", "IPv4 UDP 9", "unclear: why"),
+        *(("shop/audited (audit)", f"IPv4 {port}", "open: why") for port in ports),
+        *(("shop/dead (enforce)", f"IPv4 {port}", "unclear: why") for port in ports),
+    ]
+    hole = next(one for one in first.iter("failure"))
+    assert hole.attrib == {"message": "open: why"}
 
 
 def test_page_is_whole_and_names_are_text() -> None:
@@ -103,3 +148,14 @@ def test_page_is_whole_and_names_are_text() -> None:
 
     Balanced().feed(page)
     assert opened == []
+    rows = re.findall(r"<tr class=(\w+)><td>a</td><td>([^<]+)</td>", page)
+    assert rows == [
+        *(("bad", "shop/&lt;hole&gt;"), ("good", "shop/web"), ("bad", "shop/slow")),
+        *(("open", "shop/audited"), ("unclear", "shop/dead")),
+    ]
+    tries = re.findall(r"<td>198\.18\.0\.9</td><td>([^<]+)</td><td>(\w+)</td>", page)
+    assert tries[:4] == [
+        *(("TCP 8080 declared", "open"), ("TCP 9", "closed")),
+        *(("UDP 9", "closed"), ("ICMP", "closed")),
+    ]
+    assert len(tries) == 20

@@ -42,6 +42,9 @@ def test_each_node_has_a_canary_of_each_closed_mode_and_nothing_is_left() -> Non
     }
     assert (report.is_well, report.has_hole) == (True, False)
     assert len(cluster.made) == 6
+    # Their agents write conditions.
+    gated = ["readinessGates" in pod["spec"] for pod in cluster.made]
+    assert gated == ["hostNetwork" not in pod["spec"] for pod in cluster.made]
     assert cluster.pods == {}
     assert [one["regarding"]["kind"] for one in cluster.events] == ["DaemonSet"]
     (sentence,) = report.sentences()
@@ -265,3 +268,60 @@ def test_pods_run_podgates_image_as_the_daemonset_pulls_it_without_rights() -> N
 def test_unknown_node_is_an_error() -> None:
     with pytest.raises(KubectlError, match="z is no node that podgate's DaemonSet selects"):
         running.run(MadeCluster("a"), Options(nodes=("z",)))
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (
+            {"waiting": {"reason": "ErrImagePull", "message": "no such image."}},
+            "ErrImagePull: no such image",
+        ),
+        ({"terminated": {"reason": "Error"}}, "Error"),
+        ({"waiting": {}}, "Failed"),
+    ],
+)
+def test_pod_that_tries_nothing_is_named_with_its_reason(
+    state: made_cluster.Json, text: str
+) -> None:
+    cluster = MadeCluster("a")
+    create = cluster.create
+
+    def create_failing(path: str, body: made_cluster.Json) -> made_cluster.Json:
+        made = create(path, body)
+        if made.get("spec", {}).get("hostNetwork"):
+            made["status"] = {"phase": "Failed", "containerStatuses": [{"state": state}]}
+        return made
+
+    cluster.create = create_failing  # type: ignore[method-assign]
+    report = running.run(cluster, Options(modes=("enforce",)))
+    (sentence,) = report.sentences()
+    assert sentence == f"a: its pod podgate-verify-node-1 does not try anything: {text}."
+    assert cluster.pods == {}
+
+
+def test_tries_that_print_something_else_are_named() -> None:
+    cluster = MadeCluster("a")
+    cluster.text = lambda path: "no JSON\n"  # type: ignore[method-assign]
+    report = running.run(cluster, Options(modes=("enforce",)))
+    assert report.sentences() == ["a: its tries printed no JSON."]
+
+
+def test_chosen_nodes_are_tried_once_in_order() -> None:
+    cluster = MadeCluster("a", "b", "c")
+    report = running.run(cluster, Options(nodes=("c", "a", "c"), modes=("strict",)))
+    assert [node.node for node in report.nodes] == ["a", "c"]
+    assert {pod["spec"]["nodeName"] for pod in cluster.made} == {"a", "c"}
+
+
+@pytest.mark.parametrize("change", [{"uid": "other"}, {"deletionTimestamp": "2026-01-01"}])
+def test_pod_that_was_replaced_or_ends_is_no_hole(change: dict[str, str]) -> None:
+    cluster = MadeCluster("a")
+    cluster.samples = [sample("web", **{"podgate.io/mode": "enforce"})]
+
+    def answer(address: str, protocol: str, port: int) -> tuple[str, str]:
+        cluster.samples[0]["metadata"] |= change
+        return "open", "answered"
+
+    cluster.answer = answer
+    assert running.run(cluster, Options(has_canaries=False)).paths == []

@@ -1,9 +1,11 @@
 """Which ports of a pod are tried, and which mode its labels want."""
 
+import dataclasses
+
 import pytest
 
 from agent.operate.kubectl.verification import targets
-from agent.operate.kubectl.verification.targets import Port
+from agent.operate.kubectl.verification.targets import Port, Target
 from tests.agent.operate.kubectl.verification.made_cluster import DAEMONSET, Json, sample
 
 MODE, OVERRIDE = "podgate.io/mode", "podgate.io/mode-override"
@@ -23,6 +25,10 @@ def labelled(**labels: str) -> Json:
         ({MODE: "audit"}, {MODE: "enforce"}, {}, "enforce"),
         ({MODE: "audit"}, {MODE: "enforce", OVERRIDE: "allowed"}, {}, "audit"),
         ({MODE: "Enforce"}, {MODE: "closed"}, {}, "audit"),
+        ({MODE: "strict"}, {MODE: "enforce"}, {}, "strict"),
+        ({MODE: "off"}, {}, {}, "audit"),
+        ({MODE: "off"}, {OVERRIDE: "allowed"}, {}, "off"),
+        ({MODE: "off"}, {OVERRIDE: "yes"}, {}, "audit"),
     ],
 )
 def test_labels_alone_decide_the_mode(pod: Json, namespace: Json, node: Json, wanted: str) -> None:
@@ -33,6 +39,30 @@ def test_labels_alone_decide_the_mode(pod: Json, namespace: Json, node: Json, wa
 def test_default_mode_is_that_of_the_daemonset() -> None:
     assert targets.default_mode(DAEMONSET) == "audit"
     assert targets.default_mode(None) == ""
+    arguments = [["--mode=off", "--mode=strict", "--model=x"], None, ["run"]]
+    containers = [{"args": one} for one in arguments]
+    assert targets.default_mode({"spec": {"template": {"spec": {"containers": containers}}}}) == (
+        "strict"
+    )
+    bare: Json = {"metadata": {"labels": None}}
+    found = {one: targets.label_mode(bare, bare, bare, one) for one in ("strict", "Strict", "")}
+    assert found == {"strict": "strict", "Strict": "audit", "": "audit"}
+
+
+def test_target_has_its_ports_and_addresses() -> None:
+    pod = sample("web")
+    pod["spec"]["containers"].append({"name": "bare"})
+    pod["spec"]["containers"][0]["livenessProbe"] = {"exec": {}, "tcpSocket": {"port": "gone"}}
+    declared = Port("TCP", 8080, is_declared=True)
+    expected = Target(
+        *("shop", "web", "u-web", "audit", ("198.18.0.9", "fd00:18::9")),
+        (declared, Port("TCP", 9), Port("UDP", 9), Port("ICMP", 0)),
+        kubelet=None,
+    )
+    assert targets.of_pod(pod, "audit") == expected
+    of_canary = (declared, Port("TCP", 8081), Port("UDP", 8081), Port("ICMP", 0))
+    found = targets.of_pod(pod, "audit", is_canary=True)
+    assert found == dataclasses.replace(expected, ports=of_canary, is_canary=True)
 
 
 def test_ports_of_containers_and_probes_are_tried_and_one_that_is_free() -> None:
