@@ -166,6 +166,7 @@ async def test_directory_that_is_replaced_as_of_a_config_map_is_read_again(
 WRONG: list[tuple[object, str]] = [
     ("text", "it is not an object; write a Service or an EndpointSlice"),
     ({"kind": "Pod"}, "its kind is 'Pod'; only Service and EndpointSlice are read"),
+    ({"kind": ["Service"]}, "its kind is ['Service']; only Service and EndpointSlice are read"),
     ({**service("x"), "apiVersion": "v2"}, " (default/x): its apiVersion is 'v2'; write v1"),
     (
         service("x", clusterIPs=["198.18"]),
