@@ -285,6 +285,164 @@ def test_headless_service_without_ports_still_has_addresses() -> None:
     assert [(port.port, targets(port)) for port in found.ports] == [(0, ["198.19.0.1:0"])]
 
 
+def test_headless_service_has_endpoints_of_the_requested_families() -> None:
+    found = (
+        endpoint_slice(endpoint_json("198.19.0.1"), endpoint_json("198.19.0.2", ready=False)),
+        endpoint_slice(endpoint_json("fd00:18::2"), name="web-6", family="IPv6"),
+    )
+    for family, expected in (
+        (pb.ADDRESS_FAMILY_IPV4, ["198.19.0.1:8080"]),
+        (pb.ADDRESS_FAMILY_IPV6, ["fd00:18::2:8080"]),
+    ):
+        (port,) = encoded(service(**HEADLESS), *found, families=[family]).ports
+        assert targets(port) == expected
+        assert port.has_endpoints_anywhere
+
+
+def test_headless_service_without_ready_endpoints_is_marked() -> None:
+    found = endpoint_slice(endpoint_json("198.19.0.1", ready=False))
+    (port,) = encoded(service(**HEADLESS), found).ports
+    assert (list(port.endpoints), port.has_endpoints_anywhere) == ([], False)
+    (port,) = encoded(service(**HEADLESS), found, all_endpoints=True).ports
+    assert port.endpoints == [pb.Endpoint(address="198.19.0.1", port=8080)]
+    assert not port.has_endpoints_anywhere
+
+
+def test_last_endpoint_of_a_headless_service_does_not_decide_for_all() -> None:
+    found = endpoint_slice(endpoint_json("198.19.0.1"), endpoint_json("198.19.0.2", ready=False))
+    (port,) = encoded(service(**HEADLESS), found).ports
+    assert (targets(port), port.has_endpoints_anywhere) == (["198.19.0.1:8080"], True)
+
+
+@pytest.mark.parametrize(
+    ("config", "seconds"),
+    [
+        (None, 10800),
+        ({"clientIP": None}, 10800),
+        ({"clientIP": {"timeoutSeconds": None}}, 10800),
+        ({"clientIP": {"timeoutSeconds": 0}}, 10800),
+        ({"clientIP": {"timeoutSeconds": 1}}, 1),
+        ({"clientIP": {"timeoutSeconds": 86400}}, 86400),
+        ({"clientIP": {"timeoutSeconds": 86401}}, 10800),
+    ],
+)
+def test_affinity_lasts_as_long_as_the_service_has_it(config: Any, seconds: int) -> None:
+    found = encoded(service(sessionAffinity="ClientIP", sessionAffinityConfig=config))
+    assert found.session_affinity == pb.SESSION_AFFINITY_CLIENT_IP
+    assert found.session_affinity_timeout_seconds == seconds
+    without = encoded(service(sessionAffinity="None", sessionAffinityConfig=config))
+    assert without.session_affinity == pb.SESSION_AFFINITY_NONE
+    assert without.session_affinity_timeout_seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy", "port"),
+    [
+        ("LoadBalancer", "Local", 31000),
+        ("LoadBalancer", "Cluster", 0),
+        ("NodePort", "Local", 0),
+    ],
+)
+def test_health_check_is_of_load_balancers_with_local_traffic(
+    kind: str, policy: str, port: int
+) -> None:
+    found = encoded(service(type=kind, externalTrafficPolicy=policy, healthCheckNodePort=31000))
+    assert found.health_check_node_port == port
+
+
+@pytest.mark.parametrize("number", [1, 65535])
+def test_any_port_number_can_be_used(number: int) -> None:
+    ports = [{"name": "http", "protocol": "TCP", "port": number, "nodePort": number}]
+    found = endpoint_slice(endpoint_json("198.19.0.1"), ports=[{**ports[0], "port": number}])
+    (port,) = encoded(service(type="NodePort", ports=ports), found).ports
+    assert (port.port, port.node_port) == (number, number)
+    assert targets(port) == [f"198.19.0.1:{number}"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "external"),
+    [
+        ({}, []),
+        ({"ports": [{"name": "http", "port": 80, "nodePort": 30080}]}, ["198.19.0.1:8080"]),
+        ({"externalIPs": ["198.18.9.1"]}, ["198.19.0.1:8080"]),
+        ({"externalIPs": ["fd00:18::9"]}, []),
+        ({"status": {"loadBalancer": {"ingress": [{"ip": "198.18.8.1"}]}}}, ["198.19.0.1:8080"]),
+        (
+            {"status": {"loadBalancer": {"ingress": [{"ip": "198.18.8.1", "ipMode": "Proxy"}]}}},
+            [],
+        ),
+    ],
+    ids=str,
+)
+def test_endpoints_are_for_outside_where_the_service_is_reachable_from_there(
+    spec: dict[str, Any], external: list[str]
+) -> None:
+    (port,) = encoded(service(**spec), endpoint_slice(endpoint_json("198.19.0.1"))).ports
+    assert targets(port) == ["198.19.0.1:8080"]
+    assert targets(port, "external") == targets(port, "external_from_node") == external
+
+
+def test_addresses_of_a_load_balancer_are_listed_with_their_names() -> None:
+    status = {
+        "loadBalancer": {
+            "ingress": [
+                {"ip": "198.18.8.1", "hostname": "both.example"},
+                {"ip": "fd00:18::1", "hostname": "other.example"},
+                {"ip": "198.18.8.2", "ipMode": "Unheard"},
+                {"ip": "fd00:18::2"},
+                {},
+            ]
+        }
+    }
+    found = encoded(service(status=status))
+    assert list(found.load_balancer_ingress) == [
+        pb.LoadBalancerIngress(ip="198.18.8.1", hostname="both.example", ip_mode=pb.IP_MODE_VIP),
+        pb.LoadBalancerIngress(hostname="other.example"),
+        pb.LoadBalancerIngress(ip="198.18.8.2"),
+    ]
+    assert list(found.load_balancer_ips) == ["198.18.8.1"]
+
+
+def test_endpoint_with_details_has_all_that_its_slice_has() -> None:
+    full = endpoint_json(
+        "198.19.0.1",
+        node=NODE,
+        ready=False,
+        serving=True,
+        terminating=True,
+        zones=["a"],
+        nodes=["n1"],
+        uid="u",
+        zone="b",
+    )
+    bare = endpoint_json("198.19.0.2", node=None)
+    named = {**bare, "targetRef": {"kind": "Node", "name": "x"}}
+    (port,) = encoded(
+        service(), endpoint_slice(full, named), all_endpoints=True, endpoint_details=True
+    ).ports
+    assert list(port.endpoints) == [
+        pb.Endpoint(
+            address="198.19.0.1",
+            port=8080,
+            is_local=True,
+            node=NODE,
+            zone="b",
+            pod=pb.PodReference(namespace="default", name="p", uid="u"),
+            conditions=pb.EndpointConditions(ready=False, serving=True, terminating=True),
+            hint_zones=["a"],
+            hint_nodes=["n1"],
+            follows_pod=True,
+        ),
+        pb.Endpoint(
+            address="198.19.0.2",
+            port=8080,
+            is_internal=True,
+            conditions=pb.EndpointConditions(ready=True, serving=True),
+            follows_pod=True,
+        ),
+    ]
+
+
 def test_newer_readiness_of_local_pods_counts() -> None:
     ill = endpoint_json("198.19.0.1", node=NODE, uid="ill")
     well = endpoint_json("198.19.0.2", node=NODE, ready=False, uid="well")
