@@ -382,67 +382,6 @@ def test_endpoints_are_for_outside_where_the_service_is_reachable_from_there(
     assert targets(port, "external") == targets(port, "external_from_node") == external
 
 
-def test_addresses_of_a_load_balancer_are_listed_with_their_names() -> None:
-    status = {
-        "loadBalancer": {
-            "ingress": [
-                {"ip": "198.18.8.1", "hostname": "both.example"},
-                {"ip": "fd00:18::1", "hostname": "other.example"},
-                {"ip": "198.18.8.2", "ipMode": "Unheard"},
-                {"ip": "fd00:18::2"},
-                {},
-            ]
-        }
-    }
-    found = encoded(service(status=status))
-    assert list(found.load_balancer_ingress) == [
-        pb.LoadBalancerIngress(ip="198.18.8.1", hostname="both.example", ip_mode=pb.IP_MODE_VIP),
-        pb.LoadBalancerIngress(hostname="other.example"),
-        pb.LoadBalancerIngress(ip="198.18.8.2"),
-    ]
-    assert list(found.load_balancer_ips) == ["198.18.8.1"]
-
-
-def test_endpoint_with_details_has_all_that_its_slice_has() -> None:
-    full = endpoint_json(
-        "198.19.0.1",
-        node=NODE,
-        ready=False,
-        serving=True,
-        terminating=True,
-        zones=["a"],
-        nodes=["n1"],
-        uid="u",
-        zone="b",
-    )
-    bare = endpoint_json("198.19.0.2", node=None)
-    named = {**bare, "targetRef": {"kind": "Node", "name": "x"}}
-    (port,) = encoded(
-        service(), endpoint_slice(full, named), all_endpoints=True, endpoint_details=True
-    ).ports
-    assert list(port.endpoints) == [
-        pb.Endpoint(
-            address="198.19.0.1",
-            port=8080,
-            is_local=True,
-            node=NODE,
-            zone="b",
-            pod=pb.PodReference(namespace="default", name="p", uid="u"),
-            conditions=pb.EndpointConditions(ready=False, serving=True, terminating=True),
-            hint_zones=["a"],
-            hint_nodes=["n1"],
-            follows_pod=True,
-        ),
-        pb.Endpoint(
-            address="198.19.0.2",
-            port=8080,
-            is_internal=True,
-            conditions=pb.EndpointConditions(ready=True, serving=True),
-            follows_pod=True,
-        ),
-    ]
-
-
 def test_newer_readiness_of_local_pods_counts() -> None:
     ill = endpoint_json("198.19.0.1", node=NODE, uid="ill")
     well = endpoint_json("198.19.0.2", node=NODE, ready=False, uid="well")
