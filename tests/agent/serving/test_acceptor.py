@@ -36,7 +36,7 @@ def listening() -> Iterator[Listening]:
 
 
 class Server:
-    """Has places for so many connections of a client; holds what it accepts."""
+    """Has places for this number of connections of a client; holds what it accepts."""
 
     def __init__(self, of_peer: int = 1000) -> None:
         self.places = Places(1000, trusted=0, of_peer=of_peer)

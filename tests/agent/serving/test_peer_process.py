@@ -56,7 +56,7 @@ def test_process_that_connected_has_its_cgroup() -> None:
         found.close()
 
 
-def test_process_is_found_by_its_id_on_an_older_kernel() -> None:
+def test_process_is_found_by_its_id_without_a_pidfd_of_the_connection() -> None:
     found = process(Accepted(os.getpid()))
     assert found is not None
     assert found.cgroup() == own_cgroup()

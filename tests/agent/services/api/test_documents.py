@@ -322,3 +322,9 @@ def test_no_more_than_twenty_mistakes_are_listed(path: pathlib.Path) -> None:
     assert len(found.problems) == 21
     assert found.problems[19].startswith("services.yaml, document 20: ")
     assert found.problems[20] == "services.yaml: 3 more problems"
+
+
+def test_file_of_a_large_cluster_is_read(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "services.json"
+    path.write_text(json.dumps(service()) + " " * (2 << 20), encoding="utf-8")
+    assert list(documents.read(path).services) == [("default", "web")]
