@@ -229,7 +229,7 @@ async def test_response_decides_what_the_next_stream_has(
 
 
 @BOTH
-async def test_response_to_an_earlier_report_does_not_count(
+async def test_only_the_response_to_the_last_report_counts(
     server: Server, program: Program, kind: type[Publisher]
 ) -> None:
     """A program sets a condition again before it has the response."""
