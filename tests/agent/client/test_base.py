@@ -3,6 +3,7 @@
 import argparse
 import inspect
 import os
+import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ FIRST, SECOND = PodInfoState(7, 1, ()), PodInfoState(7, 2, ())
 INCOMPLETE = "cannot read the conditions of this node's pods: the response is incomplete"
 
 
-class Failure(grpc.RpcError):
+class Failure(grpc.RpcError):  # type: ignore[misc]
     """As the calls of grpc raise it."""
 
     def __init__(self, code: grpc.StatusCode, details: str | None = None) -> None:
@@ -247,7 +248,7 @@ def test_clients_wait_for_different_times_after_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for chance, seconds in ((0.0, 2.0), (0.5, 4.0), (0.75, 5.0)):
-        monkeypatch.setattr(base.random, "random", lambda chance=chance: chance)
+        monkeypatch.setattr(random, "random", lambda chance=chance: chance)
         assert base.delay_seconds(4.0) == seconds
 
 

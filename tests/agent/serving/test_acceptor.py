@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -17,12 +17,11 @@ from tests import polling
 class Listening(socket.socket):
     """Fails to accept as often as it is given errors."""
 
-    errors: tuple[OSError, ...] = ()
+    errors: Sequence[OSError] = ()
 
     def accept(self) -> tuple[socket.socket, object]:
         if self.errors:
-            first, *rest = self.errors
-            self.errors = tuple(rest)
+            first, *self.errors = self.errors
             raise first
         return super().accept()
 
@@ -116,7 +115,7 @@ async def test_connection_that_is_gone_delays_no_other(
     listening: Listening, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(acceptor, "_ACCEPT_AGAIN_SECONDS", 3600.0)
-    listening.errors = (OSError(number, ""),)
+    listening.errors = [OSError(number, "")]
     server = Server()
     with clients(listening, 1), server.acceptor.accepting(listening):
         await polling.until("the connection", lambda: len(server.held) == 1)
@@ -130,13 +129,13 @@ async def test_nothing_is_accepted_for_a_moment_without_a_free_descriptor(
     shortage = OSError(errno.EMFILE, "")
     with clients(listening, 1):
         monkeypatch.setattr(acceptor, "_ACCEPT_AGAIN_SECONDS", 3600.0)
-        listening.errors = (shortage,)
+        listening.errors = [shortage]
         with server.acceptor.accepting(listening):
             await turns()
             assert not listening.errors
             assert not server.held
         monkeypatch.setattr(acceptor, "_ACCEPT_AGAIN_SECONDS", 0.0)
-        listening.errors = (shortage, shortage)
+        listening.errors = [shortage, shortage]
         with server.acceptor.accepting(listening):
             await polling.until("the connection", lambda: len(server.held) == 1)
     server.close()
