@@ -164,17 +164,20 @@ async def test_state_of_the_runtime_is_in_the_sources(
 async def test_source_is_ready_once_all_sandboxes_are_listed_and_read(
     source: StandaloneSource,
 ) -> None:
+    def reason() -> str | None:
+        return source.runtime_unready_reason
+
     source.start()
-    assert source.runtime_unready_reason is None
+    assert reason() is None
     source.sandboxes.changes.mark("uid-web")
-    assert source.runtime_unready_reason == "pods that changed are being read"
+    assert reason() == "pods that changed are being read"
     source.sandboxes.relists = 0
-    assert source.runtime_unready_reason == "initial sandbox list not finished"
+    assert reason() == "initial sandbox list not finished"
     source.sandboxes.problem = "connection refused"
-    assert source.runtime_unready_reason == "connection refused"
+    assert reason() == "connection refused"
     source.sandboxes.relists, source.sandboxes.problem = 2, ""
     source.start()
-    assert source.runtime_unready_reason is None
+    assert reason() is None
 
 
 async def test_pod_that_the_kubelet_has_deleted_leaves_the_store_with_its_sandbox(
