@@ -67,12 +67,12 @@ async def test_reason_is_not_shown_to_clients_that_may_not_read_names_of_pods() 
         ("pages.example:9650", "127.0.0.1", False),
         ("127.0.0.1:9650", "198.18.0.1", False),
         ("localhost", "fd00:18::1", False),
-        ("localhost", None, False),
+        ("localhost", "", False),
         ("localhost", "unix:", False),
     ],
 )
 async def test_names_of_pods_are_for_this_machine_by_its_own_name(
-    host: str, remote: str | None, *, is_served: bool
+    host: str, remote: str, *, is_served: bool
 ) -> None:
     request = make_mocked_request("GET", "/metrics", headers={"Host": host})
     rejection = await endpoints.reject_remote(request.clone(remote=remote))
