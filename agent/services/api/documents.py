@@ -108,7 +108,7 @@ def _read_part(document: Any, content: FileContent) -> None:
     if kind is None:
         _read_message(document, content)
         return
-    if kind not in _API_VERSIONS:
+    if not isinstance(kind, str) or kind not in _API_VERSIONS:
         raise _InvalidError(f"its kind is {kind!r}; only Service and EndpointSlice are read")
     if (version := document.get("apiVersion")) != _API_VERSIONS[kind]:
         raise _InvalidError(f"its apiVersion is {version!r}; write {_API_VERSIONS[kind]}")

@@ -76,6 +76,36 @@ def test_anything_that_is_json_is_decoded(content: str) -> None:
     assert decoding.decode(content.encode(), Outer) == EMPTY
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"number": True}, {"number": 0}),
+        ({"number": 1.5}, {"number": 0}),
+        ({"isUp": 1}, {"isUp": False}),
+        ({"share": True}, {"share": 0.0}),
+        ({"share": 3}, {"share": 3.0}),
+        ({"share": "3"}, {"share": 0.0}),
+        ({"at": 5}, {"at": "1970-01-01T00:00:00Z"}),
+        ({"at": "2026-01-31T08:00:00Z"}, {"at": "2026-01-31T08:00:00Z"}),
+        ({"maybe": None}, {"maybe": None}),
+        ({"maybe": "a"}, {"maybe": "a"}),
+        ({"maybe": 5}, {"maybe": ""}),
+        ({"pairs": [["a", 1], ["b"], 7]}, {"pairs": [["a", 1], ["b", 0], ["", 0]]}),
+        ({"pairs": [["a", 1, "more"]]}, {"pairs": [["a", 1]]}),
+        ({"rows": [{"name": 5, "hitCount": 9}]}, {"rows": [{"name": "", "hitCount": 9}]}),
+        ({"byName": {"a": {"b": 1, "c": "x"}}}, {"byName": {"a": {"b": 1, "c": 0}}}),
+        ({"byName": {"a": 1}}, {"byName": {"a": {}}}),
+    ],
+    ids=str,
+)
+def test_value_of_another_type_is_empty_and_the_others_are_kept(
+    given: dict[str, object], expected: dict[str, object]
+) -> None:
+    empty = msgspec.json.decode(msgspec.json.encode(EMPTY))
+    found = decoding.decode(msgspec.json.encode(given), Outer)
+    assert msgspec.json.decode(msgspec.json.encode(found)) == empty | expected
+
+
 def test_defaults_of_this_version_are_used() -> None:
     content = b'{"inner": {"name": "x"}, "rows": [{}, {"hitCount": 9}]}'
     found = decoding.decode(content, Outer)

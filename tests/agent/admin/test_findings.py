@@ -326,6 +326,166 @@ def test_state_as_desired_is_none(fields: dict[str, Any], changes: dict[str, Any
     assert findings.find(report(pod(**fields), **changes)) == []
 
 
+def owner(**changes: Any) -> dict[str, Any]:
+    return {"condition_owners": [msgspec.structs.replace(GONE, **changes)]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        owner(is_present=True),
+        owner(gone_since=None),
+        owner(waiting_pods=[]),
+        owner(gone_since=datetime.datetime.now(datetime.UTC), stale_after_seconds=3600),
+        {"components": {"default_deny": True, "cni_plugin": True}},
+        {"hooks": [HookStatus(name="connect6", problem="")]},
+        {"raw_sockets": RawSocketStatus(mode="deny-pods", problem="", sources=[], rejected=0)},
+        pending(3, 29.9),
+        pending(0, 3600.0),
+        {"kubelet": None, "open_ports": "They are open.", "is_synced": True},
+    ],
+    ids=str,
+)
+def test_what_may_still_become_as_desired_is_none(changes: dict[str, Any]) -> None:
+    others = [kinds.DECLARED_PORTS_OPEN.name] if "open_ports" in changes else []
+    assert [one.kind for one in findings.find(report(pod(), **changes))] == others
+
+
+def test_conditions_that_are_not_written_for_long_are_a_finding() -> None:
+    assert len(findings.find(report(pod(), **pending(3, 30.0)))) == 1
+
+
+def test_owner_that_is_gone_is_named_with_all_pods_that_wait() -> None:
+    both = [msgspec.structs.replace(GONE, is_present=True), GONE]
+    waiting = msgspec.structs.replace(GONE, waiting_pods=["shop/web", "shop/db"])
+    one, two = findings.find(report(pod(), condition_owners=[*both, waiting]))
+    assert (one.sentence, one.pods, one.since) == (GONE_SENTENCE, ["shop/web"], GONE.gone_since)
+    assert two.sentence == GONE_SENTENCE.replace("a pod waits", "2 pods wait")
+    assert two.pods == ["shop/web", "shop/db"]
+
+
+def test_each_hook_that_does_not_work_is_a_finding() -> None:
+    hooks = [
+        HookStatus(name=name, problem=problem)
+        for name, problem in (("a", "EPERM"), ("b", ""), ("c", "ENOENT"))
+    ]
+    assert [one.sentence for one in findings.of_hooks(hooks)] == [
+        "Hook a does not work: EPERM; gates still drop.",
+        "Hook c does not work: ENOENT; gates still drop.",
+    ]
+
+
+def test_cause_that_a_pod_reports_itself_is_one_finding() -> None:
+    """Its condition has the same."""
+    changes: tuple[dict[str, Any], ...] = (
+        {
+            "paths": [PathStatus(address="198.18.1.1", result="bypassed")],
+            **unlike(ISOLATION_READY, "GateBypassed"),
+        },
+        {
+            "probes": [probe(last_message="Redirected.", is_redirected=True)],
+            **unlike(PROBES_PASSING, "ProbeRedirected"),
+        },
+        {
+            "probes": [probe(last_message="Rejected.", lacks_certificate=True)],
+            **problem("certificate"),
+        },
+        {
+            "probes": [probe(last_message="Rejected.", lacks_certificate=True)],
+            **unlike(PROBES_PASSING, "ProbeCertificateUnusable"),
+        },
+    )
+    assert [len(findings.find(report(pod(**each)))) for each in changes] == [1, 1, 1, 1]
+
+
+def test_probes_of_one_cause_are_named_together() -> None:
+    made = [
+        probe(last_message="Redirected.", is_redirected=True),
+        probe(),
+        probe(last_message="Not this.", is_redirected=True),
+    ]
+    (only,) = findings.find(report(pod(probes=made)))
+    assert only.sentence == "No result of app Readiness, app Readiness: redirected."
+
+
+def test_problem_with_the_relay_is_of_each_pod_where_the_relay_has_none() -> None:
+    missing = relay(is_up=False, problem="no netns")
+    others = report(pod(**problem("gate")), relay=missing)
+    assert [one.kind for one in findings.find(others)] == [
+        kinds.RELAY_MISSING.name,
+        kinds.GATE_NOT_UPDATED.name,
+    ]
+
+
+def test_condition_of_another_owner_is_none() -> None:
+    other = condition("gpu.example.com/healthy", "False", "Hot")
+    assert findings.kind_of(other, "enforce") is None
+
+
+@pytest.mark.parametrize(
+    ("interface", "name", "subject"), [("eth0", "shop/web", "pod shop/web"), ("eth1", "", "node")]
+)
+def test_gate_without_its_program_is_of_its_pod(interface: str, name: str, subject: str) -> None:
+    one = findings.gate_detached(interface, name)
+    assert (one.kind, one.subject) == (kinds.GATE_DETACHED.name, subject)
+    assert one.sentence == (f"No program is attached at {interface}: everything passes there.")
+
+
+@pytest.mark.parametrize(
+    ("by", "advice"),
+    [
+        ("", "Do this. Next: podgate status"),
+        ("podgate status", "Do this."),
+        ("podgate pods", "Do this. Next: podgate status"),
+    ],
+)
+def test_advice_leaves_out_the_command_that_shows_it(by: str, advice: str) -> None:
+    one = msgspec.structs.replace(
+        found(kinds.OFF, "x", remedy="Do this."), next_command="podgate status"
+    )
+    assert one.advice(by) == advice
+    assert msgspec.structs.replace(one, remedy="", next_command="").advice(by) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", ""),
+        ("it is so", "It is so."),
+        ("It is so...", "It is so."),
+        ("podgate is off", "podgate is off."),
+        ("kubectl fails.", "kubectl fails."),
+        ("nft has no table", "nft has no table."),
+        ("nftables has none", "Nftables has none."),
+    ],
+)
+def test_sentence_has_a_capital_and_a_full_stop(text: str, sentence: str) -> None:
+    assert finding.as_sentence(text) == sentence
+
+
+def test_findings_of_a_pod_are_those_that_name_it() -> None:
+    own = found(kinds.GATE_FAILED, "no gate", "pod shop/web")
+    shared = found(kinds.LABEL_INVALID, "a label", "namespace shop", pods=["shop/db", "shop/web"])
+    others = [
+        found(kinds.GATE_FAILED, "no gate", "pod shop/db"),
+        found(kinds.OFF, "off"),
+        found(kinds.LABEL_INVALID, "a label", "namespace shop/web"),
+    ]
+    assert finding.of_pod([own, *others, shared], "shop/web") == [own, shared]
+
+
+def test_equal_findings_are_in_the_order_of_the_worst() -> None:
+    mild = found(kinds.EXISTING_FLOWS, "flows", "pod a/a")
+    bad = found(kinds.GATE_FAILED, "no gate", "pod a/b")
+    same = found(kinds.GATE_FAILED, "no gate", pods=["a/c", "a/d"])
+    assert finding.merged([mild, bad, same]) == [
+        (bad, ["a/b", "a/c", "a/d"]),
+        (mild, ["a/a"]),
+    ]
+    assert finding.line(mild, []) == "Flows."
+    assert finding.line(bad, ["a/b", "a/c"]) == "No gate. Pods: a/b, a/c."
+
+
 def test_node_that_is_off_limits_no_mode_beside() -> None:
     limited = Problem(modes.LIMITED, "Mode strict is limited to off by a label.", "node")
     found_ones = findings.find(report(pod(mode_problems=[limited]), max_mode="off"))

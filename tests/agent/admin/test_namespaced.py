@@ -5,7 +5,7 @@ import msgspec
 from agent.admin import finding_kinds as kinds
 from agent.admin import namespaced
 from agent.admin.finding import Finding, found
-from agent.admin.report import PolicyStatus, RulesReport
+from agent.admin.report import ConditionOwnerStatus, PolicyStatus, RulesReport
 from agent.pods.pod import Problem
 from tests.agent.operate.page import reports
 
@@ -38,6 +38,23 @@ def test_status_has_the_pods_of_the_namespace() -> None:
     assert [pod.full_name for pod in found_.pods] == ["shop/web"]
     assert found_.namespace == "shop"
     assert not has_foreign_name(found_)
+
+
+def test_pods_that_wait_for_an_owner_are_those_of_the_namespace() -> None:
+    waiting = ["shop/web", "bank/vault", "shop-2/web"]
+    owner = ConditionOwnerStatus(
+        domain="gpu.example.com",
+        is_present=False,
+        stale_after_seconds=30,
+        when_stale="Unknown",
+        conditions=1,
+        stale=1,
+        waiting_pods=waiting,
+    )
+    report = reports.report(reports.pod(), condition_owners=[owner])
+    assert namespaced.status(report, "shop").condition_owners == [
+        msgspec.structs.replace(owner, waiting_pods=["shop/web"])
+    ]
 
 
 def test_findings_are_of_its_pods_and_of_what_they_depend_on() -> None:

@@ -138,6 +138,85 @@ def test_place_is_released_once(places: Places) -> None:
     assert places.open == 0
 
 
+def test_places_that_trusted_clients_hold_are_not_taken_from_others(places: Places) -> None:
+    connect(places, ROOT, 3, is_silent=False)
+    assert len(connect(places, MANY[0], 4, is_silent=False)) == 4
+    assert len(connect(places, MANY[1], 4, is_silent=False)) == 3
+    assert (places.open, places.rejected) == (10, 1)
+
+
+def test_trusted_client_takes_the_last_place_of_another(places: Places) -> None:
+    held = [one for peer in MANY[:8] for one in connect(places, peer, is_silent=False)]
+    assert len(connect(places, ROOT, 4, is_silent=False)) == 4
+    assert [one.is_closed for one in held] == [True, True] + 6 * [False]
+    assert (places.open, places.rejected) == (10, 2)
+
+
+def test_trusted_clients_share_the_places_that_they_hold(places: Places) -> None:
+    places.trust(SCRAPER)
+    scraper = connect(places, SCRAPER, 6, is_silent=False)
+    root = connect(places, ROOT, 6, is_silent=False)
+    assert [len(root), sum(one.is_closed for one in scraper)] == [5, 1]
+    assert (places.open, places.rejected) == (10, 2)
+
+
+def test_client_with_one_connection_takes_from_those_that_have_two_more(places: Places) -> None:
+    held = connect(places, MANY[0], 5, is_silent=False)
+    both = connect(places, MANY[1], 2, is_silent=False)
+    found = connect(places, MANY[2], 3, is_silent=False)
+    assert [one.is_closed for one in held] == [True, True] + 3 * [False]
+    assert not any(one.is_closed for one in (*both, *found))
+    # Another one would have fewer than this one afterwards.
+    assert connect(places, MANY[2], is_silent=False) == []
+
+
+def test_client_takes_a_silent_connection_only_from_those_that_have_more(places: Places) -> None:
+    held = [one for peer in MANY[:4] for one in connect(places, peer, 2)]
+    assert len(connect(places, MANY[4], 2)) == 2
+    assert [one.is_closed for one in held] == [True, False] * 2 + 4 * [False]
+    assert connect(places, MANY[4]) == []
+    assert (places.open, places.rejected) == (8, 3)
+
+
+def test_client_with_most_silent_connections_loses_one_first(places: Places) -> None:
+    one, two = connect(places, MANY[0], 3), connect(places, MANY[1], 4)
+    connect(places, MANY[2])
+    connect(places, MANY[3])
+    assert [each.is_closed for each in (*one, *two)] == 3 * [False] + [True] + 3 * [False]
+
+
+def test_connection_that_is_served_and_silent_again_is_the_newest(places: Places) -> None:
+    held = [one for peer in MANY[:8] for one in connect(places, peer)]
+    (first, second, *_) = connect(places, MANY[8], 1) + held[1:]
+    second.place.set_silent(False)
+    second.place.set_silent(True)
+    connect(places, MANY[9])
+    assert [one.is_closed for one in (*held, first)] == [True, True] + 7 * [False]
+
+
+def test_released_connection_is_not_counted_when_its_state_changes(places: Places) -> None:
+    first, *others = connect(places, MANY[0], 6, is_silent=False)
+    first.place.release()
+    first.place.set_silent(True)
+    first.place.release()
+    assert places.open == 5
+    assert len(connect(places, MANY[0], 2, is_silent=False)) == 1
+    assert not any(one.is_closed for one in (first, *others))
+
+
+def test_only_the_latest_trusted_clients_are_remembered(clock: Clock) -> None:
+    places = Places(10, trusted=2, of_peer=6, max_trusted=2, now=clock)
+    for peer in (MANY[0], MANY[1], MANY[0], MANY[2]):
+        places.trust(peer)
+    assert [places.is_trusted(peer) for peer in (*MANY[:4], ROOT)] == [
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
+
+
 @pytest.mark.parametrize(
     ("one", "other", "are_same"),
     [
@@ -153,6 +232,33 @@ def test_addresses_that_one_machine_may_have_are_one_client(
 ) -> None:
     first, second = (peers.of_address(ipaddress.ip_address(text)) for text in (one, other))
     assert (first == second) is are_same
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("198.18.0.1", "198.18.0.1"),
+        ("fd00:18::1:0:0:1", "fd00:18::/64"),
+        ("fd00:18:0:1:ffff::1", "fd00:18:0:1::/64"),
+        ("127.0.0.1", "loopback"),
+        ("::1", "loopback"),
+    ],
+)
+def test_client_of_another_machine_is_named_by_its_address(address: str, name: str) -> None:
+    assert peers.of_address(ipaddress.ip_address(address)) == Peer(name)
+
+
+@pytest.mark.parametrize(
+    ("uid", "peer"),
+    [
+        (0, ROOT),
+        (65535, Peer("user 65535")),
+        (65536, Peer("users of range 1")),
+        (131_072, Peer("users of range 2")),
+    ],
+)
+def test_client_of_this_machine_is_named_by_its_user(uid: int, peer: Peer) -> None:
+    assert peers.of_user(uid) == peer
 
 
 def test_users_that_one_container_may_have_are_one_client() -> None:

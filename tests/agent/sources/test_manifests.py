@@ -1,18 +1,24 @@
 """Pods of a directory of manifests."""
 
 import asyncio
+import contextlib
 import json
 import pathlib
+from collections.abc import AsyncIterator
 
 import pytest
+import structlog.testing
 
 from agent import labels
+from agent.logs import Event
+from agent.pods import documents
 from agent.pods.conditions import Conditions
-from agent.pods.pod import Pod
+from agent.pods.pod import Pod, Problem
 from agent.pods.pod_modes import PodModes
 from agent.pods.store import PodStore
 from agent.sources.manifests import ManifestDirectory
 from bpf.verdicts import Mode
+from tests import polling
 
 
 class Recorder(PodStore):
@@ -23,7 +29,8 @@ class Recorder(PodStore):
         self.directory = directory
         self.changes: list[str] = []
         self.changed = asyncio.Event()
-        self.source = ManifestDirectory(directory, self, PodModes(Mode.AUDIT))
+        self.modes = PodModes(Mode.AUDIT)
+        self.source = ManifestDirectory(directory, self, self.modes)
 
     def set_pod(self, pod: Pod) -> None:
         super().set_pod(pod)
@@ -229,8 +236,172 @@ def test_renamed_file_keeps_its_pod(recorder: Recorder) -> None:
     assert recorder.pod("a").source == "z.yaml"
 
 
+def test_invalid_file_is_a_pod_of_its_name_with_the_problem(recorder: Recorder) -> None:
+    recorder.write("a.yaml", "kind: Service\nmetadata: {name: x}")
+    recorder.write("b.json", "{")
+    recorder.source.refresh()
+    assert recorder.pod("b.json") == Pod(
+        uid="file:b.json",
+        namespace="",
+        name="b.json",
+        source="b.json",
+        mode=Mode.AUDIT,
+        manifest_problem=Problem(
+            "InvalidManifest", "b.json is not JSON: Input data was truncated."
+        ),
+    )
+    assert recorder.pod("a.yaml").uid == "file:a.yaml"
+
+
+def test_invalid_file_keeps_its_last_pod_until_it_is_repaired(recorder: Recorder) -> None:
+    recorder.write("a.json", manifest("a"))
+    recorder.source.refresh()
+    valid = recorder.pod("a")
+    for _ in range(2):
+        recorder.write("a.json", "{")
+        recorder.source.refresh()
+        assert recorder.pod("a").manifest_problem == Problem(
+            "InvalidManifest",
+            "a.json is not JSON: Input data was truncated. The last valid version stays in force.",
+        )
+    recorder.write("a.json", manifest("a"))
+    recorder.source.refresh()
+    assert recorder.pod("a") == valid
+    assert recorder.changes == 4 * ["+a"]
+
+
+@pytest.mark.parametrize(
+    ("uids", "names", "are_same"),
+    [
+        (("one", "one"), ("a", "b"), True),
+        (("one", "two"), ("a", "a"), True),
+        (("one", "two"), ("a", "b"), False),
+    ],
+)
+def test_pods_of_one_uid_or_one_name_are_the_same(
+    recorder: Recorder, uids: tuple[str, str], names: tuple[str, str], *, are_same: bool
+) -> None:
+    for file, uid, name in zip(("x.json", "y.json"), uids, names, strict=True):
+        recorder.write(file, manifest(name, uid=uid))
+    recorder.source.refresh()
+    problems = [pod.manifest_problem for pod in recorder.desired_pods()]
+    text = f"y.json has pod default/{names[1]}, which x.json already has; remove one of the two."
+    assert problems == [None, Problem("DuplicatePod", text) if are_same else None]
+
+
+def test_pod_of_a_file_that_was_never_valid_is_free(recorder: Recorder) -> None:
+    recorder.write("a.json", "{")
+    recorder.source.refresh()
+    recorder.write("b.json", manifest("a.json", uid="file:a.json"))
+    recorder.source.refresh()
+    assert recorder.changes == ["+a.json", "+a.json"]
+    assert recorder.pod("a.json").manifest_problem is None
+
+
+def test_only_duplicates_are_read_again_when_a_file_is_removed(recorder: Recorder) -> None:
+    for file in ("a.json", "b.json", "c.json"):
+        recorder.write(file, manifest("one"))
+    recorder.write("d.json", "{")
+    recorder.source.refresh()
+    recorder.changes.clear()
+    (recorder.directory / "a.json").unlink()
+    recorder.source.refresh()
+    assert recorder.changes == ["-one", "-b.json", "+one", "+c.json"]
+
+
+def busy(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """No file descriptor is free when these are read."""
+    read_one = documents.read_one
+
+    def read(path: pathlib.Path) -> object:
+        if path.name in names:
+            raise documents.BusyError(f"{path.name} cannot be read")
+        return read_one(path)
+
+    monkeypatch.setattr(documents, "read_one", read)
+
+
+@contextlib.asynccontextmanager
+async def running(recorder: Recorder) -> AsyncIterator[None]:
+    task = asyncio.create_task(recorder.source.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_file_that_cannot_be_read_now_stays_as_it_was(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = asyncio.get_running_loop().time
+    recorder.write("a.json", manifest("a"))
+    async with running(recorder):
+        await polling.until("the file", lambda: recorder.changes == ["+a"])
+        assert recorder.source.read_at == pytest.approx(now(), abs=1.0)
+        with monkeypatch.context() as patch:
+            busy(patch, "a.json", "b.json")
+            recorder.write("a.json", manifest("a", mode="enforce"))
+            recorder.write("b.json", manifest("b"))
+            recorder.write("c.json", manifest("c"))
+            await polling.until("the other file", lambda: recorder.changes == ["+a", "+c"])
+            failed_at = recorder.source.read_at
+            recorder.write("d.json", manifest("d"))
+            await polling.until("another scan", lambda: recorder.changes == ["+a", "+c", "+d"])
+            assert recorder.source.read_at == failed_at < now()
+        recorder.write("e.json", manifest("e"))
+        await polling.until("all files", lambda: len(recorder.changes) == 6)
+        assert recorder.changes[3:] == ["+a", "+b", "+e"]
+        assert recorder.pod("a").mode is Mode.ENFORCE
+        assert failed_at < recorder.source.read_at
+
+
+def test_missing_directory_is_an_error(recorder: Recorder) -> None:
+    with pytest.raises(FileNotFoundError):
+        ManifestDirectory(recorder.directory / "none", recorder, recorder.modes).refresh()
+
+
+async def test_pods_stay_while_the_directory_cannot_be_read(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamps = documents.stamps
+    is_allowed = True
+
+    def allowed(directory: pathlib.Path) -> dict[str, documents.Stamp]:
+        if not is_allowed:
+            raise PermissionError(13, "Permission denied")
+        return stamps(directory)
+
+    monkeypatch.setattr(documents, "stamps", allowed)
+    recorder.write("a.json", manifest("a"))
+    with structlog.testing.capture_logs() as lines:
+        async with running(recorder):
+            await polling.until("the file", lambda: recorder.changes == ["+a"])
+            is_allowed = False
+            recorder.write("b.json", manifest("b"))
+            await polling.until("the error", lambda: lines)
+            read_at = recorder.source.read_at
+            assert (recorder.changes, read_at) == (["+a"], recorder.source.read_at)
+            is_allowed = True
+            recorder.write("c.json", manifest("c"))
+            await polling.until("both files", lambda: recorder.changes == ["+a", "+b", "+c"])
+            assert recorder.source.read_at > read_at
+    assert {line["event"] for line in lines} == {Event.MANIFESTS_UNREADABLE}
+
+
+async def test_modes_of_the_node_are_followed(recorder: Recorder) -> None:
+    recorder.write("a.json", manifest("a"))
+    recorder.write("b.json", "{")
+    async with running(recorder):
+        await polling.until("both files", lambda: len(recorder.changes) >= 2)
+        recorder.modes.set_off(is_off=True)
+        await polling.until("the mode", lambda: recorder.pod("a").mode is Mode.OFF)
+        recorder.modes.set_off(is_off=False)
+        await polling.until("the mode before", lambda: recorder.pod("a").mode is Mode.AUDIT)
+
+
 async def test_changes_are_read_while_running(recorder: Recorder) -> None:
-    running = asyncio.create_task(recorder.source.run())
+    following = asyncio.create_task(recorder.source.run())
     try:
         async with asyncio.timeout(10):
             while not recorder.changes:
@@ -242,5 +413,5 @@ async def test_changes_are_read_while_running(recorder: Recorder) -> None:
                 except TimeoutError:
                     continue
     finally:
-        running.cancel()
+        following.cancel()
     assert recorder.changes[0] == "+a"

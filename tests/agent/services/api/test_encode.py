@@ -285,6 +285,103 @@ def test_headless_service_without_ports_still_has_addresses() -> None:
     assert [(port.port, targets(port)) for port in found.ports] == [(0, ["198.19.0.1:0"])]
 
 
+def test_headless_service_has_endpoints_of_the_requested_families() -> None:
+    found = (
+        endpoint_slice(endpoint_json("198.19.0.1"), endpoint_json("198.19.0.2", ready=False)),
+        endpoint_slice(endpoint_json("fd00:18::2"), name="web-6", family="IPv6"),
+    )
+    for family, expected in (
+        (pb.ADDRESS_FAMILY_IPV4, ["198.19.0.1:8080"]),
+        (pb.ADDRESS_FAMILY_IPV6, ["fd00:18::2:8080"]),
+    ):
+        (port,) = encoded(service(**HEADLESS), *found, families=[family]).ports
+        assert targets(port) == expected
+        assert port.has_endpoints_anywhere
+
+
+def test_headless_service_without_ready_endpoints_is_marked() -> None:
+    found = endpoint_slice(endpoint_json("198.19.0.1", ready=False))
+    (port,) = encoded(service(**HEADLESS), found).ports
+    assert (list(port.endpoints), port.has_endpoints_anywhere) == ([], False)
+    (port,) = encoded(service(**HEADLESS), found, all_endpoints=True).ports
+    assert port.endpoints == [pb.Endpoint(address="198.19.0.1", port=8080)]
+    assert not port.has_endpoints_anywhere
+
+
+def test_last_endpoint_of_a_headless_service_does_not_decide_for_all() -> None:
+    found = endpoint_slice(endpoint_json("198.19.0.1"), endpoint_json("198.19.0.2", ready=False))
+    (port,) = encoded(service(**HEADLESS), found).ports
+    assert (targets(port), port.has_endpoints_anywhere) == (["198.19.0.1:8080"], True)
+
+
+@pytest.mark.parametrize(
+    ("config", "seconds"),
+    [
+        (None, 10800),
+        ({"clientIP": None}, 10800),
+        ({"clientIP": {"timeoutSeconds": None}}, 10800),
+        ({"clientIP": {"timeoutSeconds": 0}}, 10800),
+        ({"clientIP": {"timeoutSeconds": 1}}, 1),
+        ({"clientIP": {"timeoutSeconds": 86400}}, 86400),
+        ({"clientIP": {"timeoutSeconds": 86401}}, 10800),
+    ],
+)
+def test_affinity_lasts_as_long_as_the_service_has_it(config: Any, seconds: int) -> None:
+    found = encoded(service(sessionAffinity="ClientIP", sessionAffinityConfig=config))
+    assert found.session_affinity == pb.SESSION_AFFINITY_CLIENT_IP
+    assert found.session_affinity_timeout_seconds == seconds
+    without = encoded(service(sessionAffinity="None", sessionAffinityConfig=config))
+    assert without.session_affinity == pb.SESSION_AFFINITY_NONE
+    assert without.session_affinity_timeout_seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy", "port"),
+    [
+        ("LoadBalancer", "Local", 31000),
+        ("LoadBalancer", "Cluster", 0),
+        ("NodePort", "Local", 0),
+    ],
+)
+def test_health_check_is_of_load_balancers_with_local_traffic(
+    kind: str, policy: str, port: int
+) -> None:
+    found = encoded(service(type=kind, externalTrafficPolicy=policy, healthCheckNodePort=31000))
+    assert found.health_check_node_port == port
+
+
+@pytest.mark.parametrize("number", [1, 65535])
+def test_any_port_number_can_be_used(number: int) -> None:
+    ports = [{"name": "http", "protocol": "TCP", "port": number, "nodePort": number}]
+    found = endpoint_slice(endpoint_json("198.19.0.1"), ports=[{**ports[0], "port": number}])
+    (port,) = encoded(service(type="NodePort", ports=ports), found).ports
+    assert (port.port, port.node_port) == (number, number)
+    assert targets(port) == [f"198.19.0.1:{number}"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "external"),
+    [
+        ({}, []),
+        ({"ports": [{"name": "http", "port": 80, "nodePort": 30080}]}, ["198.19.0.1:8080"]),
+        ({"externalIPs": ["198.18.9.1"]}, ["198.19.0.1:8080"]),
+        ({"externalIPs": ["fd00:18::9"]}, []),
+        ({"status": {"loadBalancer": {"ingress": [{"ip": "198.18.8.1"}]}}}, ["198.19.0.1:8080"]),
+        (
+            {"status": {"loadBalancer": {"ingress": [{"ip": "198.18.8.1", "ipMode": "Proxy"}]}}},
+            [],
+        ),
+    ],
+    ids=str,
+)
+def test_endpoints_are_for_outside_where_the_service_is_reachable_from_there(
+    spec: dict[str, Any], external: list[str]
+) -> None:
+    (port,) = encoded(service(**spec), endpoint_slice(endpoint_json("198.19.0.1"))).ports
+    assert targets(port) == ["198.19.0.1:8080"]
+    assert targets(port, "external") == targets(port, "external_from_node") == external
+
+
 def test_newer_readiness_of_local_pods_counts() -> None:
     ill = endpoint_json("198.19.0.1", node=NODE, uid="ill")
     well = endpoint_json("198.19.0.2", node=NODE, ready=False, uid="well")

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 import yaml
+from google.protobuf import json_format
 
-from agent.services.api import documents
+from agent.services.api import documents, file_objects
 from agent.services.api.file_objects import FileObjects
 from agent.services.api.object_source import SourcePosition
 from agent.services.api.objects import ApiService, EndpointSlice
 from tests import polling
 from tests.agent.services.api import making
 from tests.agent.services.api.making import Json, endpoint_json, service_json, slice_json
+from tests.agent.services.api.test_decode import message
 
 _WAIT_SECONDS = 30.0
 
@@ -166,6 +168,7 @@ async def test_directory_that_is_replaced_as_of_a_config_map_is_read_again(
 WRONG: list[tuple[object, str]] = [
     ("text", "it is not an object; write a Service or an EndpointSlice"),
     ({"kind": "Pod"}, "its kind is 'Pod'; only Service and EndpointSlice are read"),
+    ({"kind": ["Service"]}, "its kind is ['Service']; only Service and EndpointSlice are read"),
     ({**service("x"), "apiVersion": "v2"}, " (default/x): its apiVersion is 'v2'; write v1"),
     (
         service("x", clusterIPs=["198.18"]),
@@ -319,6 +322,186 @@ async def test_restart_with_an_unreadable_file_waits_for_it(tmp_path: pathlib.Pa
         write(path, service("a"))
         await followed.synced()
         assert followed.names == ["a"]
+
+
+def as_message(name: str, **changes: Any) -> Json:
+    """As `podgate services --all` writes it."""
+    slices = [making.endpoint_slice(endpoint_json("198.19.0.1"), service=name)]
+    return {**json_format.MessageToDict(message(making.service(name), slices)), **changes}
+
+
+async def test_service_of_podgate_that_becomes_invalid_stays_with_its_slices(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "services.yaml"
+    write(path, as_message("a"), as_message("b"), endpoint_slice(name="c"))
+    followed = Followed(path)
+    await followed.source.refresh()
+    assert list(map(str, followed.source.slices)) == [
+        "('default', 'a-0-ipv4-8080-1')",
+        "('default', 'b-0-ipv4-8080-1')",
+        "('default', 'c')",
+    ]
+    followed.reported.clear()
+    write(path, as_message("a", clusterIps=["none"]))
+    for _ in range(2):
+        await followed.source.refresh()
+        assert followed.names == ["a"]
+        assert sorted(followed.reported) == ["-b", "-b-0-ipv4-8080-1", "-c"]
+        assert followed.problem == (
+            "services.yaml (default/a): clusterIPs has 'none'; write an IP address"
+        )
+
+
+async def test_document_without_a_name_may_be_any_that_was_there(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "services.yaml"
+    write(path, service("a"), endpoint_slice(name="b"), service("c"))
+    followed = Followed(path)
+    await followed.source.refresh()
+    followed.reported.clear()
+    write(path, "text", service("c", type="NodePort"))
+    await followed.source.refresh()
+    assert (followed.names, followed.reported) == (["a", "c"], ["=c"])
+    assert list(followed.source.slices) == [("default", "b")]
+
+
+@pytest.mark.parametrize("kind", ["Service", "EndpointSlice"])
+async def test_kept_object_is_of_the_kind_that_was_rejected(
+    tmp_path: pathlib.Path, kind: str
+) -> None:
+    path = tmp_path / "services.yaml"
+    write(path, service("same"), endpoint_slice(name="same", service="same"))
+    followed = Followed(path)
+    await followed.source.refresh()
+    write(path, {"kind": kind, "metadata": {"name": "same"}})
+    await followed.source.refresh()
+    assert (len(followed.source.services), len(followed.source.slices)) == (
+        (1, 0) if kind == "Service" else (0, 1)
+    )
+
+
+async def test_kept_version_gives_way_to_another_file(tmp_path: pathlib.Path) -> None:
+    write(tmp_path / "a.yaml", service("web"), endpoint_slice(name="s"))
+    followed = Followed(tmp_path)
+    await followed.source.refresh()
+    write(tmp_path / "a.yaml", service("web", type="x"), {**endpoint_slice(name="s"), "ports": 1})
+    second = endpoint_slice(endpoint_json("198.19.0.9"), name="s")
+    write(tmp_path / "b.yaml", service("web", type="NodePort"), second)
+    followed.reported.clear()
+    await followed.source.refresh()
+    assert followed.source.services["default", "web"].spec.type == "NodePort"
+    assert followed.reported == ["=s", "=web"]
+    (tmp_path / "b.yaml").unlink()
+    await followed.source.refresh()
+    assert followed.source.services["default", "web"].spec.type == "ClusterIP"
+    assert followed.reported == ["=s", "=web"] * 2
+
+
+async def test_of_two_files_with_one_object_the_first_stays(tmp_path: pathlib.Path) -> None:
+    write(tmp_path / "b.yaml", service("web"), endpoint_slice(name="s"))
+    followed = Followed(tmp_path)
+    await followed.source.refresh()
+    followed.reported.clear()
+    other = endpoint_slice(endpoint_json("198.19.0.9"), name="s")
+    write(tmp_path / "a.yaml", service("web", type="NodePort"), other)
+    await followed.source.refresh()
+    assert followed.reported == []
+    assert followed.source.problems == {
+        str(tmp_path): (
+            "Service default/web is in two files; remove one of the two (1 more problems)"
+        )
+    }
+    write(tmp_path / "a.yaml", other)
+    await followed.source.refresh()
+    assert followed.problem == ("EndpointSlice default/s is in two files; remove one of the two")
+
+
+async def test_unreadable_file_keeps_what_it_had_through_further_mistakes(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "services.yaml"
+    write(path, service("a"), service("b"))
+    followed = Followed(path)
+    await followed.source.refresh()
+    followed.reported.clear()
+    for content in ("{", "{{"):
+        path.write_text(content, encoding="utf-8")
+        await followed.source.refresh()
+    write(path, service("a", type="x"))
+    await followed.source.refresh()
+    assert (followed.names, followed.reported) == (["a"], ["-b"])
+
+
+async def test_directory_of_unreadable_files_is_not_read_before_one_is(
+    tmp_path: pathlib.Path,
+) -> None:
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / name).write_text("{", encoding="utf-8")
+    followed = Followed(tmp_path)
+    await followed.source.refresh()
+    assert not followed.source.synced.is_set()
+    assert followed.problem.endswith("its last known services stay")
+    write(tmp_path / "b.yaml", service("b"))
+    await followed.source.refresh()
+    assert followed.source.synced.is_set()
+    assert (followed.names, "a.yaml" in followed.problem) == (["b"], True)
+
+
+async def test_empty_directory_has_no_services(tmp_path: pathlib.Path) -> None:
+    followed = Followed(tmp_path)
+    await followed.source.refresh()
+    assert followed.source.synced.is_set()
+    assert (followed.names, followed.source.problems) == ([], {})
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+async def test_source_that_does_not_exist_is_one_sentence(
+    tmp_path: pathlib.Path, *, is_file: bool
+) -> None:
+    if is_file:
+        path = tmp_path / "services.yaml"
+        problem = f"{path} does not exist; create it"
+    else:
+        path = tmp_path / "none" / "services"
+        problem = f"{path.parent} cannot be read (No such file or directory); create it"
+    followed = Followed(path)
+    await followed.source.refresh()
+    assert followed.source.problems == {str(path): problem}
+    assert not followed.source.synced.is_set()
+
+
+async def test_node_without_inotify_looks_for_changes_regularly(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(file_objects, "DirectoryWatches", fail)
+    monkeypatch.setattr(file_objects, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(file_objects, "_RESYNC_SECONDS", 3600.0)
+    path = tmp_path / "services.yaml"
+    write(path, service("a"))
+    async with Followed(path).running() as followed:
+        await followed.until_names("a")
+        write(path, service("b"))
+        await followed.until_names("b")
+
+
+async def test_target_of_a_link_that_inotify_does_not_report_is_read_later(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_objects, "_POLL_SECONDS", 3600.0)
+    monkeypatch.setattr(file_objects, "_RESYNC_SECONDS", 0.01)
+    for name in ("link", "target"):
+        (tmp_path / name).mkdir()
+    target = tmp_path / "target" / "services.yaml"
+    write(target, service("a"))
+    link = tmp_path / "link" / "services.yaml"
+    link.symlink_to(target)
+    async with Followed(link).running() as followed:
+        await followed.until_names("a")
+        write(target, service("b"))
+        await followed.until_names("b")
 
 
 def test_service_with_its_slices_is_added_once() -> None:

@@ -240,6 +240,39 @@ def test_later_report_of_the_kubelet_counts() -> None:
     assert watched.changes == [ALL, ALL]
 
 
+def test_same_report_of_a_pod_changes_nothing() -> None:
+    watched = Watched()
+    watched.set_pod(pod())
+    watched.note("ProbeFailing")
+    watched.set_pod(pod())
+    assert watched.is_ready() is False
+    assert watched.changes == [ALL]
+
+
+def test_pod_with_another_address_leaves_its_previous_one() -> None:
+    watched = Watched()
+    watched.set_pod(pod())
+    watched.note("ProbeFailing")
+    watched.set_pod(pod(ip="198.19.0.2"))
+    assert watched.readiness.is_ready("", "198.19.0.1") is None
+    assert watched.readiness.is_ready("", "198.19.0.2") is False
+    assert watched.changes == [ALL, ALL, ALL - {"198.19.0.1"} | {"198.19.0.2"}]
+
+
+def test_time_of_a_result_is_of_its_first_report() -> None:
+    watched = Watched()
+    watched.note("ProbeFailing")
+    assert watched.readiness.probed == {}
+    watched.set_pod(pod())
+    watched.now = at(20)
+    watched.note("ProbeFailing")
+    assert watched.readiness.probed == {"api-1": ProbeReadiness(False, at(10))}
+    watched.note("ProbesPassing")
+    assert watched.readiness.probed == {"api-1": ProbeReadiness(True, at(20))}
+    watched.note("NoProbes")
+    assert watched.readiness.probed == {}
+
+
 def test_deleted_pod_does_not_affect_the_next_one_at_its_address() -> None:
     watched = Watched()
     watched.set_pod(pod())
@@ -308,6 +341,8 @@ def test_saved_result_counts_until_the_first_of_this_agent(is_ready: bool) -> No
     watched.set_pod(pod("False" if is_ready else "True"))
     watched.readiness.restore({"api-1": ProbeReadiness(is_ready, at(1))})
     assert watched.is_ready() is is_ready
+    watched.readiness.set_probes("api-1", None)
+    assert watched.is_ready() is is_ready
     for reason in ("PodSpecUnknown", "NoNetns", "NotScheduled", "ProbePending"):
         watched.note(reason)
         assert watched.is_ready() is is_ready
@@ -325,6 +360,50 @@ def test_saved_result_ends_with_a_newer_report_or_without_probes() -> None:
     assert watched.is_ready() is False
     watched.note("NoProbes")
     assert watched.is_ready() is None
+
+
+def test_saved_result_of_a_pod_that_this_agent_has_probed_is_ignored() -> None:
+    watched = Watched()
+    watched.set_pod(pod())
+    watched.note("ProbeFailing")
+    watched.readiness.restore({"api-1": ProbeReadiness(True, at(1))})
+    assert watched.readiness.probed == {"api-1": ProbeReadiness(False, at(10))}
+    watched.note("NoProbes")
+    assert watched.readiness.probed == {}
+
+
+def test_saved_result_of_a_pod_that_ends_is_dropped() -> None:
+    watched = Watched()
+    watched.readiness.restore({"api-1": ProbeReadiness(False, at(1))})
+    watched.readiness.end("api-1")
+    watched.set_pod(pod())
+    assert (watched.is_ready(), watched.readiness.probed) == (None, {})
+    watched.note("ProbeFailing")
+    assert watched.is_ready() is False
+
+
+@pytest.mark.parametrize(
+    ("found", "is_enough"),
+    [
+        ({"initContainers": [{"name": "side", "readinessProbe": PROBE}]}, True),
+        ({"initContainers": [{"name": "side", "readinessProbe": None}]}, False),
+        ({"initContainers": [{"name": "other", "readinessProbe": PROBE}]}, False),
+    ],
+    ids=str,
+)
+def test_sidecar_that_podgate_probes_is_not_missing(found: dict[str, Any], is_enough: bool) -> None:
+    api = pod("False", is_container_ready=False, **found)
+    waiting = msgspec.structs.replace(api.status.container_statuses[0], name="side", ready=False)
+    status = msgspec.structs.replace(api.status, init_container_statuses=(waiting,))
+    reports = PodReports(of_api=msgspec.structs.replace(api, status=status))
+    expected = True if is_enough else None
+    assert effective_readiness(ProbeReadiness(True, at(1)), reports) is expected
+
+
+@pytest.mark.parametrize("gates", [("other", "another"), ("another", "other")])
+def test_each_other_gate_must_be_true(gates: tuple[str, ...]) -> None:
+    found = pod("False", gates=(*gates, GATE), conditions={"other": "True"})
+    assert effective_readiness(ProbeReadiness(True, at(1)), PodReports(of_api=found)) is None
 
 
 WHEN = {"older": "2026-01-01T12:00:00Z", "newer": "2026-01-01T12:00:20Z"}

@@ -1,6 +1,7 @@
 """Views: a difference gives exactly the full state, whatever changed and whatever the filter is."""
 
 import dataclasses
+import datetime
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from agent.services.api import filters, objects, view
 from agent.services.api.encoder import ServiceEncoder
 from agent.services.api.store import ServiceStore
-from agent.services.api.view import ServicesSnapshot, ServiceView
+from agent.services.api.view import SavedRevision, ServicesSnapshot, ServiceView
 from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from tests.agent.services.api.making import (
     NODE,
@@ -277,3 +278,55 @@ def test_equal_views_share_the_encoded_services(store: ServiceStore) -> None:
     assert hinted_to[0] is hinted_to[1]
     assert hinted_to[2] is hinted_to[3]
     assert plain[0] is plain[1] is plain[2] is plain[3]
+
+
+def test_view_without_a_revision_has_nothing_newer(store: ServiceStore) -> None:
+    made = OneView(store)
+    assert not made.view.is_newer(0, 0)
+    made.commit()
+    assert made.view.is_newer(0, 0)
+    assert made.view.is_newer(INSTANCE, 0)
+    assert not made.view.is_newer(INSTANCE, made.view.rev)
+
+
+def test_service_that_is_as_it_was_makes_no_revision(store: ServiceStore, one: OneView) -> None:
+    store.set_service(None, service("s3", type="NodePort"))
+    one.view.evaluate_next()
+    assert one.view.has_changed(None)
+    store.set_service(None, service("s3"))
+    one.view.evaluate_next()
+    assert not one.view.has_changed(None)
+
+
+def test_saved_state_is_not_newer_than_what_followed_it(store: ServiceStore, one: OneView) -> None:
+    saved = SavedRevision(5, 8, datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC))
+    assert one.view.has_changed(saved)
+    one.view.commit(4, saved)
+    assert not one.view.has_changed(saved)
+    assert [one.view.is_newer(5, rev) for rev in (7, 8, 9)] == [True, True, False]
+    assert [one.view.is_newer(6, rev) for rev in (8, 9)] == [True, True]
+
+
+def test_difference_of_as_many_services_as_there_are_is_still_one(
+    store: ServiceStore, one: OneView
+) -> None:
+    base = one.view.rev
+    for number in range(10):
+        store.set_service(None, service(f"s{number}", type="NodePort"))
+    one.commit()
+    assert one.view.changes_since(INSTANCE, base).is_delta
+
+
+def test_state_has_its_services_in_order_of_their_names(store: ServiceStore, one: OneView) -> None:
+    def names() -> list[str]:
+        _, *parts, _ = map(pb.NextItem.FromString, one.view.snapshot().messages())
+        return [each.name for part in parts for each in part.services.items]
+
+    before = [f"s{number}" for number in range(10)]
+    assert names() == before
+    store.set_service(None, service("a"))
+    one.commit()
+    assert names() == ["a", *before]
+    store.set_service(service("s0"), None)
+    one.commit()
+    assert names() == ["a", *before[1:]]
