@@ -188,6 +188,15 @@ def test_function_has_the_number_of_its_type(types: Types, tmp_path: pathlib.Pat
     assert caught.value.errno == errno.ENOENT
 
 
+def test_last_word_that_looks_like_the_name_is_no_type(tmp_path: pathlib.Path) -> None:
+    made = Types()
+    made.add(INT, "main", struct.pack("=I", 1))
+    path = made.write(tmp_path / "btf")
+    with pytest.raises(BtfError, match="has no function main") as caught:
+        btf.function_id("main", path)
+    assert caught.value.errno == errno.ENOENT
+
+
 def test_struct_has_the_number_of_the_first_type_of_its_name(
     types: Types, tmp_path: pathlib.Path
 ) -> None:

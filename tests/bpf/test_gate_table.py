@@ -233,9 +233,28 @@ def test_unchanged_configuration_is_not_written(loaded: _Loaded, waits: list[Non
     table = loaded.table()
     config = GateConfig(Mode.ENFORCE, numbered(5), ports(9))
     table.set(3, config, 0)
+    few = GateConfig(Mode.ENFORCE, numbered(1), ports(3))
+    table.set(4, few, 0)
     before = [table.writes for table in loaded.maps.values()]
     table.set(3, config, 0)
+    table.set(4, few, 0)
     assert [table.writes for table in loaded.maps.values()] == before
+
+
+def test_change_of_a_later_rule_alone_is_written(loaded: _Loaded, waits: list[None]) -> None:
+    table = loaded.table()
+    for last in (Rule(SourceKind.ANY, 6, 5, 5), Rule(SourceKind.KUBELET, 6, 5, 5)):
+        config = GateConfig(Mode.ENFORCE, numbered(1), (*ports(4), last))
+        table.set(3, config, 0)
+        assert loaded.table().get(3) == config
+
+
+def test_first_slot_is_given_when_no_other_is_left(loaded: _Loaded, waits: list[None]) -> None:
+    slots = loaded.map(abi.GATE_SLOTS).values
+    for slot in range(abi.FIRST_SLOT + 1, abi.SLOT_COUNT):
+        slots[(1_000_000 + slot).to_bytes(4, "little")] = slot.to_bytes(4, "little")
+    loaded.table().set(7, GateConfig(Mode.ENFORCE, ()), 0)
+    assert slots[(7).to_bytes(4, "little")] == abi.FIRST_SLOT.to_bytes(4, "little")
 
 
 @pytest.mark.parametrize("is_map_full", [True, False], ids=["full map", "too many of one pod"])
@@ -358,7 +377,8 @@ def test_interface_without_a_configuration_admits_the_kubelet_to_any_address(
     value = loaded.map(abi.GATES).values[abi.FALLBACK_SLOT.to_bytes(4, "little")]
     slot = abi.CGateSlot.from_buffer_copy(value)
     gate = slot.versions[slot.current]
-    assert (gate.mode, gate.flags, gate.ifindex) == (Mode.ENFORCE, abi.GATE_ANY_ADDRESS, 0)
+    assert (gate.mode, gate.flags) == (Mode.ENFORCE, abi.GATE_ANY_ADDRESS)
+    assert (gate.ifindex, gate.slot, gate.grace_until_ns) == (0, abi.FALLBACK_SLOT, 0)
     found = [Rule.unpack(rule) for rule in gate.rules[: gate.rule_count]]
     assert found == [Rule(SourceKind.KUBELET, protocol=6)]
 

@@ -96,6 +96,22 @@ def test_holder_is_found_in_the_kernels_list(
     )
 
 
+def test_lock_is_tried_again_after_a_pause(
+    descriptor: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(kept, fcntl.LOCK_EX)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        os.close(kept)
+
+    monkeypatch.setattr("bpf.locks.time.sleep", pause)
+    locks.take(descriptor, 0.1)
+    assert len(pauses) == 1
+
+
 def test_lock_is_taken_when_its_holder_ends(
     holder: "subprocess.Popen[bytes]", descriptor: int
 ) -> None:
