@@ -342,6 +342,19 @@ def test_directory_is_no_network(node: CniInstaller, name: str) -> None:
     assert b"podgate-cni" in content(node)["10-x.conflist"]
 
 
+def test_link_to_a_directory_is_a_network_that_cannot_be_read(
+    node: CniInstaller, tmp_path: pathlib.Path
+) -> None:
+    """As for runtimes."""
+    (tmp_path / "elsewhere").mkdir()
+    path = node.conf_directory / "05-x.conf"
+    path.symlink_to(tmp_path / "elsewhere")
+    write(node, {"10-x.conflist": CONFLIST})
+    with pytest.raises(CniError) as caught:
+        node.install()
+    assert str(caught.value) == f"{path} cannot be changed: Is a directory."
+
+
 def test_text_of_another_encoding_is_unchanged(node: CniInstaller) -> None:
     (node.conf_directory / "10-x.conflist").write_bytes(b"\xff")
     with pytest.raises(CniError, match="is unchanged: it is not UTF-8"):

@@ -51,7 +51,7 @@ def test_cgroups_that_a_namespace_hides_are_zero(
     (tmp_path / "cgroup.type").touch()
     root, inner = tmp_path.stat().st_ino, (tmp_path / "a").stat().st_ino
     levels = {root: 2}
-    monkeypatch.setattr(cgroups.cgroup_levels, "of_ancestor", levels.get)
+    monkeypatch.setattr("bpf.cgroup_levels.of_ancestor", levels.get)
     assert cgroups.root_level(tmp_path) == 2
     assert ancestors(tmp_path, "/a") == [0, 0, root, inner]
     assert existing(tmp_path, "/a/b") == [0, 0, root, inner]

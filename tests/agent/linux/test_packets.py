@@ -136,8 +136,10 @@ def syn(source: IPAddress, destination: IPAddress, sequence: int) -> bytes:
 def test_capture_has_the_segments_of_a_sequence_number(
     pod: Pod, version: int, ethertype: int
 ) -> None:
-    ends = [ipaddress.ip_address(text) for text in _ADDRESSES[version]]
-    wanted, *others = (syn(*ends, sequence) for sequence in (0xFFFFFFFE, 0xFFFFFFFF, 7))
+    source, destination = (ipaddress.ip_address(text) for text in _ADDRESSES[version])
+    wanted, *others = (
+        syn(source, destination, sequence) for sequence in (0xFFFFFFFE, 0xFFFFFFFF, 7)
+    )
     capture = packets.open_capture(cast(Netns, pod), version, 0xFFFFFFFE)
     assert capture is pod.sock
     assert pod.requests == [(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ethertype))]
