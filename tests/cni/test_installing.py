@@ -274,6 +274,14 @@ def test_newer_binary_replaces_the_old(node: CniInstaller) -> None:
     assert node.installed_binary.read_bytes() == b"newer"
 
 
+def test_directory_of_binaries_is_made(node: CniInstaller, tmp_path: pathlib.Path) -> None:
+    write(node, {"10-x.conflist": CONFLIST})
+    other = msgspec.structs.replace(node, bin_directory=tmp_path / "opt" / "cni" / "bin")
+    assert other.install()
+    assert other.installed_binary.read_bytes() == b"\x7fELF"
+    assert other.bin_directory.stat().st_mode & 0o022 == 0
+
+
 def test_binary_is_kept_on_request(node: CniInstaller) -> None:
     write(node, {"10-x.conflist": CONFLIST})
     node.install()

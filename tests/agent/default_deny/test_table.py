@@ -281,17 +281,19 @@ async def test_other_protocols_are_covered_once_connections_are_tracked(
 ) -> None:
     monkeypatch.setattr(installed, "tracks_connections", lambda: False)
     table = await opened(cgroup2)
-    assert not table.covers_datagrams
-    assert "ct state" not in nftables.scripts[-1]
+
+    def covered() -> tuple[bool, bool]:
+        return table.covers_datagrams, "ct state" in nftables.scripts[-1]
+
     assert not await table.ensure()
+    assert covered() == (False, False)
     monkeypatch.setattr(installed, "tracks_connections", lambda: True)
     nftables.failures = [BUSY, BUSY]
     with pytest.raises(DefaultDenyError):
         await table.ensure()
-    assert not table.covers_datagrams
+    assert covered() == (False, False)
     await table.ensure()
-    assert table.covers_datagrams
-    assert "ct state" in nftables.scripts[-1]
+    assert covered() == (True, True)
     count = len(nftables.scripts)
     assert not await table.ensure()
     assert len(nftables.scripts) == count
