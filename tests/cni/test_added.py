@@ -5,8 +5,8 @@ import gc
 import json
 import pathlib
 import socket
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, cast
 
 import pytest
 import structlog
@@ -70,7 +70,7 @@ async def test_run_directory_is_made_and_a_socket_that_was_left_is_replaced(
     path = directory / "cni" / "added.sock"
     content = {"sandbox": "c0", "netns": "/n", "args": POD["CNI_ARGS"], "result": {}}
     for _ in range(2):
-        receiving = added.received(directory)
+        receiving = cast(AsyncGenerator[NetworkedSandbox, None], added.received(directory))
         first = asyncio.ensure_future(anext(receiving))
         await asyncio.sleep(0.01)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
