@@ -382,6 +382,33 @@ async def test_tables_are_compared_after_something_of_them_was_deleted(
         assert len(reads) == 1 + is_read
 
 
+async def test_interface_of_a_removed_pod_may_be_unclaimed(
+    node: Node, nftables: Nftables, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.controller.open(gated=[])
+    async with kept(node, monkeypatch, tmp_path, 22) as reads:
+        node.gate("web", 22)
+        await polling.until("its gate", lambda: 22 in nftables.sets["gated"])
+        await asyncio.sleep(0.02)
+        count = len(reads)
+        node.store.remove_pod("web")
+        await polling.until("another read", lambda: len(reads) > count)
+        node.now = 10.1
+        node.controller.hint_links()
+        await polling.until("its release", lambda: 22 in nftables.sets["not_pods"])
+
+
+async def test_lost_gates_change_nothing_without_a_table() -> None:
+    node = Node(Mode.AUDIT)
+    async with node.following():
+        node.gate("web", 7)
+        await polling.until("its pass", lambda: node.controller._changes.is_empty)
+        node.controller.set_lost(frozenset({7}))
+        await polling.until("its pass", lambda: node.controller._changes.is_empty)
+        node.gate("late", 8)
+        await polling.until("the next pass", lambda: node.controller._changes.is_empty)
+
+
 async def test_tables_are_compared_every_thirty_seconds(
     node: Node, nftables: Nftables, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
