@@ -326,10 +326,7 @@ class DefaultDenyController:
         """Whether there are still some that may be a new pod's."""
         assert self._table is not None
         veths = {link.index for link in found if link.kind == "veth"}
-        gone = (self._first_seen.keys() | self._exempt) - veths
-        for ifindex in gone:
-            self._first_seen.pop(ifindex, None)
-        if vanished := self._exempt & gone:
+        if vanished := self._exempt - veths:
             self._exempt -= vanished
             await self._table.release(vanished)
         unclaimed = veths - self._claimed() - self._exempt

@@ -1,5 +1,6 @@
 """Files of compiled programs: the one for this kernel is used as a whole, or not at all."""
 
+import base64
 import dataclasses
 import json
 import pathlib
@@ -56,11 +57,17 @@ def write(directory: pathlib.Path, *used: Feature) -> pathlib.Path:
 
 def test_descriptors_are_left_out_and_put_in() -> None:
     assert FUNCTION.maps == {1: "counts", 5: "names", 7: "counts"}
-    assert load_map(7) not in FUNCTION.instructions
+    assert FUNCTION.instructions == MOVE + load_map(0) + NUMBER + load_map(0) + load_map(0) + EXIT
     assert FUNCTION.link({"counts": 7, "names": 9}) == CODE
     assert FUNCTION.link({"counts": 3, "names": 4}) == (
         MOVE + load_map(3) + NUMBER + load_map(4) + load_map(3) + EXIT
     )
+
+
+def test_descriptors_of_all_four_bytes_are_left_out_and_put_in() -> None:
+    function = Function.extract(load_map(0x01020304), {0x01020304: "counts"})
+    assert function == Function(load_map(0), {0: "counts"})
+    assert function.link({"counts": 0x05060708}) == load_map(0x05060708)
 
 
 def test_unknown_map_is_an_error() -> None:
@@ -71,6 +78,54 @@ def test_unknown_map_is_an_error() -> None:
 def test_file_comes_back_as_it_was_written() -> None:
     made = artefact(FIRST)
     assert artefacts.decode(made.encode(), PROGRAMS) == made
+
+
+def test_file_is_text_with_a_field_in_each_line() -> None:
+    made = artefact(FIRST, fingerprint="f" * 16).encode()
+    assert (
+        made.decode()
+        == f"""{{
+ "format": 1,
+ "source": "test.c",
+ "fingerprint": "ffffffffffffffff",
+ "features": [
+  "FIRST"
+ ],
+ "functions": {{
+  "function": {{
+   "instructions": "{base64.b64encode(FUNCTION.instructions).decode()}",
+   "maps": {{
+    "1": "counts",
+    "5": "names",
+    "7": "counts"
+   }}
+  }}
+ }}
+}}
+"""
+    )
+
+
+def test_name_of_a_file_has_the_source_and_the_features() -> None:
+    directory = pathlib.Path("/programs")
+    assert artefacts.path(directory, PROGRAMS, ()) == directory / "test.json"
+    assert artefacts.path(directory, PROGRAMS, (FIRST, SECOND)) == (
+        directory / "test-first-second.json"
+    )
+
+
+@pytest.mark.parametrize("name", ["", None])
+def test_files_are_beside_the_code_if_no_directory_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
+    if name is None:
+        monkeypatch.delenv(artefacts.DIRECTORY_VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(artefacts.DIRECTORY_VARIABLE, name)
+    expected = pathlib.Path(artefacts.__file__).parent / "compiled" / "test.json"
+    with pytest.raises(ArtefactError) as caught:
+        artefacts.find(PROGRAMS, [])
+    assert str(caught.value) == f"there are no compiled programs in {expected}"
 
 
 @pytest.mark.parametrize(

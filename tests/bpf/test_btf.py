@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from bpf import btf, kubelet_unit
+from bpf.btf import BtfError
 
 INT, POINTER, ARRAY, STRUCT, UNION, ENUM, TYPEDEF, FUNC = 1, 2, 3, 4, 5, 6, 8, 12
 FUNC_PROTO, VAR, DATASEC, FLOAT, TAG, ENUM64 = 13, 14, 15, 16, 17, 19
@@ -93,8 +94,26 @@ def test_member_beside_bit_fields_is_found_and_a_bit_field_is_not(
     types.add_struct("kernfs_node", {"flag": 1 << 24 | 64, "id": 128}, flag=1)
     path = types.write(tmp_path / "btf")
     assert btf.member_offsets({"kernfs_node": ["id"]}, path) == {("kernfs_node", "id"): 16}
-    with pytest.raises(btf.BtfError, match="no member flag of struct kernfs_node"):
+    with pytest.raises(BtfError, match="no member flag of struct kernfs_node"):
         btf.member_offsets({"kernfs_node": ["flag"]}, path)
+
+
+def test_offset_is_all_of_the_word_in_a_struct_without_bit_fields(
+    types: Types, tmp_path: pathlib.Path
+) -> None:
+    """With them, the upper byte is a width."""
+    far, nearer = 1 << 25, 1 << 23
+    types.add_struct("large", {"far": far, "nearer": nearer, "odd": 12})
+    types.add_struct("narrow", {"nearer": nearer, "odd": 9}, flag=1)
+    path = types.write(tmp_path / "btf")
+    assert btf.member_offsets({"large": ["far", "nearer"], "narrow": ["nearer"]}, path) == {
+        ("large", "far"): far // 8,
+        ("large", "nearer"): nearer // 8,
+        ("narrow", "nearer"): nearer // 8,
+    }
+    for owner in ("large", "narrow"):
+        with pytest.raises(BtfError, match=f"has no member odd of struct {owner}$"):
+            btf.member_offsets({owner: ["odd"]}, path)
 
 
 def test_members_of_anonymous_structs_and_unions_count_as_the_struct_s_own(
@@ -112,7 +131,7 @@ def test_members_of_anonymous_structs_and_unions_count_as_the_struct_s_own(
         ("sk_buff", "len"): 8,
         ("sk_buff", "csum"): 20,
     }
-    with pytest.raises(btf.BtfError, match="no member inner of struct sk_buff"):
+    with pytest.raises(BtfError, match="no member inner of struct sk_buff"):
         btf.member_offsets({"sk_buff": ["inner"]}, path)
 
 
@@ -121,23 +140,30 @@ def test_missing_struct_or_member_is_one_sentence(
     types: Types, tmp_path: pathlib.Path, structs: dict[str, list[str]]
 ) -> None:
     types.add_struct("cgroup", {"kn": 192})
-    with pytest.raises(btf.BtfError, match=r"has no member \w+ of struct \w+$"):
-        btf.member_offsets(structs, types.write(tmp_path / "btf"))
+    path = types.write(tmp_path / "btf")
+    ((owner, (member,)),) = structs.items()
+    with pytest.raises(BtfError) as caught:
+        btf.member_offsets(structs, path)
+    assert (caught.value.errno, caught.value.strerror) == (
+        errno.ENOENT,
+        f"{path} has no member {member} of struct {owner}",
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF" + bytes(60), bytes(24)])
 def test_other_content_is_one_sentence(tmp_path: pathlib.Path, content: bytes) -> None:
     path = tmp_path / "btf"
     path.write_bytes(content)
-    with pytest.raises(btf.BtfError, match="is not type information as expected"):
+    with pytest.raises(BtfError, match="is not type information as expected") as caught:
         btf.member_offsets({"cgroup": ["kn"]}, path)
+    assert caught.value.errno == errno.EINVAL
 
 
 def test_unknown_kind_is_one_sentence(types: Types, tmp_path: pathlib.Path) -> None:
     """Its length is unknown, so nothing behind it can be read."""
     types.add(31)
     types.add_struct("cgroup", {"kn": 192})
-    with pytest.raises(btf.BtfError, match="is not type information as expected"):
+    with pytest.raises(BtfError, match="is not type information as expected"):
         btf.member_offsets({"cgroup": ["kn"]}, types.write(tmp_path / "btf"))
 
 
@@ -147,7 +173,7 @@ def test_cut_content_is_one_sentence(types: Types, tmp_path: pathlib.Path) -> No
     whole = path.read_bytes()
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
-        with pytest.raises(btf.BtfError):
+        with pytest.raises(BtfError):
             btf.member_offsets({"cgroup": ["kn"]}, path)
 
 
@@ -157,8 +183,65 @@ def test_function_has_the_number_of_its_type(types: Types, tmp_path: pathlib.Pat
     path = types.write(tmp_path / "btf")
     assert btf.function_id("main", path) == 6
     assert btf.function_id("other", path) == 13
-    with pytest.raises(btf.BtfError, match="has no function cgroup"):
+    with pytest.raises(BtfError, match="has no function cgroup") as caught:
         btf.function_id("cgroup", path)
+    assert caught.value.errno == errno.ENOENT
+
+
+def test_last_word_that_looks_like_the_name_is_no_type(tmp_path: pathlib.Path) -> None:
+    made = Types()
+    made.add(INT, "main", struct.pack("=I", 1))
+    path = made.write(tmp_path / "btf")
+    with pytest.raises(BtfError, match="has no function main") as caught:
+        btf.function_id("main", path)
+    assert caught.value.errno == errno.ENOENT
+
+
+def test_struct_has_the_number_of_the_first_type_of_its_name(
+    types: Types, tmp_path: pathlib.Path
+) -> None:
+    types.add_members(UNION, "main", [("sk", 1, 0)])
+    types.add_struct("main", {"sk": 8})
+    types.add_struct("main", {"sk": 16})
+    path = types.write(tmp_path / "btf")
+    assert btf.struct_id("main", path) == 13
+    assert btf.member_offsets({"main": ["sk"]}, path) == {("main", "sk"): 1}
+    with pytest.raises(BtfError, match="has no struct jiffies"):
+        btf.struct_id("jiffies", path)
+
+
+@pytest.mark.parametrize("count", [0, 1, 254, 255, 256, 257, 511, 512, 513])
+def test_last_of_many_types_is_found(tmp_path: pathlib.Path, count: int) -> None:
+    made = Types()
+    made.add_members(STRUCT, "outer", [("", count + 2, 64), ("", count + 3, 0), ("", 0, 0)])
+    for number in range(count):
+        made.add(FUNC, f"f{number}")
+    made.add_members(UNION, "", [("inner", 1, 32)])
+    path = made.write(tmp_path / "btf")
+    assert btf.member_offsets({"outer": ["inner"]}, path) == {("outer", "inner"): 12}
+    made.add(FUNC, "last")
+    assert btf.function_id("last", made.write(path)) == count + 3
+
+
+def test_type_that_is_no_struct_has_no_members(types: Types, tmp_path: pathlib.Path) -> None:
+    types.add_members(STRUCT, "outer", [("", 4, 0), ("", 9999, 0)])
+    path = types.write(tmp_path / "btf")
+    with pytest.raises(BtfError, match="has no member inner of struct outer"):
+        btf.member_offsets({"outer": ["inner"]}, path)
+
+
+def test_type_information_of_the_kernel_is_passed_over_once(
+    types: Types, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one at its path is another kernel's."""
+    path = tmp_path / "btf"
+    monkeypatch.setattr(btf, "VMLINUX", path)
+    for number in range(300):
+        types.add(FUNC, f"f{number}")
+    types.write(path)
+    assert [btf.function_id(f"f{number}", path) for number in (299, 0, 299)] == [311, 12, 311]
+    types.add(FUNC, "more")
+    assert btf.function_id("more", types.write(path)) == 312
 
 
 def test_tracepoint_has_the_number_of_its_type(types: Types, tmp_path: pathlib.Path) -> None:
@@ -166,12 +249,12 @@ def test_tracepoint_has_the_number_of_its_type(types: Types, tmp_path: pathlib.P
     types.add(TYPEDEF, "btf_trace_opened")
     path = types.write(tmp_path / "btf")
     assert btf.tracepoint_id("opened", path) == 13
-    with pytest.raises(btf.BtfError, match="has no tracepoint btf_trace_closed"):
+    with pytest.raises(BtfError, match="has no tracepoint btf_trace_closed"):
         btf.tracepoint_id("closed", path)
 
 
 def test_missing_file_is_one_sentence(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(btf.BtfError, match=r"cannot be read \(No such file") as caught:
+    with pytest.raises(BtfError, match=r"cannot be read \(No such file") as caught:
         btf.member_offsets({"cgroup": ["kn"]}, tmp_path / "vmlinux")
     assert caught.value.errno == errno.ENOENT
 

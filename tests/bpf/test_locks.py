@@ -1,6 +1,7 @@
 """A lock that another process keeps ends the wait with one sentence."""
 
 import errno
+import fcntl
 import os
 import pathlib
 import signal
@@ -50,6 +51,65 @@ def test_process_that_is_stopped_is_named(
         f"process {holder.pid} has kept {tmp_path} locked for more than 0.05 s; it may be stopped "
         "or frozen: let it continue, or end it"
     )
+
+
+@pytest.mark.parametrize(
+    ("lines", "holder"),
+    [
+        (["1: FLOCK  ADVISORY  WRITE 0 {file} 0 EOF"], "a process of another pid namespace"),
+        (["1: FLOCK  ADVISORY  READ 31 {file} 0 EOF"], "process 31"),
+        # Other kinds of locks, locks of other files, and a process that waits.
+        (
+            [
+                "1: POSIX  ADVISORY  WRITE 32 {file} 0 EOF",
+                "2: FLOCK  ADVISORY  WRITE 33 fd:01:1 0 EOF",
+                "3: FLOCK  ADVISORY  WRITE 34 {file} 0 EOF",
+                "3: -> FLOCK  ADVISORY  WRITE 35 {file} 0 EOF",
+            ],
+            "process 34",
+        ),
+        (["1: -> FLOCK  ADVISORY  WRITE 35 {file} 0 EOF"], "another process"),
+        ([], "another process"),
+    ],
+)
+def test_holder_is_found_in_the_kernels_list(
+    descriptor: int,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lines: list[str],
+    holder: str,
+) -> None:
+    status = tmp_path.stat()
+    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    content = "".join(f"{line}\n" for line in lines).replace("{file}", file)
+    kept = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(kept, fcntl.LOCK_EX)
+    monkeypatch.setattr(pathlib.Path, "read_text", lambda path, encoding: content)
+    try:
+        with pytest.raises(errors.BpfError) as caught:
+            locks.take(descriptor, 0)
+    finally:
+        os.close(kept)
+    assert caught.value.strerror == (
+        f"{holder} has kept {tmp_path} locked for more than 0 s; it may be stopped or frozen: let "
+        "it continue, or end it"
+    )
+
+
+def test_lock_is_tried_again_after_a_pause(
+    descriptor: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(kept, fcntl.LOCK_EX)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        os.close(kept)
+
+    monkeypatch.setattr("bpf.locks.time.sleep", pause)
+    locks.take(descriptor, 0.1)
+    assert len(pauses) == 1
 
 
 def test_lock_is_taken_when_its_holder_ends(

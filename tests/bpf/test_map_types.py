@@ -2,6 +2,7 @@
 
 import ctypes
 import pathlib
+import struct
 
 from bpf import abi, btf, listeners, map_types
 from bpf.services import tables
@@ -43,10 +44,50 @@ def test_members_are_where_the_structure_has_them(tmp_path: pathlib.Path) -> Non
     assert value > key
 
 
-def test_each_type_is_described_once() -> None:
-    content, _, _ = map_types.encode(CPart, CWholeThing)
-    assert content.count(b"\0part\0") == 1
-    assert content.count(b"\0__u32\0") == 1
+def test_each_type_is_described_once_and_after_those_that_it_consists_of() -> None:
+    content, key, value = map_types.encode(CPart, CWholeThing)
+    names = b"\0number\0__u32\0text\0char\0part\0first\0more\0word\0__u16\0pad\0__u8\0whole_thing\0"
+
+    def named(name: str) -> int:
+        return names.index(f"\0{name}\0".encode()) + 1
+
+    def integer(name: str, size: int, encoding: int) -> bytes:
+        return struct.pack("=IIII", named(name), 1 << 24, size, encoding)
+
+    def array(element: int, count: int) -> bytes:
+        return struct.pack("=IIIIII", 0, 3 << 24, 0, element, 1, count)
+
+    def structure(name: str, size: int, *members: tuple[str, int, int]) -> bytes:
+        """members: their names, types and offsets in bytes."""
+        packed = [struct.pack("=III", named(each), kind, 8 * at) for each, kind, at in members]
+        return struct.pack("=III", named(name), 4 << 24 | len(members), size) + b"".join(packed)
+
+    types = (
+        integer("__u32", 4, 32)
+        + integer("char", 1, 1 << 24 | 8)
+        + array(2, 4)
+        + structure("part", 8, ("number", 1, 0), ("text", 3, 4))
+        + array(4, 3)
+        + integer("__u16", 2, 16)
+        + integer("__u8", 1, 8)
+        + array(7, 6)
+        + structure(
+            "whole_thing", 40, ("first", 4, 0), ("more", 5, 8), ("word", 6, 32), ("pad", 8, 34)
+        )
+    )
+    sizes = (24, 0, len(types), len(types), len(names))
+    assert content == struct.pack("=HBBIIIII", 0xEB9F, 1, 0, *sizes) + types + names
+    assert (key, value) == (4, 9)
+
+
+def test_integers_have_the_sign_that_they_have_in_c() -> None:
+    kinds = (ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64)
+    encodings = []
+    for kind in kinds:
+        content, _, value = map_types.encode(kind, kind)
+        assert value == 1
+        encodings.append(struct.unpack_from("=I", content, 24 + 12)[0])
+    assert encodings == [1 << 24 | 32, 32, 1 << 24 | 64, 64]
 
 
 def test_key_and_value_may_be_of_one_type() -> None:

@@ -1,19 +1,22 @@
 """The plugin's report of a pod that has its network, from its socket to the agent."""
 
 import asyncio
+import gc
 import json
 import pathlib
 import socket
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, cast
 
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cni import added
 from agent.cni.added import AddedError
 from agent.cri.models import NetworkedSandbox
+from agent.logs import Event
 from tests.cni import calling
 from tests.cni.calling import POD, call
 from tests.polling import until
@@ -58,6 +61,34 @@ async def test_agent_receives_the_sandbox_with_its_addresses(
     assert (sandbox.id, found.netns_path) == ("c0", "/nowhere")
     assert (sandbox.pod_uid, sandbox.full_name) == ("1", "demo/web")
     assert [str(ip) for ip in sandbox.ips] == ["198.18.10.2", "fd00:18::2"]
+
+
+async def test_run_directory_is_made_and_a_socket_that_was_left_is_replaced(
+    tmp_path: pathlib.Path,
+) -> None:
+    directory = tmp_path / "run" / "podgate"
+    path = directory / "cni" / "added.sock"
+    content = {"sandbox": "c0", "netns": "/n", "args": POD["CNI_ARGS"], "result": {}}
+    for _ in range(2):
+        receiving = cast(AsyncGenerator[NetworkedSandbox, None], added.received(directory))
+        first = asyncio.ensure_future(anext(receiving))
+        await asyncio.sleep(0.01)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(json.dumps(content).encode(), str(path))
+        found = await asyncio.wait_for(first, 30)
+        assert (found.netns_path, found.sandbox.pod_uid, found.sandbox.ips) == ("/n", "1", ())
+        await receiving.aclose()
+
+
+@pytest.mark.looptime
+async def test_directory_where_no_socket_can_be_is_tried_again(tmp_path: pathlib.Path) -> None:
+    receiving = asyncio.ensure_future(anext(added.received(tmp_path / (100 * "x"))))
+    with structlog.testing.capture_logs() as logged:
+        await asyncio.sleep(25)
+    assert [line["event"] for line in logged] == [Event.CNI_SOCKET_UNAVAILABLE] * 3
+    receiving.cancel()
+    await asyncio.gather(receiving, return_exceptions=True)
+    gc.collect()
 
 
 async def test_only_root_enters_the_sockets_directory(

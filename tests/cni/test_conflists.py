@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cni import conflist
-from agent.cni.conflist import ConflistError
+from agent.cni.conflist import ConflistError, InvalidConflistError
 
 ENTRY = {"type": "podgate-cni"}
 STRICT = {"type": "podgate-cni", "strictStart": True}
@@ -51,6 +51,40 @@ def test_other_options_replace_the_plugin() -> None:
     assert text == conflist.with_entry(CALICO, STRICT)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # Separated as the plugins before, on lines or not.
+        (
+            '{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "x"}]}',
+            '{"cniVersion": "1.0.0", "name": "n", "plugins": '
+            '[{"type": "x"},{"type": "podgate-cni"}]}',
+        ),
+        (
+            '{"cniVersion": "1.0.0", "name": "n", "plugins": [ {"type": "x"}, {"type": "y"} ]}',
+            '{"cniVersion": "1.0.0", "name": "n", "plugins": '
+            '[ {"type": "x"}, {"type": "y"}, {"type": "podgate-cni"} ]}',
+        ),
+        # Of several lists the last counts; other lists, and lists elsewhere, do not.
+        (
+            '{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "podgate-cni"}], '
+            '"others": [{"type": "podgate-cni"}], "plugins": [{"type": "x", "y": [{}]}], '
+            '"args": {"plugins": [{"type": "podgate-cni"}]}, "plugin": [[{}]]}',
+            '{"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "podgate-cni"}], '
+            '"others": [{"type": "podgate-cni"}], '
+            '"plugins": [{"type": "x", "y": [{}]},{"type": "podgate-cni"}], '
+            '"args": {"plugins": [{"type": "podgate-cni"}]}, "plugin": [[{}]]}',
+        ),
+    ],
+)
+def test_plugin_is_the_last_of_the_list_that_runtimes_read(text: str, expected: str) -> None:
+    assert not conflist.has_entry(text)
+    assert conflist.with_entry(text, ENTRY) == expected
+    assert conflist.has_entry(expected)
+    assert conflist.with_entry(expected, ENTRY) == expected
+    assert conflist.without_entry(expected) == text
+
+
 def test_duplicate_entries_become_one() -> None:
     twice = CALICO.replace(
         '{\n      "type": "portmap"', '{"type":"podgate-cni"}, {"type":"portmap"'
@@ -71,6 +105,12 @@ def test_plugin_is_removed_before_a_single_other_one() -> None:
     document = {"cniVersion": "1.0.0", "name": "pods", "plugins": [ENTRY, {"type": "ptp"}]}
     found = json.loads(conflist.without_entry(json.dumps(document)))
     assert found["plugins"] == [{"type": "ptp"}]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_list_of_nothing_else_becomes_empty(count: int) -> None:
+    document = {"cniVersion": "1.0.0", "name": "pods", "plugins": [ENTRY] * count}
+    assert json.loads(conflist.without_entry(json.dumps(document))) == {**document, "plugins": []}
 
 
 json_values = st.recursive(
@@ -138,23 +178,41 @@ def test_list_without_other_plugins_is_rejected(inner: str) -> None:
         ({"cniVersion": "1.2.0"}, "1.2.0"),
         ({"cniVersion": "1.0.0", "cniVersions": ["0.4.0", "10.0.0"]}, "10.0.0"),
         ({"cniVersion": "x"}, "x"),
+        ({"cniVersion": "1.1.0", "cniVersions": ["1.1.1", "1.1"]}, "1.1.1"),
+        ({"cniVersion": "0.x.0", "cniVersions": ["0.1.0"]}, "0.1.0"),
     ],
 )
 def test_unsupported_version_is_rejected(versions: dict[str, object], newest: str) -> None:
     text = json.dumps({**versions, "name": "n", "plugins": [{"type": "x"}]})
-    with pytest.raises(
-        ConflistError, match=f"its cniVersion is {newest}, and podgate-cni supports"
-    ):
+    with pytest.raises(ConflistError) as caught:
         conflist.with_entry(text, ENTRY)
+    assert str(caught.value) == (
+        f"its cniVersion is {newest}, and podgate-cni supports 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0; "
+        "change it to one of these, or upgrade podgate"
+    )
+    assert not isinstance(caught.value, InvalidConflistError)
+
+
+@pytest.mark.parametrize("versions", [["0.3.0"], ["1.1.0", "0.2.0"], ["0.9.0", "1.0.0"]])
+def test_newest_version_decides(versions: list[str]) -> None:
+    document = {"name": "n", "plugins": [{"type": "x"}], "cniVersions": versions}
+    added = json.loads(conflist.with_entry(json.dumps(document), ENTRY))
+    assert added == {**document, "plugins": [{"type": "x"}, ENTRY]}
 
 
 def test_single_plugin_becomes_a_list() -> None:
     network = '{ "cniVersion": "0.4.0",\n "name": "n", "type": "bridge"}\n'
     text = conflist.from_network(network, ENTRY)
-    assert network.strip() in text
+    assert text == (
+        '{"cniVersion": "0.4.0", "name": "n", "plugins": '
+        f'[{network.strip()}, {{"type": "podgate-cni"}}]}}\n'
+    )
     assert json.loads(text) == {
         **{"cniVersion": "0.4.0", "name": "n"},
         "plugins": [json.loads(network), ENTRY],
     }
-    with pytest.raises(ConflistError):
-        conflist.from_network('{"plugins": []}', ENTRY)
+    for other in ('{"plugins": []}', '{"cniVersion": "0.2.0", "type": "bridge"}', '{"type": "x"}'):
+        with pytest.raises(ConflistError):
+            conflist.from_network(other, ENTRY)
+    nameless = conflist.from_network('{"cniVersion": "0.4.0", "type": "bridge"}', ENTRY)
+    assert json.loads(nameless)["name"] == ""

@@ -14,15 +14,17 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import structlog
 from click.testing import CliRunner, Result
 
-from agent.cni import installer
+from agent.cni import conflist, installer
 from agent.cni.installer import CniError, CniInstaller
 from agent.linux import locks
 from agent.logs import Event
 from agent.operate.cli.main import main
+from agent.settings import Settings
 from tests import unprivileged
 from tests.polling import until
 
@@ -93,7 +95,7 @@ def test_install_and_remove_restore_the_directory(
     assert node.install()
     assert network_of(node) == ("pods", [*plugins, "podgate-cni"])
     assert node.installed_binary.read_bytes() == b"\x7fELF"
-    assert os.access(node.installed_binary, os.X_OK)
+    assert node.installed_binary.stat().st_mode & 0o7777 == 0o755
     after = content(node)
     assert not node.install()
     assert content(node) == after
@@ -106,10 +108,133 @@ def test_install_and_remove_restore_the_directory(
 def test_owner_and_mode_of_the_file_stay(node: CniInstaller) -> None:
     write(node, {"10-x.conflist": CONFLIST})
     path = node.conf_directory / "10-x.conflist"
-    path.chmod(0o600)
-    for change in (node.install, node.remove):
-        change()
-        assert path.stat().st_mode & 0o777 == 0o600
+    for mode, owner in ((0o600, 7), (0o2640, 0)):
+        os.chown(path, owner, owner + 1)
+        path.chmod(mode)
+        for change in (node.install, node.remove):
+            change()
+            status = path.stat()
+            found = (status.st_mode & 0o7777, status.st_uid, status.st_gid)
+            assert found == (mode, owner, owner + 1)
+
+
+def test_list_in_place_of_a_single_plugin_has_its_mode(node: CniInstaller) -> None:
+    write(node, {"10-x.conf": NETWORK})
+    (node.conf_directory / "10-x.conf").chmod(0o640)
+    node.install()
+    (made,) = node.conf_directory.glob("*.conflist")
+    assert made.name == "10-x.conf-podgate.conflist"
+    assert made.stat().st_mode & 0o777 == 0o640
+    assert (node.conf_directory / "10-x.conf.podgate-saved").read_text() == NETWORK
+
+
+def test_binary_that_cannot_be_run_is_replaced(node: CniInstaller) -> None:
+    write(node, {"10-x.conflist": CONFLIST})
+    node.install()
+    node.installed_binary.chmod(0o644)
+    assert node.install()
+    assert os.access(node.installed_binary, os.X_OK)
+    assert not node.install()
+
+
+def test_what_a_killed_process_left_is_removed_and_is_in_no_way(node: CniInstaller) -> None:
+    before = write(node, {"10-x.conflist": CONFLIST})
+    node.bin_directory.mkdir()
+    for path in (node.conf_directory / "10-x.conflist", node.installed_binary):
+        path.with_name(path.name + ".podgate-new").write_text("{")
+    assert node.remove()
+    assert content(node) == before
+    assert list(node.bin_directory.iterdir()) == []
+    for path in (node.conf_directory / "10-x.conflist", node.installed_binary):
+        path.with_name(path.name + ".podgate-new").write_text("{")
+    assert node.install()
+    assert network_of(node) == ("pods", ["ptp", "podgate-cni"])
+    assert sorted(content(node)) == ["10-x.conflist"]
+    assert [path.name for path in node.bin_directory.iterdir()] == ["podgate-cni"]
+
+
+def test_file_that_was_kept_comes_back_unless_there_is_a_newer_one(node: CniInstaller) -> None:
+    saved = {"10-x.conf.podgate-saved": NETWORK}
+    write(node, saved)
+    assert node.remove()
+    assert content(node) == {"10-x.conf": NETWORK.encode()}
+    newer = NETWORK.replace("pods", "newer")
+    write(node, {**saved, "10-x.conf": newer})
+    assert node.remove()
+    assert content(node) == {"10-x.conf": newer.encode()}
+    assert not node.remove()
+
+
+def test_removal_needs_no_directory_and_leaves_no_lock(node: CniInstaller) -> None:
+    write(node, {"10-x.conflist": CONFLIST})
+    node.install()
+    node.remove()
+    assert [path.name for path in node.conf_directory.iterdir()] == ["10-x.conflist"]
+    node.install()
+    (node.conf_directory / "10-x.conflist").unlink()
+    node.conf_directory.rmdir()
+    assert node.remove()
+    assert not node.remove()
+    assert not node.conf_directory.exists()
+
+
+def test_list_in_a_file_of_another_kind_is_left_alone(node: CniInstaller) -> None:
+    before = write(node, {"10-x.json": CONFLIST.replace("ptp", "podgate-cni")})
+    assert not node.remove()
+    assert content(node) == before
+
+
+def test_file_that_is_being_rewritten_is_left_alone(
+    node: CniInstaller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(node, {"10-x.conflist": CONFLIST})
+    path = node.conf_directory / "10-x.conflist"
+    newer = CONFLIST.replace("pods", "newer")
+    with_entry = conflist.with_entry
+
+    def rewrite(text: str, entry: conflist.Entry) -> str:
+        path.write_text(newer)
+        return with_entry(text, entry)
+
+    monkeypatch.setattr(conflist, "with_entry", rewrite)
+    with pytest.raises(CniError) as caught:
+        node.install()
+    assert str(caught.value) == f"{path} is being rewritten; try again."
+    assert path.read_text() == newer
+
+
+def test_entry_has_no_default_values() -> None:
+    assert CniInstaller().entry == {"type": "podgate-cni"}
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_installer_is_that_of_the_agent_s_settings(tmp_path: pathlib.Path, is_strict: bool) -> None:
+    settings = Settings(manifests=tmp_path, run_directory=tmp_path)
+    assert CniInstaller.of(settings) is None
+    found = CniInstaller.of(
+        msgspec.structs.replace(
+            settings,
+            cni_conf_directory=tmp_path / "net.d",
+            cni_bin_directory=tmp_path / "bin",
+            cni_strict_start=is_strict,
+            bpffs=tmp_path / "bpf",
+        )
+    )
+    assert found == CniInstaller(
+        conf_directory=tmp_path / "net.d",
+        bin_directory=tmp_path / "bin",
+        is_strict=is_strict,
+        run_directory=tmp_path,
+        bpffs=tmp_path / "bpf",
+    )
+
+
+def test_error_of_the_file_system_is_one_sentence(node: CniInstaller) -> None:
+    write(node, {"10-x.conflist": CONFLIST})
+    node.bin_directory.write_text("")
+    with pytest.raises(CniError) as caught:
+        node.install()
+    assert str(caught.value) == f"{node.installed_binary} cannot be changed: Not a directory."
 
 
 def test_target_of_a_link_is_changed(node: CniInstaller, tmp_path: pathlib.Path) -> None:
@@ -147,6 +272,14 @@ def test_newer_binary_replaces_the_old(node: CniInstaller) -> None:
     node.binary.write_bytes(b"newer")
     assert node.install()
     assert node.installed_binary.read_bytes() == b"newer"
+
+
+def test_directory_of_binaries_is_made(node: CniInstaller, tmp_path: pathlib.Path) -> None:
+    write(node, {"10-x.conflist": CONFLIST})
+    other = msgspec.structs.replace(node, bin_directory=tmp_path / "opt" / "cni" / "bin")
+    assert other.install()
+    assert other.installed_binary.read_bytes() == b"\x7fELF"
+    assert other.bin_directory.stat().st_mode & 0o022 == 0
 
 
 def test_binary_is_kept_on_request(node: CniInstaller) -> None:
@@ -215,6 +348,19 @@ def test_directory_is_no_network(node: CniInstaller, name: str) -> None:
     write(node, {"10-x.conflist": CONFLIST})
     assert node.install()
     assert b"podgate-cni" in content(node)["10-x.conflist"]
+
+
+def test_link_to_a_directory_is_a_network_that_cannot_be_read(
+    node: CniInstaller, tmp_path: pathlib.Path
+) -> None:
+    """As for runtimes."""
+    (tmp_path / "elsewhere").mkdir()
+    path = node.conf_directory / "05-x.conf"
+    path.symlink_to(tmp_path / "elsewhere")
+    write(node, {"10-x.conflist": CONFLIST})
+    with pytest.raises(CniError) as caught:
+        node.install()
+    assert str(caught.value) == f"{path} cannot be changed: Is a directory."
 
 
 def test_text_of_another_encoding_is_unchanged(node: CniInstaller) -> None:
@@ -438,6 +584,7 @@ async def test_agent_that_finds_the_plugin_being_removed_reports_that(
     await asyncio.gather(keeping, return_exceptions=True)
     (line,) = (line for line in logged if line["event"] is Event.CNI_PLUGIN_NOT_INSTALLED)
     assert "is being removed" in line["problem"]
+    assert status.is_installed
 
 
 async def test_remove_fails_also_for_a_directory_that_was_created_again(
@@ -487,7 +634,9 @@ def test_pauses_between_rewrites_double() -> None:
         now += pauses[-1] + 0.3
     assert pauses[:3] == [0.1, 0.2, 0.4]
     assert pauses[-1] == 60
-    assert backoff.pause_seconds(now + 1000) == 0.1
+    # The previous rewrite was two minutes before, or longer.
+    assert backoff.pause_seconds(now + 59.7) == 60
+    assert backoff.pause_seconds(now + 59.7 + 120.1) == 0.1
 
 
 def test_commands_report_what_they_did(node: CniInstaller) -> None:

@@ -302,20 +302,127 @@ KUBELET = KubeletCgroup("/kubelet.slice", 7, False, 42)
 @contextlib.asynccontextmanager
 async def kept(
     node: Node, monkeypatch: pytest.MonkeyPatch, cgroups: pathlib.Path, *veths: int
-) -> AsyncIterator[None]:
-    """The controller runs, on a host with these interfaces of pods."""
+) -> AsyncIterator[list[float]]:
+    """The controller runs, on a host with these interfaces of pods. Yields when it has read
+    them."""
+    reads: list[float] = []
 
     async def read() -> list[Link]:
+        reads.append(node.now)
         return [Link(ifindex, f"veth{ifindex}", kind="veth") for ifindex in veths]
 
     monkeypatch.setattr(rtnetlink, "read", read)
     (cgroups / "kubelet.slice").mkdir()
     task = asyncio.create_task(node.controller.run())
     try:
-        yield
+        yield reads
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_links_are_read_when_they_or_the_tables_may_have_changed(
+    node: Node, nftables: Nftables, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.controller.open(gated=[])
+    async with kept(node, monkeypatch, tmp_path) as reads:
+
+        async def admitted() -> None:
+            """A pass for another reason."""
+            count = len(nftables.scripts)
+            node.controller.set_kubelet(KUBELET, has_cgroup=True)
+            await polling.until("the kubelet", lambda: len(nftables.scripts) > count)
+            await asyncio.sleep(0.02)
+
+        await admitted()
+        await admitted()
+        assert len(reads) == 1
+        node.controller.hint_links()
+        await polling.until("a second read", lambda: len(reads) == 2)
+        await admitted()
+        assert len(reads) == 2
+        node.controller.hint_deleted(None)
+        await polling.until("a third read", lambda: len(reads) == 3)
+        await admitted()
+        assert len(reads) == 3
+        node.now = 30.0
+        await admitted()
+        assert reads == [0.0, 0.0, 0.0, 30.0]
+
+
+@pytest.mark.parametrize(
+    ("deleted", "is_read"),
+    [
+        ({("podgate", "")}, True),
+        ({("filter", "input"), ("podgate", "opening")}, True),
+        ({("podgate", "kubelet")}, False),
+        ({("filter", ""), ("filter", "opening")}, False),
+        (set(), False),
+    ],
+)
+async def test_tables_are_compared_after_something_of_them_was_deleted(
+    node: Node,
+    nftables: Nftables,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    deleted: set[tuple[str, str]],
+    is_read: bool,
+) -> None:
+    await node.controller.open(gated=[])
+    async with kept(node, monkeypatch, tmp_path) as reads:
+        await polling.until("the first pass", lambda: len(nftables.scripts) > 1)
+        await asyncio.sleep(0.02)
+        nftables.flush()
+        node.controller.hint_deleted(deleted)
+        if is_read:
+            await polling.until("the tables", lambda: nftables.families == {"inet", "bridge"})
+        else:
+            await asyncio.sleep(0.02)
+            assert nftables.families == set()
+        assert len(reads) == 1 + is_read
+
+
+async def test_interface_of_a_removed_pod_may_be_unclaimed(
+    node: Node, nftables: Nftables, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.controller.open(gated=[])
+    async with kept(node, monkeypatch, tmp_path, 22) as reads:
+        node.gate("web", 22)
+        await polling.until("its gate", lambda: 22 in nftables.sets["gated"])
+        await asyncio.sleep(0.02)
+        count = len(reads)
+        node.store.remove_pod("web")
+        await polling.until("another read", lambda: len(reads) > count)
+        node.now = 10.1
+        node.controller.hint_links()
+        await polling.until("its release", lambda: 22 in nftables.sets["not_pods"])
+
+
+async def test_lost_gates_change_nothing_without_a_table() -> None:
+    node = Node(Mode.AUDIT)
+    async with node.following():
+        node.gate("web", 7)
+        await polling.until("its pass", lambda: node.controller._changes.is_empty)
+        node.controller.set_lost(frozenset({7}))
+        await polling.until("its pass", lambda: node.controller._changes.is_empty)
+        node.gate("late", 8)
+        await polling.until("the next pass", lambda: node.controller._changes.is_empty)
+
+
+async def test_tables_are_compared_every_thirty_seconds(
+    node: Node, nftables: Nftables, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a message."""
+    await node.controller.open(gated=[])
+    async with kept(node, monkeypatch, tmp_path):
+        await polling.until("the first pass", lambda: len(nftables.scripts) > 1)
+        nftables.flush()
+        node.now = 29.9
+        node.controller.hint_links()
+        await asyncio.sleep(0.02)
+        node.now = 30.0
+        node.controller.hint_links()
+        await polling.until("the tables", lambda: nftables.families == {"inet", "bridge"})
 
 
 async def test_unclaimed_interface_is_released_while_running(

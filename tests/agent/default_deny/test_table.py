@@ -6,6 +6,8 @@ import pathlib
 import pytest
 import structlog
 
+from agent.default_deny import installed
+from agent.default_deny import table as default_deny_table
 from agent.default_deny.table import DefaultDenyError, DefaultDenyTable
 from agent.linux import nft
 from agent.logs import Event
@@ -32,9 +34,12 @@ async def opened(cgroup2: pathlib.Path, *gated: int) -> DefaultDenyTable:
 async def test_first_run_leaves_existing_interfaces_open(
     nftables: Nftables, cgroup2: pathlib.Path
 ) -> None:
-    await opened(cgroup2, 7)
+    table = await opened(cgroup2, 7)
     assert nftables.sets == {"gated": {7}, "not_pods": {1, 2, 8}}
     assert nftables.families == {"inet", "bridge"}
+    assert len(nftables.scripts) == 1
+    assert (table.covers_bridges, table.covers_datagrams) == (True, True)
+    assert len(table.chains) == 5
 
 
 async def test_later_run_keeps_interfaces_blocked_that_came_without_an_agent(
@@ -269,3 +274,128 @@ async def test_removal_leaves_no_table(nftables: Nftables, cgroup2: pathlib.Path
     nftables.scripts.clear()
     await table.gate([7])
     assert nftables.scripts == []
+
+
+async def test_other_protocols_are_covered_once_connections_are_tracked(
+    nftables: Nftables, cgroup2: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installed, "tracks_connections", lambda: False)
+    table = await opened(cgroup2)
+
+    def covered() -> tuple[bool, bool]:
+        return table.covers_datagrams, "ct state" in nftables.scripts[-1]
+
+    assert not await table.ensure()
+    assert covered() == (False, False)
+    monkeypatch.setattr(installed, "tracks_connections", lambda: True)
+    nftables.failures = [BUSY, BUSY]
+    with pytest.raises(DefaultDenyError):
+        await table.ensure()
+    assert covered() == (False, False)
+    await table.ensure()
+    assert covered() == (True, True)
+    count = len(nftables.scripts)
+    assert not await table.ensure()
+    assert len(nftables.scripts) == count
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(TimeoutError(), "nft did not answer in time"), (nft.NftMissingError("no nft"), "no nft")],
+)
+async def test_tables_that_cannot_be_read_are_an_error(
+    nftables: Nftables,
+    cgroup2: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    words: str,
+) -> None:
+    async def fail(*arguments: str) -> str:
+        raise error
+
+    table = await opened(cgroup2)
+    nftables.change()
+    monkeypatch.setattr(nft, "query", fail)
+    with pytest.raises(DefaultDenyError) as caught:
+        await table.ensure()
+    assert str(caught.value) == f"nftables cannot be read: {words}"
+
+
+async def test_node_without_cgroups_has_a_reason(
+    nftables: Nftables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(default_deny_table, "cgroup2_mount", lambda: None)
+    table = await DefaultDenyTable.open()
+    assert table.reason_unavailable == (
+        "Without the default-deny table the host reaches a new pod until its gate is attached: "
+        "without a cgroup v2 mount the kubelet cannot be identified."
+    )
+    found = (table.available, table.covers_bridges, table.covers_datagrams, table.chains)
+    assert found == (False, False, False, [])
+    assert nftables.scripts == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [(BUSY, "Could not process rule: Device or resource busy"), (TimeoutError(), "")],
+)
+async def test_removal_that_fails_names_the_commands(
+    nftables: Nftables, cgroup2: pathlib.Path, failure: Exception, words: str
+) -> None:
+    await opened(cgroup2)
+    nftables.failures = [failure]
+    with pytest.raises(DefaultDenyError) as caught:
+        await default_deny_table.remove()
+    assert str(caught.value) == (
+        f"The default-deny table cannot be removed: {words or 'nft did not answer in time'}; try "
+        "'nft delete table inet podgate' and the same with 'bridge'."
+    )
+
+
+async def test_there_is_nothing_to_remove_without_tables_or_nft(
+    nftables: Nftables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await default_deny_table.remove()
+    assert nftables.scripts == []
+
+    async def missing(*arguments: str) -> str:
+        raise nft.NftMissingError("there is no nft command")
+
+    monkeypatch.setattr(nft, "query", missing)
+    await default_deny_table.remove()
+
+
+async def test_kubelet_of_the_start_is_admitted_as_long_as_its_cgroup_exists(
+    nftables: Nftables, cgroup2: pathlib.Path
+) -> None:
+    table = await DefaultDenyTable.open(cgroup2=cgroup2, kubelet="/kubelet", pods=["/kubepods"])
+    assert 'kubelet" accept' in nftables.scripts[-1]
+    assert 'kubepods" return' in nftables.scripts[-1]
+    (cgroup2 / "kubelet").rmdir()
+    nftables.flush()
+    assert await table.ensure()
+    assert 'kubelet" accept' not in nftables.scripts[-1]
+    assert 'kubepods" return' in nftables.scripts[-1]
+    gone = await DefaultDenyTable.open(cgroup2=cgroup2, kubelet="/kubelet")
+    assert gone.available
+
+
+async def test_priority_of_the_kubelet_is_admitted_and_opens_later(
+    nftables: Nftables, cgroup2: pathlib.Path
+) -> None:
+    table = await DefaultDenyTable.open(cgroup2=cgroup2, stale_seconds=5, abandoned_seconds=7)
+    assert "timeout 5s" in nftables.scripts[-1]
+    await table.admit("/kubelet", 0x10002)
+    assert "meta priority 1:2" in nftables.scripts[-1]
+    assert "timeout 7s" in nftables.scripts[-1]
+    nftables.failures = [BUSY, BUSY]
+    with pytest.raises(DefaultDenyError) as caught:
+        await table.admit(None)
+    assert str(caught.value) == (
+        "The default-deny table keeps its content: Could not process rule: Device or resource busy."
+    )
+    await table.beat()
+    assert "meta priority 1:2" in nftables.scripts[-1]
+    assert "jump orphaned" not in nftables.scripts[-1].split("chain tag")[0]
+    await table.admit("/kubelet")
+    assert "timeout 5s" in nftables.scripts[-1]

@@ -1,7 +1,10 @@
 """Messages of a group, some of which the kernel has dropped (netlink(7), ENOBUFS)."""
 
+import contextlib
 import errno
+import os
 import socket
+import sys
 from typing import cast
 
 import pytest
@@ -40,3 +43,33 @@ def test_after_a_loss_there_is_no_list() -> None:
 def test_another_error_is_raised() -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         received(b"one", OSError(errno.EBADF, "Bad file descriptor"))
+
+
+_LIST_MEMBERSHIPS = 9
+_LINKS, _IPV4_ADDRESSES = 1, 5
+
+
+def test_socket_is_a_member_of_the_groups_and_blocks_nothing() -> None:
+    groups = (_LINKS, _IPV4_ADDRESSES)
+    with contextlib.closing(netlink_groups.joined(socket.NETLINK_ROUTE, groups)) as sock:
+        members = sock.getsockopt(netlink_groups.SOL_NETLINK, _LIST_MEMBERSHIPS, 64)
+        expected = 1 << _LINKS - 1 | 1 << _IPV4_ADDRESSES - 1
+        assert int.from_bytes(members, sys.byteorder) == expected
+        assert netlink_groups.received(sock) == []
+        assert not os.get_inheritable(sock.fileno())
+        assert sock.getsockname()[0] != 0
+
+
+def test_socket_of_a_group_that_does_not_exist_is_closed() -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="Invalid argument"):
+        netlink_groups.joined(socket.NETLINK_ROUTE, (100_000,))
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_messages_of_all_namespaces_are_received_on_request() -> None:
+    option = netlink_groups.SOL_NETLINK, netlink_groups.NETLINK_LISTEN_ALL_NSID
+    with contextlib.closing(netlink_groups.joined(socket.NETLINK_ROUTE, (_LINKS,))) as sock:
+        assert sock.getsockopt(*option) == 0
+        netlink_groups.join_all_namespaces(sock)
+        assert sock.getsockopt(*option) == 1

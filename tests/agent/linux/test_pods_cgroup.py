@@ -139,3 +139,70 @@ def test_search_has_a_bound(node: Node, monkeypatch: pytest.MonkeyPatch) -> None
         node.process(pid, "a")
     assert not PodsCgroup(node.root, Counting(node.root.parent / "proc")).search({UID})
     assert len(read) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "uids", "expected"),
+    [
+        (f"/kubepods/burstable/pod{UID}/0", {UID}, ("kubepods",)),
+        # The nearest cgroup of that name above the pod, and none of a pod's name.
+        (f"/kubepods/x/kubepods/pod{UID}", {UID}, ("kubepods", "x", "kubepods")),
+        (f"/a/kubepods/kubepods-pod{OTHER}/pod{UID}", {UID}, ("a", "kubepods")),
+        (f"/kubepods-pod{OTHER}.slice/pod{UID}", {UID}, None),
+        # A name on the way must be one as a whole.
+        (f"/kubepods.slices/pod{UID}", {UID}, None),
+        (f"/xkubepods/pod{UID}", {UID}, None),
+        (f"/x-kubepods/pod{UID}", {UID}, ("x-kubepods",)),
+        (f"/pod{UID}", {UID}, None),
+        (f"/kubepods/xpod{UID}", {UID}, None),
+    ],
+)
+def test_cgroup_above_pods_is_the_nearest_of_the_kubelet_s_names(
+    path: str, uids: set[str], expected: tuple[str, ...] | None
+) -> None:
+    assert above_pods(path, uids) == expected
+
+
+def test_usual_places_are_the_root_first_and_then_directories_by_name(node: Node) -> None:
+    names = ("kubepods", "kubepods.slice", "a.slice/a-kubepods.slice", "a.slice/kubepods")
+    for name in (*names, "b/kubepods", "b/a-kubepods.slice", "c/d/kubepods"):
+        node.cgroup(name)
+    (node.root / "file").touch()
+    (node.root / "link").symlink_to(node.root / "b")
+    (node.root / "e").mkdir()
+    (node.root / "e" / "kubepods").touch()
+    assert [str(one.relative_to(node.root)) for one in node.pods.directories()] == [
+        *("kubepods.slice", "kubepods"),
+        *("a.slice/a-kubepods.slice", "a.slice/kubepods", "b/kubepods"),
+    ]
+
+
+def test_place_that_was_found_counts_as_long_as_it_exists(node: Node) -> None:
+    old = node.cgroup("kubepods")
+    assert node.pods.identity() == (old, 1)
+    new = node.cgroup("kubepods.slice")
+    assert node.pods.identity() == (old, 1)
+    (node.root / "kubepods").rmdir()
+    assert node.pods.identity() == (new, 1)
+    (node.root / "kubepods.slice").rmdir()
+    assert node.pods.identity() is None
+    (node.root / "kubepods").touch()
+    assert node.pods.identity() is None
+
+
+def test_depth_is_counted_from_the_root_of_all(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = node.cgroup("x/kubepods")
+    for level, expected in ((2, (number, 4)), (0, (number, 2)), (None, None)):
+        monkeypatch.setattr(pods_cgroup, "root_level", lambda root, level=level: level)
+        assert node.pods.identity() == expected
+
+
+def test_another_place_of_pods_is_noticed(node: Node) -> None:
+    node.process(7, f"x/kubepods/pod{UID}")
+    node.process(8, "a")
+    node.process(9, f"y/kubepods/pod{OTHER}")
+    assert [node.pods.search({UID}), node.pods.search({UID})] == [True, False]
+    assert node.pods.search({OTHER})
+    assert node.pods.confirmed == node.root / "y/kubepods"
+    assert not node.pods.search(set())
+    assert node.pods.confirmed == node.root / "y/kubepods"

@@ -165,3 +165,131 @@ def test_namespace_is_none_for_an_ended_process_and_an_error_without_descriptors
     monkeypatch.setattr(os, "readlink", fail)
     with pytest.raises(OSError, match="Too many open files"):
         proc.procfs.namespace(42, "net")
+
+
+def test_processes_are_the_numbers_in_the_directory(proc: Proc) -> None:
+    for name in ("7", "self", "net", "4x"):
+        (proc.root / name).mkdir()
+    assert sorted(proc.procfs.pids()) == [7, 42]
+
+
+@pytest.mark.parametrize(("cut", "is_read"), [(20, True), (19, False), (0, False)])
+def test_file_that_is_not_as_the_kernel_writes_it_is_unknown(
+    proc: Proc, cut: int, is_read: bool
+) -> None:
+    fields = stat("kubelet", "S").split()[2:][:cut]
+    proc.write("stat", f"42 (kubelet) {' '.join(fields)}\n")
+    found = (proc.procfs.started(42), proc.procfs.parent(42))
+    assert found == ((4711, 7) if is_read else (None, None))
+
+
+def test_numbers_that_are_none_are_unknown(proc: Proc) -> None:
+    proc.write("stat", stat("kubelet", "S").replace("4711", "x").replace(" 7 ", " y "))
+    assert (proc.procfs.started(42), proc.procfs.parent(42)) == (None, None)
+
+
+def test_name_has_at_most_one_line_break_of_the_kernel_s(proc: Proc) -> None:
+    proc.write("comm", "a\n\n")
+    assert proc.procfs.is_named(42, "a\n")
+    assert not proc.procfs.is_named(42, "a")
+    assert proc.procfs.name(42) == "a\n"
+    assert not proc.procfs.is_named(43, "")
+
+
+def test_capability_is_the_effective_one(proc: Proc) -> None:
+    for process in ("42", "self"):
+        (proc.root / process / "ns").mkdir(parents=True)
+        os.symlink("user:[1]", proc.root / process / "ns" / "user")
+    assert not proc.procfs.has_capability(42, 0)
+    for capabilities, found in (
+        ("CapPrm:\t0000000000000003\nCapEff:\t0000000000000002", [False, True, False]),
+        ("CapPrm:\t0000000000000003", [False, False, False]),
+        ("CapEff:\tx", [False, False, False]),
+    ):
+        proc.write("status", f"Name:\tCapEff\n{capabilities}\nCapBnd:\t0000000000000007\n")
+        assert [proc.procfs.has_capability(42, number) for number in range(3)] == found
+
+
+def test_users_are_all_four_ids(proc: Proc) -> None:
+    proc.write("status", "Name:\tx\nUid:\t1000\t0\t0\t7\nGid:\t5\t5\t5\t5\n")
+    assert proc.procfs.users(42) == [1000, 0, 0, 7]
+    proc.write("status", "Name:\tx\n")
+    assert proc.procfs.users(42) == []
+    assert proc.procfs.users(43) == []
+
+
+def test_holders_of_a_lock_are_those_that_have_it(proc: Proc) -> None:
+    (proc.root / "locks").write_text(
+        "1: FLOCK  ADVISORY  WRITE 31 fd:0a:77 0 EOF\n"
+        "1: -> FLOCK  ADVISORY  WRITE 32 fd:0a:77 0 EOF\n"
+        "2: POSIX  ADVISORY  WRITE 33 fd:0a:77 0 EOF\n"
+        "3: FLOCK  ADVISORY  READ 34 fd:0a:78 0 EOF\n"
+        "4: FLOCK  ADVISORY  READ 35 fd:0a:77 0 EOF\n"
+        "5: FLOCK\n"
+    )
+    assert proc.procfs.lock_holders(0xFD, 0xA, 77) == {31, 35}
+    (proc.root / "locks").unlink()
+    assert proc.procfs.lock_holders(0xFD, 0xA, 77) == set()
+
+
+def test_command_line_has_an_argument_before_each_zero(proc: Proc) -> None:
+    proc.write("cmdline", "kubelet\0--config\0\0a b\0")
+    assert proc.procfs.arguments(42) == ["kubelet", "--config", "", "a b"]
+    proc.write("cmdline", "")
+    assert proc.procfs.arguments(42) == []
+    assert proc.procfs.arguments(43) == []
+
+
+def test_sockets_are_links_of_descriptors(proc: Proc) -> None:
+    os.symlink("socket:[2]", proc.root / "42" / "fd" / "3")
+    os.symlink("/dev/null", proc.root / "42" / "fd" / "4")
+    (proc.root / "42" / "fd" / "5").touch()  # closed after the directory was read
+    os.symlink("socket:[7]", proc.root / "42" / "fd" / "6")
+    assert proc.procfs.sockets(42) == {"socket:[2]", "socket:[7]", "/dev/null"}
+    assert proc.procfs.sockets(43) == set()
+
+
+def test_packet_sockets_are_in_the_last_column_after_the_head(proc: Proc) -> None:
+    (proc.root / "self" / "net").mkdir(parents=True)
+    head = "sk               RefCnt Type Proto  Iface R Rmem   User   Inode\n"
+    lines = [f"ffff 3      3    0003   2     1 0      0      {inode}\n" for inode in (5, 6)]
+    for content, found in (
+        (head + lines[0] + "\n" + lines[1], {"socket:[5]", "socket:[6]"}),
+        (head, set()),
+        ("", set()),
+    ):
+        (proc.root / "self" / "net" / "packet").write_text(content)
+        assert proc.procfs.packet_sockets() == found
+
+
+def test_line_of_a_connection_that_is_cut_off_is_left_out(proc: Proc) -> None:
+    whole = connection(10250, "0A", 1)
+    proc.write("net/tcp", whole + whole.replace(" 1 1\n", "\n") + "\n" + connection(0, "0A", 3))
+    proc.write("net/tcp6", HEAD + whole.replace(" 1 1\n", " 4\n"))
+    assert proc.procfs.listeners(42, 10250) == {"socket:[4]"}
+    assert proc.procfs.listeners(42, 0) == {"socket:[3]"}
+    assert proc.procfs.listeners(43, 10250) == set()
+
+
+def test_cgroup_without_a_path_is_left_out(proc: Proc) -> None:
+    proc.write("cgroup", "12:cpu\n\n1:name=systemd:/b\n")
+    assert proc.procfs.cgroups(42) == {"1": "/b"}
+    assert proc.procfs.cgroup(42) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "is_own"),
+    [
+        *((errno.EMFILE, True), (errno.ENFILE, True), (errno.ENOMEM, True)),
+        *((errno.ENOBUFS, True), (errno.ENOENT, False), (errno.ESRCH, False)),
+        (errno.EACCES, False),
+    ],
+)
+def test_only_errors_of_this_process_are_raised(number: int, is_own: bool) -> None:
+    error = OSError(number, os.strerror(number))
+    raised = None
+    try:
+        procfs.raise_own(error)
+    except OSError as caught:
+        raised = caught
+    assert raised is (error if is_own else None)
