@@ -196,6 +196,15 @@ def test_server_that_goes_away_is_a_failure() -> None:
     )
 
 
+def test_graceful_goodbye_does_not_end_a_call_that_is_still_answered() -> None:
+    server = Server()
+    server.settle()
+    goaway = b"\0\0\x08\x07\0\0\0\0\0" + (1).to_bytes(4, "big") + bytes(4)
+    server.exchange.receive(goaway)
+    assert server.exchange.verdict is None
+    assert server.answer(response(1)).result is ProbeResult.SUCCESS
+
+
 def test_connect_timeout_is_reported_in_the_kubelets_words() -> None:
     server = Server()
     server.exchange.fail(ConnectionFailure(Phase.EXCHANGE, "", timeout=True))
