@@ -94,11 +94,11 @@ def test_body_is_cut_at_its_maximum(cuts: list[int]) -> None:
     ],
 )
 def test_other_protocol_is_rejected_at_its_fifth_byte(data: bytes, error: str) -> None:
-    whole = ([], (False, None, {}, b"", False, None), error)
-    assert read([data], http2.AnswerCache()) == whole
+    nothing = (False, None, {}, b"", False, None)
+    assert read([data], http2.AnswerCache()) == ([], nothing, error)
     assert read([data[:4]], http2.AnswerCache())[2] == ""
     bytewise = read([bytes((byte,)) for byte in data], http2.AnswerCache())
-    assert bytewise == ([b""] * 4, *whole[1:])
+    assert bytewise == ([b""] * 4, nothing, error)
 
 
 def test_first_of_several_headers_of_one_name_counts() -> None:
