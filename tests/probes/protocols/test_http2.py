@@ -94,7 +94,7 @@ def test_body_is_cut_at_its_maximum(cuts: list[int]) -> None:
     ],
 )
 def test_other_protocol_is_rejected_at_its_fifth_byte(data: bytes, error: str) -> None:
-    nothing = (False, None, {}, b"", False, None)
+    nothing: tuple[object, ...] = (False, None, {}, b"", False, None)
     assert read([data], http2.AnswerCache()) == ([], nothing, error)
     assert read([data[:4]], http2.AnswerCache())[2] == ""
     bytewise = read([bytes((byte,)) for byte in data], http2.AnswerCache())

@@ -233,7 +233,7 @@ def test_each_probe_of_each_container_is_read() -> None:
     )
     probes = [Probe(TcpSocket(port)) for port in range(1, 5)]
     assert probespec.read(text, PORTS) == {
-        "app": specs.ContainerProbes("app", *probes[:3]),
+        "app": specs.ContainerProbes("app", probes[0], probes[1], probes[2]),
         "side": specs.ContainerProbes("side", readiness=probes[3]),
     }
 
