@@ -25,8 +25,10 @@ LISTENER = ListeningSocket("0.0.0.0", 80)
 
 
 class Run:
+    is_cancelled = False
+
     def cancel(self) -> None:
-        pass
+        self.is_cancelled = True
 
 
 class Pod:
@@ -38,6 +40,9 @@ class Pod:
         self.is_listed = True
         self.broken: ProbeOutcome | None = None
         """The outcome of a probe that the node cannot run."""
+        self.is_silent = False
+        """Probes take longer than the test."""
+        self.runs: list[Run] = []
         self.answers: list[ProbeOutcome] = []
         """Of the next probes, in place of the server's."""
         self.problem: Exception | None = None
@@ -68,11 +73,15 @@ class Pod:
         self, plan: prober.ProbePlan, netns: Netns, done: Callable[[ProbeOutcome], None], /
     ) -> Run:
         self.probed.append(self.now)
+        run = Run()
+        self.runs.append(run)
+        if self.is_silent:
+            return run
         if self.answers:
             done(self.answers.pop(0))
         else:
             done(self.broken or (GOOD if self.is_up else BAD))
-        return Run()
+        return run
 
     def close(self) -> None:
         pass
@@ -213,6 +222,19 @@ async def test_other_pods_hints_are_followed_when_one_goes() -> None:
     await asyncio.sleep(1)
     assert pod.probed == [0.0, 1.0, 1.003]
     assert pod.fates == [(False, HintResult.CONFIRMED)]
+
+
+@pytest.mark.parametrize("is_end", [False, True])
+async def test_first_probe_of_a_close_ends_with_its_pod(is_end: bool) -> None:
+    pod = Pod(asks=True)
+    await asyncio.sleep(1)
+    pod.is_silent = True
+    pod.stop()
+    if is_end:
+        pod.hints.close()
+    else:
+        pod.hints.forget("a")
+    assert [run.is_cancelled for run in pod.runs] == [False, True]
 
 
 async def test_no_hint_is_followed_after_the_end() -> None:

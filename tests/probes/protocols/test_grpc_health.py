@@ -425,7 +425,8 @@ def test_unknown_field_is_skipped_wherever_it_is(data: bytes) -> None:
         b"\x00\x01",
         b"\x07\x01",
         b"\x13\x14",
-        b"\x88\x80\x80\x80\x10\x05",
+        b"\x80\x80\x80\x80\x10\x05",
+        b"\x10" + b"\x80" * 9 + b"\x02",
     ],
 )
 def test_field_that_is_cut_off_or_invalid_is_rejected(data: bytes) -> None:

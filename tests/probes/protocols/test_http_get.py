@@ -156,6 +156,11 @@ def test_redirect_to_another_port_of_the_pod_is_followed(status: int, result: Pr
     assert seen.verdict.result is result
 
 
+def test_redirect_to_port_zero_is_dialled_there() -> None:
+    seen = talk(answer(302, "Location: http://10.0.0.1:0/"))
+    assert (seen.exchange.verdict, seen.exchange.hop) == (None, exchanges.DialHop(0))
+
+
 def test_redirect_to_https_is_followed() -> None:
     seen = talk(answer(302, "Location: https://10.0.0.1/"), answer(200))
     assert (seen.hops[1].port, seen.hops[1].tls) == (443, True)
