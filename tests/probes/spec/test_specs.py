@@ -344,7 +344,15 @@ def test_port_of_a_host_is_resolved_as_by_the_kubelet(port: object, number: int)
     assert found.port == number
 
 
-@pytest.mark.parametrize("lifecycle", ["x", {"preStop": "x"}, {"preStop": {"httpGet": "x"}}])
+@pytest.mark.parametrize(
+    "lifecycle",
+    [
+        "x",
+        {"preStop": "x"},
+        {"preStop": {"httpGet": "x"}},
+        *({"preStop": {"httpGet": {"host": host, "port": 1}}} for host in ("", 5)),
+    ],
+)
 def test_what_is_no_hook_has_no_host(lifecycle: object) -> None:
     assert specs.parse_pod(pod({"lifecycle": lifecycle})).hosts == ()
 

@@ -62,6 +62,7 @@ def test_lone_surrogate_becomes_the_replacement_character() -> None:
         ("//[1.2.3.4]/", 'parse "//[1.2.3.4]/": invalid IP-literal'),
         ("//[x]/", 'parse "//[x]/": invalid host: ParseAddr("x"): unable to parse IP'),
         ("//[::1]x/", 'parse "//[::1]x/": invalid port "x" after host'),
+        ("http://:x/", 'invalid port ":x" after host'),
         ("http://h:1:2/", 'invalid port ":1:2" after host'),
         ("//%41/", 'invalid URL escape "%41"'),
         ("//a b%41/", 'invalid character " " in host name'),
