@@ -44,6 +44,27 @@ class Http2Error(ProbeError):
     """The server does not speak HTTP/2, or broke its rules."""
 
 
+class _StaysOpen(h2.connection.H2ConnectionStateMachine):
+    """Of a connection that is read to its end after a GOAWAY, which h2 takes for the end of all
+    streams: RFC 9113 section 6.8 has the server answer those up to the one that it names."""
+
+    def process_input(self, input_: h2.connection.ConnectionInputs) -> list[h2.events.Event]:
+        if input_ is h2.connection.ConnectionInputs.RECV_GOAWAY:
+            return []
+        return super().process_input(input_)
+
+
+class _Connection(h2.connection.H2Connection):
+    """Sends its replies after a GOAWAY, too."""
+
+    def __init__(self) -> None:
+        super().__init__(_CONFIG)
+        self.state_machine = _StaysOpen()
+
+    def clear_outbound_data_buffer(self) -> None:
+        """h2 would drop replies to what came before a GOAWAY."""
+
+
 class Http2Request:
     """A request as the first on a connection: the preface, the client's settings, and its frames.
 
@@ -65,7 +86,7 @@ class Http2Request:
 
     def connection(self) -> h2.connection.H2Connection:
         """A new connection with this request, whose bytes are to be sent."""
-        connection = h2.connection.H2Connection(_CONFIG)
+        connection = _Connection()
         connection.local_settings = h2.settings.Settings(
             client=True,
             initial_values={

@@ -212,10 +212,67 @@ def test_failures_of_both_families_are_one_with_both_addresses() -> None:
     assert joint.together([both[0], outcome(ProbeResult.SUCCESS, V6)]).other_address is None
 
 
+@pytest.mark.parametrize(
+    ("both", "found"),
+    [
+        (
+            (ProbeOutcome(ProbeResult.SUCCESS, "a", False, 0.5, V4),) * 2,
+            ProbeOutcome(ProbeResult.SUCCESS, "a", False, 0.5, V4, V4),
+        ),
+        (
+            (
+                ProbeOutcome(ProbeResult.SUCCESS, "a", False, 0.25, V4),
+                ProbeOutcome(ProbeResult.WARNING, "b", False, 0.5, V6),
+            ),
+            ProbeOutcome(ProbeResult.WARNING, "b", False, 0.5, V4, V6),
+        ),
+        (
+            (
+                ProbeOutcome(ProbeResult.FAILURE, "a", False, 0.5, V4),
+                ProbeOutcome(ProbeResult.FAILURE, "a", False, 0.75, V6),
+            ),
+            ProbeOutcome(ProbeResult.FAILURE, "a", False, 0.75, V4, V6),
+        ),
+        (
+            (
+                ProbeOutcome(ProbeResult.UNKNOWN, "a", True, 0.5, V4),
+                ProbeOutcome(ProbeResult.SUCCESS, "b", False, 0.25, V6),
+            ),
+            ProbeOutcome(ProbeResult.UNKNOWN, "a", True, 0.5, V4),
+        ),
+    ],
+)
+def test_outcome_of_both_families_has_the_longer_duration(
+    both: tuple[ProbeOutcome, ...], found: ProbeOutcome
+) -> None:
+    assert joint.together(list(both)) == found
+
+
+class Run:
+    cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+def test_outcome_is_reported_once_all_runs_have_ended() -> None:
+    reported: list[ProbeOutcome] = []
+    run = joint.JointRun(2, reported.append)
+    run.ender(1)(outcome(ProbeResult.FAILURE, V6))
+    assert (run.over, reported) == (False, [])
+    run.ender(0)(outcome(ProbeResult.SUCCESS, V4))
+    assert (run.over, reported) == (True, [outcome(ProbeResult.FAILURE, V6)])
+
+
 def test_cancelled_run_reports_nothing() -> None:
     reported: list[ProbeOutcome] = []
     run = joint.JointRun(2, reported.append)
+    runs = [Run(), Run()]
+    for each in runs:
+        run.add(each)
     run.ender(0)(outcome(ProbeResult.SUCCESS, V4))
     run.cancel()
+    assert run.over
+    assert [each.cancelled for each in runs] == [True, True]
     run.ender(1)(outcome(ProbeResult.SUCCESS, V6))
     assert reported == []

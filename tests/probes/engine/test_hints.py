@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from probes.engine import hints, prober, scheduler
 from probes.engine.hints import HintResult
 from probes.listening import ListeningSocket
-from probes.netns import Netns
+from probes.netns import Netns, NetnsGoneError
 from probes.results import ProbeOutcome, ProbeResult
 from probes.spec import specs
 from probes.spec.definitions import Probe, TcpSocket
@@ -24,8 +25,10 @@ LISTENER = ListeningSocket("0.0.0.0", 80)
 
 
 class Run:
+    is_cancelled = False
+
     def cancel(self) -> None:
-        pass
+        self.is_cancelled = True
 
 
 class Pod:
@@ -37,6 +40,13 @@ class Pod:
         self.is_listed = True
         self.broken: ProbeOutcome | None = None
         """The outcome of a probe that the node cannot run."""
+        self.is_silent = False
+        """Probes take longer than the test."""
+        self.runs: list[Run] = []
+        self.answers: list[ProbeOutcome] = []
+        """Of the next probes, in place of the server's."""
+        self.problem: Exception | None = None
+        """Why the listeners cannot be listed."""
         self.probed: list[float] = []
         self.looked: list[float] = []
         self.results: list[tuple[float, ProbeResult]] = []
@@ -63,14 +73,23 @@ class Pod:
         self, plan: prober.ProbePlan, netns: Netns, done: Callable[[ProbeOutcome], None], /
     ) -> Run:
         self.probed.append(self.now)
-        done(self.broken or (GOOD if self.is_up else BAD))
-        return Run()
+        run = Run()
+        self.runs.append(run)
+        if self.is_silent:
+            return run
+        if self.answers:
+            done(self.answers.pop(0))
+        else:
+            done(self.broken or (GOOD if self.is_up else BAD))
+        return run
 
     def close(self) -> None:
         pass
 
     def look(self, netns: Netns, port: int) -> list[ListeningSocket]:
         self.looked.append(self.now)
+        if self.problem is not None:
+            raise self.problem
         return [LISTENER] if self.is_listed else []
 
     def stop(self) -> None:
@@ -193,6 +212,93 @@ async def test_pod_that_goes_is_forgotten() -> None:
     await asyncio.sleep(1)
     assert pod.probed == [0.0, 1.0]
     pod.hints.close()
+
+
+async def test_other_pods_hints_are_followed_when_one_goes() -> None:
+    pod = Pod(asks=True)
+    await asyncio.sleep(1)
+    pod.stop()
+    pod.hints.forget("b")
+    await asyncio.sleep(1)
+    assert pod.probed == [0.0, 1.0, 1.003]
+    assert pod.fates == [(False, HintResult.CONFIRMED)]
+
+
+@pytest.mark.parametrize("is_end", [False, True])
+async def test_first_probe_of_a_close_ends_with_its_pod(is_end: bool) -> None:
+    pod = Pod(asks=True)
+    await asyncio.sleep(1)
+    pod.is_silent = True
+    pod.stop()
+    if is_end:
+        pod.hints.close()
+    else:
+        pod.hints.forget("a")
+    assert [run.is_cancelled for run in pod.runs] == [False, True]
+
+
+async def test_no_hint_is_followed_after_the_end() -> None:
+    pod = Pod(asks=True)
+    await asyncio.sleep(1)
+    pod.stop()
+    pod.hints.close()
+    await asyncio.sleep(1)
+    assert (pod.probed, pod.fates) == ([0.0, 1.0], [])
+
+
+@pytest.mark.parametrize("error", [NetnsGoneError("gone"), OSError(1, "no netlink")])
+async def test_listeners_that_cannot_be_listed_confirm_no_close(error: Exception) -> None:
+    pod = Pod(asks=True)
+    await asyncio.sleep(1)
+    pod.problem = error
+    pod.stop()
+    await asyncio.sleep(1)
+    assert pod.looked == [1.0, 1.001, 1.003, 1.007]
+    assert (pod.probed, pod.fates) == ([0.0], [(False, HintResult.REFUTED)])
+
+
+async def test_listener_that_is_back_at_the_second_look_refutes_a_close() -> None:
+    pod = Pod(asks=True)
+    await asyncio.sleep(1)
+    pod.stop()
+    await asyncio.sleep(0.001)
+    pod.is_up = pod.is_listed = True
+    await asyncio.sleep(0.01)
+    assert (pod.probed, pod.looked) == ([0.0, 1.0], [1.0, 1.003])
+    assert pod.fates == [(False, HintResult.REFUTED)]
+
+
+async def test_opened_listener_is_confirmed_and_probed_once() -> None:
+    pod = Pod(failure=1)
+    pod.is_up = pod.is_listed = False
+    await asyncio.sleep(1)
+    pod.scheduler.trigger("a")
+    await asyncio.sleep(1)
+    pod.go()
+    pod.hints.hint("a", 80, is_open=True)
+    await asyncio.sleep(1)
+    assert pod.results == [(2.0, ProbeResult.SUCCESS)]
+    assert pod.probed == [0.0, 1.0, 2.0]
+    assert pod.fates == [(True, HintResult.CONFIRMED), (True, HintResult.IDLE)]
+
+
+@pytest.mark.parametrize(("failing", "fate"), [(1, HintResult.CONFIRMED), (0, HintResult.REFUTED)])
+async def test_close_is_confirmed_if_one_of_several_probes_fails(
+    failing: int, fate: HintResult
+) -> None:
+    pod = Pod(asks=True)
+    probe = Probe(TcpSocket(80), failure_threshold=1)
+    other = scheduler.ProbedContainer(specs.ContainerProbes("side", readiness=probe), "c2")
+    (target,) = pod.scheduler.targets()
+    pod.scheduler.set_pod(msgspec.structs.replace(target, containers=(*target.containers, other)))
+    await asyncio.sleep(1)
+    pod.is_listed = False
+    pod.answers = [BAD] * failing + [GOOD] * (2 - failing) + [BAD]
+    pod.hints.hint("a", 80, is_open=False)
+    await asyncio.sleep(1)
+    assert pod.fates == [(False, fate)]
+    assert pod.probed == [0.0, 0.0, 1.0, 1.0, *[1.003] * failing]
+    assert [result for _, result in pod.results[2:]] == [ProbeResult.FAILURE] * failing
 
 
 @pytest.mark.kernel

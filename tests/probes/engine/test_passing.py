@@ -7,8 +7,18 @@ import asyncio
 import pytest
 
 from probes.engine.slots import MESSAGE_MAX_CHARS
+from probes.engine.targets import ProbeKey, ProbeState
 from probes.results import ProbeOutcome, ProbeResult
-from tests.probes.engine.schedules import BAD, GOOD, LIVENESS, Bench, pod, probe
+from tests.probes.engine.schedules import (
+    BAD,
+    ERROR,
+    GOOD,
+    LIVENESS,
+    READINESS,
+    Bench,
+    pod,
+    probe,
+)
 
 pytestmark = pytest.mark.looptime
 
@@ -22,13 +32,38 @@ async def test_snapshot_shows_what_status_needs(bench: Bench) -> None:
     bench.pods.answers[1] = ProbeOutcome(ProbeResult.FAILURE, "x" * 5000, address="198.18.0.1")
     bench.scheduler.set_pod(pod(readiness=probe(1), liveness=probe(2)))
     await asyncio.sleep(4)
+    cut = ProbeOutcome(
+        ProbeResult.FAILURE, "x" * (MESSAGE_MAX_CHARS - 3) + "...", address="198.18.0.1"
+    )
+    assert bench.scheduler.snapshot() == [
+        ProbeState(
+            *(ProbeKey("a", "app", LIVENESS), ProbeResult.SUCCESS, None, 0, 0, 0, 0),
+            in_flight=True,
+            is_paused=False,
+            due_in_seconds=None,
+        ),
+        ProbeState(
+            *(ProbeKey("a", "app", READINESS), ProbeResult.FAILURE, cut, 1, 0, 1, 0),
+            in_flight=False,
+            is_paused=False,
+            due_in_seconds=6.0,
+        ),
+    ]
+    bench.pods.answers[1] = GOOD
+    await asyncio.sleep(10)
+    bench.pods.answers[1] = ERROR
+    await asyncio.sleep(10)
     readiness, liveness = bench.status("a"), bench.status("a", LIVENESS)
-    assert (readiness.passed, readiness.failed, readiness.streak) == (0, 1, 1)
-    assert readiness.outcome is not None
-    assert len(readiness.outcome.message) == MESSAGE_MAX_CHARS
-    assert readiness.due_in_seconds == pytest.approx(6.0)
-    assert (liveness.in_flight, liveness.due_in_seconds) == (True, None)
-    assert liveness.result is ProbeResult.SUCCESS
+    assert (readiness.passed, readiness.failed, readiness.errors) == (1, 1, 1)
+    assert (liveness.passed, liveness.failed, liveness.errors) == (2, 0, 0)
+
+
+async def test_text_of_the_maximum_is_kept_whole(bench: Bench) -> None:
+    text = "x" * MESSAGE_MAX_CHARS
+    bench.pods.answers[1] = ProbeOutcome(ProbeResult.FAILURE, text)
+    bench.scheduler.set_pod(pod(readiness=probe(1)))
+    await asyncio.sleep(1)
+    assert bench.status("a").outcome == bench.pods.answers[1]
 
 
 async def test_passing_names_the_first_probe_that_does_not(bench: Bench) -> None:
@@ -106,6 +141,42 @@ async def test_successes_that_do_not_suffice_yet_are_counted_out(bench: Bench) -
     assert bench.scheduler.passing("a")[2] == (
         'Container "app": readiness probe succeeded 2 of 3 times.'
     )
+
+
+async def test_startup_that_the_kubelet_reports_is_no_problem(bench: Bench) -> None:
+    bench.pods.answers[1] = BAD
+    bench.scheduler.set_pod(pod(startup=probe(1), readiness=probe(2), started=True))
+    await asyncio.sleep(1)
+    assert bench.scheduler.passing("a") == (
+        True,
+        "ProbesPassing",
+        "All 2 startup and readiness probes pass.",
+    )
+
+
+async def test_container_that_is_not_created_is_not_passing(bench: Bench) -> None:
+    bench.scheduler.set_pod(pod(readiness=probe(1), container_id=""))
+    assert bench.scheduler.passing("a")[1] == "ContainerNotRunning"
+
+
+async def test_missing_certificate_is_no_result(bench: Bench) -> None:
+    bench.pods.answers[1] = ProbeOutcome(
+        ProbeResult.UNKNOWN, "No certificate.", error=True, lacks_certificate=True
+    )
+    bench.scheduler.set_pod(pod(readiness=probe(1)))
+    await asyncio.sleep(1)
+    assert bench.scheduler.passing("a") == (
+        False,
+        "ProbeCertificateUnusable",
+        'Container "app": readiness probe has no result. No certificate.',
+    )
+
+
+async def test_failure_that_ends_with_a_full_stop_has_one(bench: Bench) -> None:
+    bench.pods.answers[1] = ProbeOutcome(ProbeResult.FAILURE, "It is ill.")
+    bench.scheduler.set_pod(pod(readiness=probe(1)))
+    await asyncio.sleep(1)
+    assert bench.scheduler.passing("a")[2] == 'Container "app": readiness probe failed: It is ill.'
 
 
 async def test_only_probe_is_not_one_of_several(bench: Bench) -> None:

@@ -11,7 +11,17 @@ from probes.engine import queue, scheduler
 from probes.results import ProbeOutcome, ProbeResult
 from probes.spec import specs
 from tests.probes.conftest import Sandbox
-from tests.probes.engine.schedules import BAD, ERROR, GOOD, READINESS, Bench, pod, probe
+from tests.probes.engine.schedules import (
+    BAD,
+    ERROR,
+    GOOD,
+    LIVENESS,
+    READINESS,
+    STARTUP,
+    Bench,
+    pod,
+    probe,
+)
 
 pytestmark = pytest.mark.looptime
 
@@ -169,6 +179,48 @@ async def test_trigger_probes_now(bench: Bench) -> None:
     await asyncio.sleep(11)
     assert bench.pods.times(1) == [0.0, 3.0, 13.0]
     assert bench.pods.times(2) == [0.0, 10.0]
+
+
+async def test_probes_of_a_port_are_those_of_startup_and_readiness(bench: Bench) -> None:
+    bench.scheduler.set_pod(pod(startup=probe(1), readiness=probe(1), liveness=probe(1)))
+    bench.scheduler.set_pod(pod("b", readiness=probe(1)))
+    await asyncio.sleep(1)
+    bench.pods.answers[1] = BAD
+    found = bench.scheduler.due_probes("a", 1)
+    assert [(request.key.type, request.passes) for request in found] == [
+        (STARTUP, True),
+        (READINESS, True),
+    ]
+    assert bench.scheduler.due_probes("a", 2) == []
+    await asyncio.sleep(40)
+    assert [request.passes for request in bench.scheduler.due_probes("b", 1)] == [False]
+
+
+async def test_places_of_urgent_probes_are_freed() -> None:
+    full = Bench(max_in_flight=1)
+    full.pods.takes = {1: 10.0, 2: 1.0}
+    full.scheduler.set_pod(pod("slow", readiness=probe(1, period=1000)))
+    full.scheduler.set_pod(pod("web", readiness=probe(2, period=1000)))
+    await asyncio.sleep(1)
+    full.scheduler.trigger("web")
+    await asyncio.sleep(0.5)
+    assert (full.scheduler.in_flight, full.scheduler.waiting) == (2, 0)
+    await asyncio.sleep(1)
+    assert (full.scheduler.in_flight, full.scheduler.waiting) == (1, 0)
+    await asyncio.sleep(10)
+    assert (full.scheduler.in_flight, full.scheduler.waiting) == (0, 0)
+    await full.scheduler.aclose()
+
+
+async def test_results_are_those_that_count(bench: Bench) -> None:
+    bench.scheduler.set_pod(pod(readiness=probe(1), container_id=""))
+    assert (bench.scheduler.results("a"), bench.scheduler.results("b")) == ({}, {})
+    bench.scheduler.set_pod(pod(readiness=probe(1), liveness=probe(2)))
+    await asyncio.sleep(1)
+    assert {key.type: result for key, result in bench.scheduler.results("a").items()} == {
+        READINESS: ProbeResult.SUCCESS,
+        LIVENESS: ProbeResult.SUCCESS,
+    }
 
 
 async def test_exec_probe_is_never_run(bench: Bench) -> None:

@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probes.engine import prober
-from probes.protocols import grpc_health
-from probes.protocols.exchanges import ConnectionFailure, Phase
+from probes.protocols import grpc_health, protobuf
+from probes.protocols.exchanges import ConnectionFailure, DialHop, Phase
 from probes.results import ExchangeResult, ProbeOutcome, ProbeResult
+from probes.spec.definitions import TlsPolicy
 from probes.spec.specs import Grpc, Probe
 from tests import processes
 from tests.probes import servers
@@ -26,6 +27,9 @@ from tests.probes.conftest import Sandbox
 
 ENDPOINT = "10.0.0.1:50051"
 GRPC = (("content-type", "application/grpc"),)
+FAILED = "error: health rpc probe failed: rpc error: code ="
+RESET = "stream terminated by RST_STREAM with error code:"
+UNEXPECTED = "unexpected HTTP status code received from server:"
 
 
 class Server:
@@ -133,30 +137,87 @@ def test_deadline_of_the_server_is_reported_as_the_probes() -> None:
 @pytest.mark.parametrize(
     ("status", "headers", "text"),
     [
-        (404, GRPC, "error: this server does not implement"),
-        (503, GRPC, "code = Unavailable desc = unexpected HTTP status code received"),
-        (200, (("content-type", "text/html"),), 'unexpected content-type "text/html"'),
-        (200, (), "missing HTTP content-type"),
-        (200, GRPC, "code = Internal desc = server closed the stream without sending trailers"),
+        (
+            *(404, GRPC),
+            "error: this server does not implement the grpc health protocol"
+            f" (grpc.health.v1.Health): {UNEXPECTED} 404",
+        ),
+        (503, GRPC, f"{FAILED} Unavailable desc = {UNEXPECTED} 503"),
+        (
+            *(200, (("content-type", "text/html"),)),
+            f"{FAILED} Unknown desc = {UNEXPECTED} 200;"
+            ' transport: received unexpected content-type "text/html"',
+        ),
+        (
+            *(502, (("content-type", "é" + "x" * 70),)),
+            f"{FAILED} Unavailable desc = {UNEXPECTED} 502;"
+            rf' transport: received unexpected content-type "\xc3\xa9{"x" * 62}"',
+        ),
+        (
+            *(200, ()),
+            f"{FAILED} Unknown desc = {UNEXPECTED} 200;"
+            " malformed header: missing HTTP content-type",
+        ),
+        (
+            *(200, GRPC),
+            f"{FAILED} Internal desc = server closed the stream without sending trailers",
+        ),
     ],
 )
 def test_server_that_speaks_no_grpc_is_a_failure(
     status: int, headers: tuple[tuple[str, str], ...], text: str
 ) -> None:
-    verdict = Server().answer(b"x", status=status, headers=headers, trailers=None)
-    assert verdict.result is ProbeResult.FAILURE
-    assert text in verdict.message
+    assert Server().answer(b"x", status=status, headers=headers, trailers=None) == failure(text)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        ("1", "Canceled desc = why"),
+        ("16", "Unauthenticated desc = why"),
+        ("17", "Code(17) desc = why"),
+        ("9999999999", "Code(9999999999) desc = why"),
+        ("10000000000", "Unknown desc = malformed grpc-status in the server's answer"),
+        ("-1", "Unknown desc = malformed grpc-status in the server's answer"),
+    ],
+)
+def test_status_of_the_call_is_reported_by_its_name(number: str, text: str) -> None:
+    trailers = (("grpc-status", number), ("grpc-message", "why"))
+    assert Server().answer(trailers=trailers) == failure(f"{FAILED} {text}")
+
+
+def test_long_message_of_the_server_is_cut() -> None:
+    trailers = (("grpc-status", "2"), ("grpc-message", "y" * 5000))
+    assert Server().answer(trailers=trailers) == failure(f"{FAILED} Unknown desc = {'y' * 1024}")
+
+
+def test_tls_is_that_of_the_probe_and_offers_http_2() -> None:
+    policy = TlsPolicy("web.test")
+    server = Server(Grpc(50051, mode="TLS", tls=policy))
+    assert server.exchange.hop == DialHop(50051, True, ("h2",), policy)
+    (headers,) = (e for e in server.events if isinstance(e, h2.events.RequestReceived))
+    assert (":scheme", "https") in (headers.headers or ())
 
 
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "cardinality violation"),
-        (b"\x01\0\0\0\x00", "compressed"),
-        (b"\0\0\0\0\x05x", "unexpected EOF"),
-        (b"\0\0\0\0\x01\x08", "failed to unmarshal"),
-        (b"\0\x7f\xff\xff\xff", "larger than max"),
-        (b"\0" * 70_000, "unexpected EOF"),
+        (b"", "Internal desc = cardinality violation: received no response message"),
+        (
+            b"\x01\0\0\0\x00",
+            "Internal desc = the server sent a compressed response, which was not requested",
+        ),
+        (b"\0\0\0\0\x05x", "Internal desc = unexpected EOF"),
+        (b"\0\0\0\0\x01\x08", "Internal desc = grpc: failed to unmarshal the received message"),
+        (
+            b"\0\x7f\xff\xff\xff",
+            "ResourceExhausted desc = grpc: received message larger than max (2147483647 vs. 4096)",
+        ),
+        (
+            b"\0\0\0\x0f\xfc" + b"\0" * 4092,
+            "ResourceExhausted desc = grpc: received message larger than max (4092 vs. 4096)",
+        ),
+        (b"\0" * 70_000, "Internal desc = unexpected EOF"),
     ],
 )
 def test_bad_message_is_a_failure(data: bytes, text: str) -> None:
@@ -169,21 +230,28 @@ def test_bad_message_is_a_failure(data: bytes, text: str) -> None:
             )
         server.connection.send_data(1, data[at : at + 16_000])
     server.connection.send_headers(1, [("grpc-status", "0")], end_stream=True)
-    assert text in server.sent().message
+    assert server.sent() == failure(f"{FAILED} {text}")
+
+
+def test_message_may_be_as_long_as_the_maximum() -> None:
+    unknown = protobuf.delimited(9, b"x" * (grpc_health.MESSAGE_MAX_BYTES - 5 - 5))
+    verdict = Server().answer(grpc_health.frame(b"\x08\x01" + unknown))
+    assert verdict.result is ProbeResult.SUCCESS
 
 
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        (7, "code = Unavailable desc = stream terminated by RST_STREAM with error code: REFUSED"),
-        (2, "code = Internal desc = stream terminated by RST_STREAM with error code: INTERNAL"),
-        (99, "unknown error code 99"),
+        (0, f"Internal desc = {RESET} NO_ERROR"),
+        (7, f"Unavailable desc = {RESET} REFUSED_STREAM"),
+        (2, f"Internal desc = {RESET} INTERNAL_ERROR"),
+        (99, f"Internal desc = {RESET} unknown error code 99"),
     ],
 )
 def test_reset_stream_is_a_failure(code: int, text: str) -> None:
     server = Server()
     server.connection.reset_stream(1, code)
-    assert text in server.sent().message
+    assert server.sent() == failure(f"{FAILED} {text}")
 
 
 def test_server_that_goes_away_is_a_failure() -> None:
@@ -194,6 +262,15 @@ def test_server_that_goes_away_is_a_failure() -> None:
         "error: health rpc probe failed: rpc error: code = Unavailable desc = "
         "error reading from server: the server went away (ENHANCE_YOUR_CALM)"
     )
+
+
+def test_graceful_goodbye_does_not_end_a_call_that_is_still_answered() -> None:
+    server = Server()
+    server.settle()
+    goaway = b"\0\0\x08\x07\0\0\0\0\0" + (1).to_bytes(4, "big") + bytes(4)
+    server.exchange.receive(goaway)
+    assert server.exchange.verdict is None
+    assert server.answer(response(1)).result is ProbeResult.SUCCESS
 
 
 def test_connect_timeout_is_reported_in_the_kubelets_words() -> None:
@@ -225,8 +302,28 @@ def test_connection_refused_is_reported_at_once() -> None:
 def test_other_protocol_is_no_connection() -> None:
     server = Server()
     server.exchange.receive(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
-    assert server.exchange.verdict is not None
-    assert "failed to connect service" in server.exchange.verdict.message
+    assert server.exchange.verdict == failure(
+        f'timeout: failed to connect service "{ENDPOINT}" within 1s: error reading server preface:'
+        " the frame header looked like an HTTP/1.1 header"
+    )
+
+
+def test_early_end_before_the_settings_is_no_connection() -> None:
+    server = Server()
+    server.exchange.receive(b"")
+    assert server.exchange.verdict == failure(
+        f'timeout: failed to connect service "{ENDPOINT}" within 1s:'
+        " error reading server preface: EOF"
+    )
+
+
+def test_connection_that_breaks_after_the_settings_is_a_failure_of_the_call() -> None:
+    server = Server()
+    server.settle()
+    server.exchange.fail(ConnectionFailure(Phase.EXCHANGE, "read: connection reset by peer"))
+    assert server.exchange.verdict == failure(
+        f"{FAILED} Unavailable desc = error reading from server: read: connection reset by peer"
+    )
 
 
 def test_early_end_after_the_settings_is_a_failure() -> None:
@@ -297,9 +394,58 @@ def test_message_is_decoded_as_by_protobuf_or_rejected(data: bytes) -> None:
     assert message.status == status
 
 
+SERVING = b"\x08\x01"
+NINE = b"\xff" * 9
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x11" + b"8 octets",
+        b"\x15" + b"four",
+        b"\x12\x03" + b"abc",
+        b"\x10" + NINE + b"\x01",
+        b"\xf8\xff\xff\xff\x0f\x05",
+    ],
+)
+def test_unknown_field_is_skipped_wherever_it_is(data: bytes) -> None:
+    assert grpc_health.decode_response(SERVING + data) == 1
+    assert grpc_health.decode_response(data + SERVING) == 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x11" + b"seven o",
+        b"\x15" + b"thr",
+        b"\x12\x03" + b"ab",
+        b"\x10",
+        b"\x10" + NINE + b"\x02",
+        b"\x10" + NINE + b"\x81\x00",
+        b"\x00\x01",
+        b"\x07\x01",
+        b"\x13\x14",
+        b"\x80\x80\x80\x80\x10\x05",
+        b"\x10" + b"\x80" * 9 + b"\x02",
+    ],
+)
+def test_field_that_is_cut_off_or_invalid_is_rejected(data: bytes) -> None:
+    for message in (data, SERVING + data):
+        with pytest.raises(grpc_health.GrpcError, match="failed to unmarshal"):
+            grpc_health.decode_response(message)
+
+
 @pytest.mark.parametrize(
     ("seconds", "header"),
-    [(1, b"1000000u"), (0.0000001, b"1u"), (100, b"100000m"), (1e6, b"1000000S")],
+    [
+        (1, b"1000000u"),
+        (0.0000001, b"1u"),
+        (99.999999, b"99999999u"),
+        (100, b"100000m"),
+        (99_999.999, b"99999999m"),
+        (100_000, b"100000S"),
+        (1e6, b"1000000S"),
+    ],
 )
 def test_timeout_header_has_eight_digits_at_most(seconds: float, header: bytes) -> None:
     assert grpc_health.encode_timeout(seconds) == header

@@ -68,6 +68,46 @@ def test_request_has_the_headers_of_a_probe() -> None:
     }
 
 
+def test_headers_are_sent_in_order_and_those_of_connections_are_left_out() -> None:
+    talk = Talk(
+        (
+            *(("X-B", " 2 "), ("User-Agent", " me "), ("X-A", "é"), ("X-B", "3")),
+            *(("Upgrade", "x"), ("Keep-Alive", "x"), ("Transfer-Encoding", "x")),
+        )
+    )
+    (event,) = (e for e in talk.events if isinstance(e, h2.events.RequestReceived))
+    assert [(str(name), str(value)) for name, value in event.headers or ()][4:] == [
+        ("user-agent", "me"),
+        ("accept", "*/*"),
+        ("x-a", "é"),
+        ("x-b", "2"),
+        ("x-b", "3"),
+    ]
+    assert "user-agent" not in Talk((("User-Agent", " "),)).request
+
+
+@pytest.mark.parametrize("status", ["20", "2000", "2x0"])
+def test_status_that_is_no_number_of_three_digits_is_a_failure(status: str) -> None:
+    talk = Talk()
+    talk.server.send_headers(1, [(":status", status)], end_stream=True)
+    talk.exchange.receive(talk.server.data_to_send())
+    assert talk.verdict == ExchangeResult(
+        ProbeResult.FAILURE,
+        f'Get "{URL}x?y": malformed response from server: malformed non-numeric status',
+    )
+
+
+def test_answer_is_complete_with_its_last_frame() -> None:
+    talk = Talk()
+    talk.server.send_headers(1, [(":status", "200")])
+    talk.server.send_data(1, b"half")
+    talk.exchange.receive(talk.server.data_to_send())
+    assert talk.exchange.verdict is None
+    talk.server.send_data(1, b" and half", end_stream=True)
+    talk.exchange.receive(talk.server.data_to_send())
+    assert talk.verdict == ExchangeResult(ProbeResult.SUCCESS, "half and half")
+
+
 def test_host_header_becomes_the_authority() -> None:
     assert Talk((("Host", "www.test"),)).request[":authority"] == "www.test"
 

@@ -119,6 +119,92 @@ def test_invalid_response_is_rejected(data: bytes, words: str) -> None:
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("written", "length"),
+    [
+        (b"0", 0),
+        (b"0" * 30 + b"2", 2),
+        (b" 7\t", 7),
+        (b"9223372036854775807", 2**63 - 1),
+        (b"9223372036854775808", None),
+        (b"10000000000000000000", None),
+        (b"+1", None),
+    ],
+)
+def test_length_is_an_int64(written: bytes, length: int | None) -> None:
+    data = b"HTTP/1.1 200 OK\r\nContent-Length: " + written + b"\r\n\r\n"
+    if length is None:
+        with pytest.raises(HttpError, match="bad Content-Length"):
+            read(data)
+    else:
+        reader = read(data)
+        assert (reader.length, reader.complete) == (length, length == 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "location"),
+    [
+        (b"", None),
+        (b"Location:\r\n", None),
+        (b"Location: /a\r\nLocation: /b\r\n", "/a"),
+        (b"Location:\r\nLocation: /b\r\n", None),
+        (b"LOCATION: /\xe9\r\n", "/\xe9"),
+    ],
+)
+def test_first_location_counts(fields: bytes, location: str | None) -> None:
+    assert read(b"HTTP/1.1 302 Found\r\n" + fields + b"\r\n").location == location
+
+
+@pytest.mark.parametrize(
+    ("version", "is_chunked"), [(b"0.0", True), (b"0.9", False), (b"1.0", False), (b"2.0", True)]
+)
+def test_chunks_are_those_of_the_version(version: bytes, is_chunked: bool) -> None:
+    reader = read(b"HTTP/" + version + CHUNKED.removeprefix(b"HTTP/1.1") + b"0\r\n\r\n")
+    assert reader.complete is is_chunked
+    assert reader.body == (b"" if is_chunked else b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("names", "key"),
+    [(b"a, content-length", "Content-Length"), (b"TRAILER", "Trailer"), (b"a", "")],
+)
+def test_trailer_may_not_frame_the_body(names: bytes, key: str) -> None:
+    head = CHUNKED.removesuffix(b"\r\n") + b"Trailer: " + names + b"\r\n\r\n"
+    if key:
+        with pytest.raises(HttpError) as caught:
+            read(head)
+        assert str(caught.value) == f'{BROKEN}bad trailer key "{key}"'
+    else:
+        assert read(head + b"0\r\n\r\n").complete
+
+
+def test_informational_responses_have_a_maximum() -> None:
+    early, final = b"HTTP/1.1 103 E\r\n\r\n", b"HTTP/1.1 204 N\r\n\r\n"
+    assert read(early * http1.INFORMATIONAL_MAX + final).status == 204
+    with pytest.raises(HttpError, match="too many 1xx informational responses"):
+        read(early * (http1.INFORMATIONAL_MAX + 1) + final)
+
+
+def test_first_field_that_continues_none_is_quoted_if_it_is_short() -> None:
+    head = b"HTTP/1.1 200 OK\r\n"
+    most = b" " + b"x" * 79
+    with pytest.raises(HttpError) as caught:
+        read(head + most + b"\r\n")
+    text = f'{BROKEN}malformed MIME header initial line: "{most.decode()}"'
+    assert str(caught.value) == text
+    with pytest.raises(HttpError, match="transport connection broken: message too large"):
+        read(head + most + b"x\r\n")
+
+
+def test_head_may_be_as_long_as_the_maximum() -> None:
+    head = b"HTTP/1.1 200 OK\r\nX: "
+    fill = b"x" * (http1.HEAD_MAX_BYTES - len(head))
+    reader = read(head + fill)
+    assert reader.status is None
+    with pytest.raises(HttpError, match="headers exceeded 262144 bytes"):
+        read(head + fill + b"x")
+
+
 BROKEN = "net/http: HTTP/1.x transport connection broken: "
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -159,6 +245,27 @@ def test_early_end_is_distinguished_from_no_response(data: bytes, text: str) -> 
     with pytest.raises(HttpError) as caught:
         read(data, end=True)
     assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "reset"),
+        (b"HTTP/1.1 200 OK\r\n\r\nab", "reset"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nab", "reset"),
+        (CHUNKED + b"2\r\nab", "reset"),
+        (b"HTTP/1.1 204 OK\r\n\r\n", ""),
+    ],
+)
+def test_broken_connection_is_reported_unless_the_response_is_complete(
+    data: bytes, text: str
+) -> None:
+    reader, found = read(data), ""
+    try:
+        reader.end("reset")
+    except HttpError as error:
+        found = str(error)
+    assert (found, reader.complete) == (text, not text)
 
 
 @pytest.mark.parametrize("line", [b"A: " + b"b" * 1000 + b"\r\n", b"b" * 1000])

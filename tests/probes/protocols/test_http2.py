@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import h2.config
 import h2.connection
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -75,6 +76,39 @@ def test_response_with_pings_is_read() -> None:
     )
     acknowledged = bytes.fromhex("000000 04 01 00000000 000008 06 01 00000000") + b"abcdefgh"
     assert read([response([b"abcdefgh"])], http2.AnswerCache()) == ([acknowledged], found, "")
+
+
+@pytest.mark.parametrize("cuts", [[], [60], [100, 200], list(range(0, 400, 7))])
+def test_body_is_cut_at_its_maximum(cuts: list[int]) -> None:
+    more = b"\0\0\x96\0\0\0\0\0\1" + b"k" * 150
+    data = response([], b"k" * (BODY_MAX_BYTES - 10), more)
+    _, found, error = read(cut(data, cuts), http2.AnswerCache())
+    assert (found[3:], error) == ((b"k" * BODY_MAX_BYTES, True, None), "")
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"HTTP/", "the frame header looked like an HTTP/1.1 header"),
+        (b"\0\0\x08\x06\0", "the first frame is not SETTINGS"),
+        (b"SSH-2", "the first frame is not SETTINGS"),
+    ],
+)
+def test_other_protocol_is_rejected_at_its_fifth_byte(data: bytes, error: str) -> None:
+    nothing: tuple[object, ...] = (False, None, {}, b"", False, None)
+    assert read([data], http2.AnswerCache()) == ([], nothing, error)
+    assert read([data[:4]], http2.AnswerCache())[2] == ""
+    bytewise = read([bytes((byte,)) for byte in data], http2.AnswerCache())
+    assert bytewise == ([b""] * 4, nothing, error)
+
+
+def test_first_of_several_headers_of_one_name_counts() -> None:
+    server = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+    server.initiate_connection()
+    server.receive_data(bytes(REQUEST))
+    server.send_headers(1, [(":status", "200"), ("a", "1"), ("a", "2")], end_stream=True)
+    _, found, _ = read([server.data_to_send()], http2.AnswerCache())
+    assert found[1] == {b":status": b"200", b"a": b"1"}
 
 
 @given(PLACES, PLACES, PINGS, PINGS, st.sampled_from([2, 90, 110, 3000]))

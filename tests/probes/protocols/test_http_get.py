@@ -10,6 +10,7 @@ import pytest
 from probes.protocols import exchanges, http_get
 from probes.protocols.exchanges import ConnectionFailure, Phase
 from probes.results import ExchangeResult, ProbeResult
+from probes.spec.definitions import TlsPolicy
 from probes.spec.specs import HttpGet
 
 ADDRESS = "10.0.0.1"
@@ -155,6 +156,11 @@ def test_redirect_to_another_port_of_the_pod_is_followed(status: int, result: Pr
     assert seen.verdict.result is result
 
 
+def test_redirect_to_port_zero_is_dialled_there() -> None:
+    seen = talk(answer(302, "Location: http://10.0.0.1:0/"))
+    assert (seen.exchange.verdict, seen.exchange.hop) == (None, exchanges.DialHop(0))
+
+
 def test_redirect_to_https_is_followed() -> None:
     seen = talk(answer(302, "Location: https://10.0.0.1/"), answer(200))
     assert (seen.hops[1].port, seen.hops[1].tls) == (443, True)
@@ -188,15 +194,110 @@ def test_redirect_loop_is_a_failure_after_ten_requests() -> None:
 @pytest.mark.parametrize(
     ("location", "words"),
     [
-        ("/%zz", "failed to parse Location header"),
-        ("ftp://10.0.0.1/", 'unsupported protocol scheme "ftp"'),
-        ("http://10.0.0.1:99999/", "invalid port"),
+        (
+            "/%zz",
+            f'Get "{URL}": failed to parse Location header "/%zz":'
+            ' parse "/%zz": invalid URL escape "%zz"',
+        ),
+        ("ftp://10.0.0.1/", 'Get "ftp://10.0.0.1/": unsupported protocol scheme "ftp"'),
+        (
+            "http://10.0.0.1:99999/",
+            'Get "http://10.0.0.1:99999/": dial tcp: address 99999: invalid port',
+        ),
     ],
 )
 def test_redirect_that_cannot_be_followed_is_a_failure(location: str, words: str) -> None:
     verdict = talk(answer(302, f"Location: {location}")).verdict
-    assert verdict.result is ProbeResult.FAILURE
-    assert words in verdict.message
+    assert verdict == ExchangeResult(ProbeResult.FAILURE, words)
+
+
+@pytest.mark.parametrize(
+    ("head", "body_bytes", "is_followed"),
+    [
+        ("Content-Length: 2048", 2047, False),
+        ("Content-Length: 2048", 2048, True),
+        ("Content-Length: 2049", 0, True),
+        ("X: y", 2047, False),
+        ("X: y", 2048, True),
+    ],
+)
+def test_two_kibibytes_of_a_redirect_are_read_before_it_is_followed(
+    head: str, body_bytes: int, is_followed: bool
+) -> None:
+    data = f"HTTP/1.1 302 F\r\nLocation: /x\r\n{head}\r\n\r\n" + "b" * body_bytes
+    exchange = http_get.HttpTarget(HttpGet(80), ADDRESS).exchange()
+    hop = exchange.hop
+    exchange.start()
+    exchange.receive(data.encode())
+    assert (exchange.hop is not hop, exchange.verdict) == (is_followed, None)
+
+
+def test_redirect_whose_body_breaks_off_is_followed() -> None:
+    data = b"HTTP/1.1 302 F\r\nLocation: /x\r\nContent-Length: 9\r\n\r\nb"
+    exchange = http_get.HttpTarget(HttpGet(80), ADDRESS).exchange()
+    exchange.start()
+    exchange.receive(data)
+    exchange.receive(b"")
+    assert exchange.verdict is None
+    assert exchange.start().startswith(b"GET /x ")
+
+
+def test_time_over_in_the_body_of_a_redirect_is_that_of_the_next_request() -> None:
+    seen = talk(b"HTTP/1.1 302 F\r\nLocation: /x\r\nContent-Length: 9\r\n\r\nb")
+    seen.exchange.fail(ConnectionFailure(Phase.EXCHANGE, "", timeout=True))
+    assert seen.verdict == ExchangeResult(
+        ProbeResult.FAILURE,
+        f'Get "{URL}x": context deadline exceeded (Client.Timeout exceeded while awaiting headers)',
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_followed"),
+    [(None, True), (TlsPolicy("web.test"), True), (TlsPolicy("web.test", "PEM"), False)],
+)
+def test_verified_probe_is_not_led_to_plain_http(
+    policy: TlsPolicy | None, is_followed: bool
+) -> None:
+    handler = HttpGet(443, scheme="HTTPS", tls=policy)
+    seen = Talk(handler, answer(302, "Location: http://10.0.0.1/"), answer(200))
+    assert seen.verdict.result.passed is is_followed
+    if not is_followed:
+        assert seen.verdict.message == 'Get "http://10.0.0.1/": unsupported protocol scheme "http"'
+    again = Talk(handler, answer(302, "Location: https://10.0.0.1:81/"), answer(200))
+    assert again.verdict.result is ProbeResult.SUCCESS
+    assert again.hops[1] == exchanges.DialHop(81, True, ("http/1.1",), policy)
+
+
+@pytest.mark.parametrize(
+    ("headers", "name", "value"),
+    [
+        ((("Referer", "mine"),), "Referer", "mine"),
+        ((("Referer", ""),), "Referer", "http://10.0.0.1:80/"),
+        ((("Authorization", "Bearer t"),), "Authorization", "Bearer t"),
+        ((("Authorization", ""),), "Authorization", "Basic bWU6c2VjcmV0"),
+    ],
+)
+def test_headers_of_the_probe_replace_those_of_the_client(
+    headers: tuple[tuple[str, str], ...], name: str, value: str
+) -> None:
+    to = "Location: //me:secret@10.0.0.1/x"
+    seen = talk(answer(302, to), answer(200), path="//me:secret@h/", headers=headers)
+    assert seen.headers()[name] == value
+
+
+def test_user_without_a_password_is_shown_in_a_failure() -> None:
+    assert talk(b"x\n", path="//%6de@h/").verdict.message.startswith(
+        'Get "http://me@10.0.0.1:80/": '
+    )
+
+
+def test_connection_that_breaks_in_the_head_is_a_failure() -> None:
+    seen = talk(b"HTTP/1.1 200 OK\r\nA: b\r\n")
+    seen.exchange.fail(ConnectionFailure(Phase.EXCHANGE, "read: reset"))
+    assert seen.verdict.message.startswith(f'Get "{URL}": net/http: HTTP/1.x transport')
+    body = talk(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok")
+    body.exchange.fail(ConnectionFailure(Phase.EXCHANGE, "read: reset"))
+    assert body.verdict == ExchangeResult(ProbeResult.FAILURE, "read: reset", error=True)
 
 
 def test_host_header_replaces_the_address_in_the_request_only() -> None:
@@ -322,8 +423,11 @@ def test_body_that_breaks_off_is_a_prober_error() -> None:
 def test_time_over_in_the_body_is_a_prober_error() -> None:
     seen = talk(b"HTTP/1.1 500 Ill\r\nContent-Length: 9\r\n\r\nok")
     seen.exchange.fail(ConnectionFailure(Phase.EXCHANGE, "", timeout=True))
-    assert seen.verdict.error
-    assert "while reading body" in seen.verdict.message
+    assert seen.verdict == ExchangeResult(
+        ProbeResult.FAILURE,
+        "context deadline exceeded (Client.Timeout or context cancellation while reading body)",
+        error=True,
+    )
 
 
 @pytest.mark.parametrize(

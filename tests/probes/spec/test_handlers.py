@@ -69,6 +69,21 @@ def test_each_handler_has_one_kind() -> None:
     assert handlers.kind_of(definitions.Exec(("true",))).target is None
 
 
+@pytest.mark.parametrize(
+    ("handler", "text"),
+    [
+        (definitions.HttpGet(8080, "/x"), "http :8080/x"),
+        (definitions.HttpGet(443, scheme="HTTPS"), "https :443/"),
+        (definitions.TcpSocket(80), "tcp :80"),
+        (definitions.Grpc(1), "grpc :1"),
+        (definitions.Grpc(1, "db"), "grpc :1 db"),
+        (definitions.Exec(("true",)), "exec"),
+    ],
+)
+def test_handler_has_a_text(handler: definitions.Handler, text: str) -> None:
+    assert str(handler) == text
+
+
 def test_guard_rejects_hosts_of_each_kind_that_has_the_field() -> None:
     guards = manifests.DIRECTORY / "guards.yaml"
     named = set(re.findall(r"h\.\?(\w+)\.\?host", guards.read_text(encoding="utf-8")))

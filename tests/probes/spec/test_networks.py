@@ -18,7 +18,17 @@ def test_interfaces_are_found_by_network() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [None, 7, "", "{}", "[", '[{"interface": "net1"}]', "[" * 10_000, "[]" + " " * 70_000]
+    "text",
+    [
+        None,
+        7,
+        "",
+        "{}",
+        "[",
+        '[{"interface": "net1"}]',
+        "[" * 10_000,
+        json.dumps(STATUS) + " " * 70_000,
+    ],
 )
 def test_what_is_not_valid_names_no_network(text: object) -> None:
     assert networks.read(text) == {}

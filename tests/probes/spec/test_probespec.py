@@ -195,6 +195,49 @@ def test_error_names_the_path_of_the_wrong_field(probe: dict[str, object], path:
     assert error.message.endswith(".")
 
 
+@pytest.mark.parametrize(
+    ("probe", "complaint"),
+    [
+        ({"http": {"path": "/"}}, ".http.port is missing"),
+        ({"http": {"port": 80, "p" * 70: 1}}, f".http.{'p' * 64} is not known here"),
+        ({"http": {"port": "none"}}, ".http.port names 'none', no port of this container"),
+        (
+            {"tcp": {"port": 80, "host": "a"}},
+            ".tcp.host must be empty: a probe goes to its own pod only",
+        ),
+        ({"tcp": {"port": 80}, "answered": 1}, ".answered is wrong: expected bool, got int"),
+        ({"tcp": {"port": 80}, "target": {}}, ".target needs one of interface and network"),
+    ],
+)
+def test_error_names_what_is_wrong(probe: dict[str, object], complaint: str) -> None:
+    assert wrong(spec(probe)).message == f"{HERE}.containers[0].readiness{complaint}."
+
+
+def test_annotation_may_be_as_long_as_the_api_allows() -> None:
+    text = spec({"tcp": {"port": 1}})
+    fill = " " * (probespec.SIZE_MAX_BYTES - len(text))
+    assert set(probespec.read(text + fill, PORTS)) == {"app"}
+    assert wrong(text + fill + " ").message == f"{HERE} is longer than 262144 bytes."
+
+
+def test_each_probe_of_each_container_is_read() -> None:
+    tcp = [{"tcp": {"port": port}} for port in range(1, 5)]
+    text = json.dumps(
+        {
+            "apiVersion": "podgate.io/v2",
+            "containers": [
+                {"name": "app", "startup": tcp[0], "readiness": tcp[1], "liveness": tcp[2]},
+                {"name": "side", "readiness": tcp[3]},
+            ],
+        }
+    )
+    probes = [Probe(TcpSocket(port)) for port in range(1, 5)]
+    assert probespec.read(text, PORTS) == {
+        "app": specs.ContainerProbes("app", probes[0], probes[1], probes[2]),
+        "side": specs.ContainerProbes("side", readiness=probes[3]),
+    }
+
+
 @pytest.mark.parametrize("handler", ["http", "tcp"])
 @pytest.mark.parametrize("host", ["10.0.0.1", "127.0.0.1", "evil.test"])
 def test_host_is_rejected_with_its_own_reason(handler: str, host: str) -> None:

@@ -278,15 +278,119 @@ def test_users_of_ports_are_named_by_container_and_handler() -> None:
         "startupProbe": {"exec": {"command": ["true"]}},
         "lifecycle": {"preStop": {"httpGet": {"port": 81}}},
     }
-    users = specs.parse_pod(pod(container)).port_users
-    name = users[0].container
-    assert {(user.port, user.handler) for user in users} == {
-        (1, "readiness"),
-        (2, "liveness"),
-        (81, "preStop"),
+    parsed = specs.parse_pod(pod(container))
+    assert parsed.port_users == (
+        specs.PortUser(specs.TcpSocket(1), "app", "readiness"),
+        specs.PortUser(specs.Grpc(2), "app", "liveness"),
+        specs.PortUser(specs.HttpGet(81), "app", "preStop"),
+    )
+    assert [user.is_hook for user in parsed.port_users] == [False, False, True]
+    assert parsed.hooks == (specs.PodHook("app", "preStop", specs.HttpGet(81)),)
+
+
+@pytest.mark.parametrize(
+    ("action", "handler", "is_https_hook"),
+    [
+        (specs.HttpGet(443, scheme="HTTPS"), "preStop", True),
+        (specs.HttpGet(443, scheme="HTTPS"), "readiness", False),
+        (specs.HttpGet(80), "postStart", False),
+        (specs.TcpSocket(80), "preStop", False),
+    ],
+)
+def test_only_hooks_are_https_hooks(
+    action: specs.HttpGet | specs.TcpSocket, handler: str, is_https_hook: bool
+) -> None:
+    assert specs.PortUser(action, "app", handler).is_https_hook is is_https_hook
+
+
+def test_each_host_is_named_by_container_and_handler() -> None:
+    tcp, http = {"tcpSocket": {"host": "a", "port": 1}}, {"httpGet": {"host": "b", "port": "web"}}
+    container = {
+        "ports": [{"name": "web", "containerPort": 8080}],
+        **{"startupProbe": tcp, "readinessProbe": http, "livenessProbe": tcp},
+        "lifecycle": {"postStart": tcp, "preStop": http},
     }
-    assert {user.container for user in users} == {name}
-    assert name
+    assert specs.parse_pod(pod(container)).hosts == (
+        specs.ProbeHost("a", 1, "app", "startup"),
+        specs.ProbeHost("b", 8080, "app", "readiness"),
+        specs.ProbeHost("a", 1, "app", "liveness"),
+        specs.ProbeHost("b", 8080, "app", "preStop"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("port", "number"),
+    [
+        (None, 80),
+        ("web", 8080),
+        ("81", 81),
+        ("no", 0),
+        ("\u0663", 0),
+        ("65536", 0),
+        (0, 0),
+        (1, 1),
+        (65535, 65535),
+        (65536, 0),
+        (True, 0),
+        (1.5, 0),
+    ],
+)
+def test_port_of_a_host_is_resolved_as_by_the_kubelet(port: object, number: int) -> None:
+    container = {
+        "ports": [{"name": "web", "containerPort": 8080}],
+        "lifecycle": {"preStop": {"httpGet": {"host": "a", "port": port}}},
+    }
+    (found,) = specs.parse_pod(pod(container)).hosts
+    assert found.port == number
+
+
+@pytest.mark.parametrize(
+    "lifecycle",
+    [
+        "x",
+        {"preStop": "x"},
+        {"preStop": {"httpGet": "x"}},
+        *({"preStop": {"httpGet": {"host": host, "port": 1}}} for host in ("", 5)),
+    ],
+)
+def test_what_is_no_hook_has_no_host(lifecycle: object) -> None:
+    assert specs.parse_pod(pod({"lifecycle": lifecycle})).hosts == ()
+
+
+def test_ports_of_one_name_are_those_of_all_containers() -> None:
+    def container(name: str, *ports: tuple[str, int, str]) -> dict[str, object]:
+        return {
+            "name": name,
+            "ports": [
+                {"name": port, "containerPort": number, "protocol": protocol}
+                for port, number, protocol in ports
+            ],
+        }
+
+    parsed = specs.parse_pod(
+        {
+            "spec": {
+                "containers": [
+                    container("a", ("web", 9090, "TCP"), ("web", 53, "UDP")),
+                    container("b", ("web", 8080, "TCP"), ("web", 9090, "TCP"), ("x", 1, "TCP")),
+                ]
+            }
+        }
+    )
+    assert parsed.port_numbers("web", "TCP") == [8080, 9090]
+    assert parsed.port_numbers("web", "UDP") == [53]
+    assert parsed.port_numbers("web", "SCTP") == []
+
+
+@pytest.mark.parametrize("kind", ["startupProbe", "readinessProbe", "livenessProbe"])
+def test_probe_of_a_container_that_runs_once_is_rejected_by_its_name(kind: str) -> None:
+    once = {"name": "once", "restartPolicy": "Never", kind: TCP, "ports": [{"containerPort": 1}]}
+    parsed = specs.parse_pod(pod({}, initContainers=[once]))
+    path = f"spec.initContainers[0].{kind}"
+    text = "is not allowed on an init container without restartPolicy: Always"
+    assert parsed.errors == (specs.FieldProblem(path, "InvalidProbe", f"{path} {text}."),)
+    assert [container.name for container in parsed.containers] == ["app"]
+    assert (parsed.named_ports, parsed.container_ports) == ({"app": {}}, ())
 
 
 def test_hook_with_a_host_is_the_kubelets_alone() -> None:

@@ -58,6 +58,16 @@ def test_lone_surrogate_becomes_the_replacement_character() -> None:
         ("//h:x/", "invalid port"),
         ("//a b/", 'invalid character " " in host name'),
         ("//a\\b@h/", "invalid userinfo"),
+        ("//a[::1]/", 'parse "//a[::1]/": invalid IP-literal'),
+        ("//[1.2.3.4]/", 'parse "//[1.2.3.4]/": invalid IP-literal'),
+        ("//[x]/", 'parse "//[x]/": invalid host: ParseAddr("x"): unable to parse IP'),
+        ("//[::1]x/", 'parse "//[::1]x/": invalid port "x" after host'),
+        ("http://:x/", 'invalid port ":x" after host'),
+        ("http://h:1:2/", 'invalid port ":1:2" after host'),
+        ("//%41/", 'invalid URL escape "%41"'),
+        ("//a b%41/", 'invalid character " " in host name'),
+        ("//%41 b/", 'invalid URL escape "%41"'),
+        ("//[fe80::1%25a%5Eb]/", 'invalid URL escape "%5E"'),
     ],
 )
 def test_what_go_rejects_is_rejected(text: str, words: str) -> None:
@@ -85,6 +95,10 @@ def test_bad_path_can_be_kept_as_is() -> None:
         ("http://h:0/", "h", 0),
         ("http://h:" + "9" * 5000, "h", -1),
         ("mailto:a@h", "", 80),
+        ("http://h:65535/", "h", 65535),
+        ("http://h:65536/", "h", -1),
+        ("http://h:100000/", "h", -1),
+        ("http://[fd00::1%25eth0]:81/", "fd00::1%eth0", 81),
     ],
 )
 def test_host_and_port(text: str, hostname: str, port: int) -> None:
@@ -108,6 +122,12 @@ def test_host_and_port(text: str, hostname: str, port: int) -> None:
         ("http://h", "http://h"),
         ("mailto:x", "mailto:x"),
         ("//u:p@h/x", "http://u:p@h/x"),
+        ("?", "http://h:80/a/b?"),
+        ("#f", "http://h:80/a/b?q#f"),
+        ("x/..", "http://h:80/a/"),
+        ("x/./y", "http://h:80/a/x/y"),
+        ("..", "http://h:80/"),
+        (".", "http://h:80/a/"),
     ],
 )
 def test_reference_is_resolved(reference: str, resolved: str) -> None:
