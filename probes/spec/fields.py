@@ -131,6 +131,8 @@ def _kind(value: object) -> str:
             return f"the number {clipped(str(value))[1:-1]}" if _printable(value) else "a number"
         case str():
             return f"the string {clipped(value)}"
+        case bytes() | bytearray():
+            return "binary data"
         case Mapping():
             return "an object"
         case Sequence():

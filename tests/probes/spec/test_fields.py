@@ -79,6 +79,7 @@ def test_flag_is_true_or_false(value: object, flag: bool, complaint: str) -> Non
         ((1, 2), (1, 2), ""),
         ("text", (), "must be a list, not the string 'text'"),
         ({}, (), "must be a list, not an object"),
+        (b"text", (), "must be a list, not binary data"),
     ],
 )
 def test_list_is_no_text(value: object, items: object, complaint: str) -> None:
