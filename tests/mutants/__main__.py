@@ -60,7 +60,10 @@ class Trials:
     """Runs mutants in copies of the tree, several at a time."""
 
     def __init__(self, copies: list[Copy]) -> None:
+        self.tree = copies[0].tree
+        """As the checkout was when the run began; it may be edited meanwhile."""
         self._copies = copies
+        self._sources: dict[str, str] = {}
         self._free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         for copy in copies:
             self._free.put(copy)
@@ -80,6 +83,7 @@ class Trials:
     ) -> Iterator[Trial]:
         """In the order of the mutants. entries: what survives the unit tests is tried with these
         kernel tests."""
+        self._sources = {one.path: (self.tree / one.path).read_text() for one in mutants}
         try:
             with ThreadPoolExecutor(len(self._copies)) as pool:
                 yield from pool.map(lambda mutant: self._try(mutant, record, entries), mutants)
@@ -106,7 +110,7 @@ class Trials:
     def _try(
         self, mutant: mutations.Mutant | handmade.Edit, record: Record, entries: Entries
     ) -> Trial:
-        source = (_ROOT / mutant.path).read_text()
+        source = self._sources[mutant.path]
         changed = mutant.apply(source)
         lines, difference = _difference(source, changed)
         steps = _steps(mutant, lines, record)
@@ -155,7 +159,7 @@ def _steps(
 
 
 def _mutants(
-    paths: list[str], record: Record, size: int | None, seed: int
+    tree: pathlib.Path, paths: list[str], record: Record, size: int | None, seed: int
 ) -> list[mutations.Mutant]:
     """Those of each group, or a sample of them; prints how many there are."""
     chosen = []
@@ -164,12 +168,12 @@ def _mutants(
         left_out: Counter[str] = Counter()
         for path in paths:
             if modules.group(path) == group:
-                for mutant in mutations.of_module(_ROOT, path):
+                for mutant in mutations.of_module(tree, path):
                     if record.tests_of(path, mutant.function):
                         found.append(mutant)
                     else:
                         left_out[path] += 1
-        chosen += mutations.sample(_ROOT, found, size, seed)
+        chosen += mutations.sample(tree, found, size, seed)
         _print(
             f"{group}: {len(found)} mutants; left to kernel tests, since no unit test runs their "
             f"function: {left_out.total()} in {len(left_out)} modules"
@@ -273,7 +277,7 @@ def main() -> int:
         if options.handmade:
             mutants += handmade.EDITS
         else:
-            mutants += _mutants(paths, record, options.sample, seed)
+            mutants += _mutants(trials.tree, paths, record, options.sample, seed)
         has_kernel = options.sample is not None if options.kernel is None else options.kernel
         entries = _entries(directory, options.jobs) if has_kernel else Entries()
         if options.list is not None:
