@@ -158,8 +158,9 @@ class Cluster:
         The caller ends it. Its standard input is a pipe, which is closed however the caller ends.
         ends_with_input: also of a command that does not read it. Raises `KubectlError`.
         """
-        # The shell's background command has no input.
-        follow = ("sh", "-c", '"$@" & cat; kill $!', "sh") if ends_with_input else ()
+        # The shell's background command has no input, and has the output alone: they end together.
+        script = '"$@" & exec >/dev/null 2>&1; cat; kill $!'
+        follow = ("sh", "-c", script, "sh") if ends_with_input else ()
         try:
             return subprocess.Popen(
                 [*follow, *self._kubectl, *arguments],

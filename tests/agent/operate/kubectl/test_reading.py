@@ -139,13 +139,22 @@ def test_proxy_that_does_not_start_is_named_with_its_reason(
                 reader.get(agent, "status")
     # What keeps it from reading is found once.
     assert len(kubectl.calls("proxy")) == 1
-    kubectl.respond("proxy")
-    silent = Cluster([kubectl.command], timeout_seconds=0.05)
+    silent = Cluster(["sh", "-c", "exec sleep 60"], timeout_seconds=0.05)
     with (
         contextlib.closing(Reader(silent)) as reader,
         pytest.raises(KubectlError, match=r"^kubectl proxy: no response in time$"),
     ):
         reader.get(agent, "status")
+
+
+def test_proxy_that_ends_without_a_word_is_not_waited_for(kubectl: KubectlStandin) -> None:
+    kubectl.respond("proxy")
+    patient = Cluster([kubectl.command], timeout_seconds=300)
+    with (
+        contextlib.closing(Reader(patient)) as reader,
+        pytest.raises(KubectlError, match=r"^kubectl proxy: it has ended$"),
+    ):
+        reader.get(AgentPod("agent-a", "a", read_port=9652), "status")
 
 
 def test_account_of_the_namespace_reads_its_pods(
