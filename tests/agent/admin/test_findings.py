@@ -344,7 +344,6 @@ def owner(**changes: Any) -> dict[str, Any]:
         pending(0, 3600.0),
         {"kubelet": None, "open_ports": "They are open.", "is_synced": True},
     ],
-    ids=str,
 )
 def test_what_may_still_become_as_desired_is_none(changes: dict[str, Any]) -> None:
     others = [kinds.DECLARED_PORTS_OPEN.name] if "open_ports" in changes else []
