@@ -104,9 +104,11 @@ def test_no_list_ends_its_reader(created: int, state: int, attempt: int) -> None
     assert len(models.decode_containers(containers)) == 1
 
 
-def test_times_are_nanoseconds_and_those_out_of_range_are_left_out() -> None:
+def test_times_are_nanoseconds_up_to_the_largest_and_none_before_1970() -> None:
     at = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
     assert models._time(int(at.timestamp()) * 10**9) == at
     assert models._time(0) is None
     assert models._time(-1) is None
-    assert models._time(2**63 * 10**9) is None
+    largest = models._time(2**63 - 1)
+    assert largest is not None
+    assert largest.year == 2262
