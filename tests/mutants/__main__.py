@@ -61,7 +61,7 @@ class Trials:
 
     def __init__(self, copies: list[Copy]) -> None:
         self.tree = copies[0].tree
-        """as the checkout was at the start of the run."""
+        """As the checkout was at the start of the run."""
         self._copies = copies
         self._sources: dict[str, str] = {}
         self._free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
