@@ -82,6 +82,12 @@ async def test_each_report_has_its_path(admin: aiohttp.ClientSession, agent: Ser
     assert [pod["name"] for pod in json.loads(text)["pods"]] == ["web", "vault"]
 
 
+async def test_root_has_the_status_page_at_the_admin_socket(admin: aiohttp.ClientSession) -> None:
+    status, text = await answer(admin, "/")
+    assert status == 200
+    assert text.startswith("<!DOCTYPE html>")
+
+
 @pytest.mark.parametrize("problem", [None, "It stays."])
 async def test_action_is_done_or_answers_why_not(
     admin: aiohttp.ClientSession, agent: Served, problem: str | None
