@@ -38,6 +38,8 @@ _PERIOD_SECONDS = 5.0
 _OTHERS_SECONDS = 30.0
 # What the kernel compares, for what is no hook: routes, and rules for them.
 _HOOKLESS_SECONDS = 300.0
+# Until what a start has to do is done.
+_START_SECONDS = 10.0
 # Some pods, since each turn of the event loop costs as much as a third of one.
 _TURN_SECONDS = 0.001
 
@@ -70,6 +72,8 @@ class InnerWayWatch:
         self._find_dropped = find_dropped
         self._open_hookless = open_hookless
         self._hookless: HooklessPods | None = None
+        self._others_at = 0.0
+        """When all are tried that are not hookless."""
         self._hooked: set[str] = set()
         """The uids of pods that were hookless until now."""
         self._wake = asyncio.Event()
@@ -92,18 +96,20 @@ class InnerWayWatch:
                     self._hookless = None
 
     async def _compare_hooks(self) -> None:
-        await asyncio.sleep(_OTHERS_SECONDS)  # the start has more to do
+        await asyncio.sleep(_START_SECONDS)
         with contextlib.suppress(OSError, CompileError):
             self._hookless = await self._open_hookless(self._handle_hooked)
+            # All are inspected with those that are tried next.
+            self._others_at = 0.0
 
     async def _try_again_and_again(self) -> None:
         loop = asyncio.get_running_loop()
-        others_at = hookless_at = 0.0
+        hookless_at = 0.0
         while True:
             now = loop.time()
-            is_for_others, is_for_hookless = now >= others_at, now >= hookless_at
+            is_for_others, is_for_hookless = now >= self._others_at, now >= hookless_at
             if is_for_others:
-                others_at = now + _OTHERS_SECONDS
+                self._others_at = now + _OTHERS_SECONDS
             if is_for_hookless:
                 hookless_at = now + _HOOKLESS_SECONDS
             due = [
