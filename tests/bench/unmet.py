@@ -39,20 +39,22 @@ cluster gRPC's own threads are added: a server and a channel without a call take
     Reason(
         "rest",
         ("enforce_no_probes_cpu_250_over_100_pods", "strict_no_probes_cpu_250_over_100_pods"),
-        """**Growth with pods.** In enforce 0.15 % of a core lies between 100 and 250 pods, which
-was not taken apart. In strict each pod is dialled from inside every five seconds, since rules in a
-pod change without an event: half of what the agent takes at rest, by a profile. One change of the
-namespace for both families took away a quarter of that. An event for changed rules would need a
-socket in each pod's namespace, which keeps a namespace alive after its pod. Not tried: a program
-that reads which namespaces have netfilter hooks.""",
+        """**Growth with pods**, of a version that dialled each pod in strict from inside every five
+seconds, since rules in a pod change without an event: half of what the agent took at rest, by a
+profile. Since then the kernel compares whether a pod has any rules (agent/strict/hookless_pods.py),
+and wakes the agent when it gets some: not recorded yet; beside each other the agent took 1.02 % of
+a core [0.88, 1.06] before and 0.67 [0.64, 0.70] after with 250 pods, and 0.46 [0.41, 0.50] with
+100, so still 1.45 times as much, which was not taken apart. In enforce 0.15 % of a core lies
+between 100 and 250 pods.""",
     ),
     Reason(
         "rest",
         ("100_pods_strict_tcp_probes_agent_and_relay_pss_mb",),
         """**Memory.** 17 MB of the agent is code of modules, of 37 MB that Python allocates
-(tracemalloc). What is left to win is in libraries: OpenSSL and HTTP, which the API server needs,
-command lines, metrics. Tried without a gain: bytecode without columns or docstrings (0.2 MB);
-msgspec without typing_extensions in the relay (0.3 MB, by a trick with sys.modules).""",
+(tracemalloc). Without other Python processes on the machine, which share libraries, the agent has
+4 MB more and the relay 0.5. What is left to win is in libraries: OpenSSL and HTTP, which the API
+server needs, command lines, metrics. Tried without a gain: bytecode without columns or docstrings
+(0.2 MB); msgspec without typing_extensions in the relay (0.3 MB, by a trick with sys.modules).""",
     ),
     Reason(
         "cluster",
