@@ -112,6 +112,30 @@ class MemoryWatch:
         return abi.CWatchedWords.from_buffer_copy(value)
 
 
+class Pulse:
+    """Whether the clock of a watch still runs: it stops with its CPU, when that goes offline."""
+
+    def __init__(self, memory: MemoryWatch, seconds: float, now: float) -> None:
+        """seconds: in which a clock that runs compares at least once, also on a busy CPU; now: of
+        any clock, in seconds."""
+        self._memory = memory
+        self._seconds = seconds
+        self.note_expected(now)
+
+    def note_expected(self, now: float) -> None:
+        """`MemoryWatch.expect` was called, which counts again from 0."""
+        self._comparisons, self._counted_at = 0, now
+
+    def has_stopped(self, now: float) -> bool:
+        """True also if that cannot be found out."""
+        if now - self._counted_at < self._seconds:
+            return False
+        before = self._comparisons
+        with contextlib.suppress(errors.BpfError):
+            self._comparisons, self._counted_at = self._memory.comparisons(), now
+        return self._comparisons == before
+
+
 async def load(period_seconds: float) -> MemoryWatch:
     """Load the program, and have it compare words this often; pins nothing.
 

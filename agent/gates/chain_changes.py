@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 
 from bpf.errors import BpfError
-from bpf.memory_watch import MemoryWatch
+from bpf.memory_watch import MemoryWatch, Pulse
 from bpf.tcx_chains import TcxChains
 
 POLL_SECONDS = 0.08
@@ -19,7 +19,6 @@ POLL_SECONDS = 0.08
 # For which chains are read after a change of podgate's: others follow in a crowd, and the kernel
 # compares a new chain only once its state was read.
 _OWN_SECONDS = 1.0
-# In this time a clock that runs compares at least once, also on a busy CPU.
 _STOPPED_SECONDS = 2.0
 
 
@@ -41,9 +40,7 @@ class ChainChanges:
         self._memory: MemoryWatch | None = None
         self._compared: bytes | None = None
         """The state that the kernel compares with the present one."""
-        self._comparisons = 0
-        self._counted_at = 0.0
-        """When this many comparisons had been made."""
+        self._pulse: Pulse | None = None
 
     def close(self) -> None:
         self.stop()
@@ -64,6 +61,7 @@ class ChainChanges:
         """Have the kernel compare chains from now on. memory: owned, with the period
         `POLL_SECONDS`."""
         self._memory = memory
+        self._pulse = Pulse(memory, _STOPPED_SECONDS, self._loop.time())
         self._loop.add_reader(memory.fileno(), self._handle_report)
 
     def watch(self, state: bytes, pause_seconds: float) -> None:
@@ -105,26 +103,20 @@ class ChainChanges:
         if self._is_compared(state):
             return True
         self._compared = None
-        if self._memory is not None:
+        if self._memory is not None and self._pulse is not None:
             with contextlib.suppress(BpfError):
                 if self._memory.expect(self._chains.words(state)):
                     self._compared = state
-                    self._comparisons, self._counted_at = 0, self._loop.time()
+                    self._pulse.note_expected(self._loop.time())
         return self._compared is not None
 
     def _is_compared(self, state: bytes) -> bool:
-        if self._memory is None or self._compared != state:
+        if self._pulse is None or self._compared != state:
             return False
-        now = self._loop.time()
-        if now - self._counted_at >= _STOPPED_SECONDS:
-            comparisons = self._comparisons
-            with contextlib.suppress(BpfError):
-                comparisons = self._memory.comparisons()
-            if comparisons == self._comparisons:
-                # Its CPU is offline, or that is not known. Chains are read from now on.
-                self._forget_memory()
-                return False
-            self._comparisons, self._counted_at = comparisons, now
+        if self._pulse.has_stopped(self._loop.time()):
+            # Its CPU is offline, or that is not known. Chains are read from now on.
+            self._forget_memory()
+            return False
         return True
 
     def _handle_report(self) -> None:
@@ -140,4 +132,4 @@ class ChainChanges:
         if self._memory is not None:
             self._loop.remove_reader(self._memory.fileno())
             self._memory.close()
-            self._memory = None
+            self._memory = self._pulse = None

@@ -11,12 +11,11 @@ from collections.abc import Callable
 
 from bpf import abi, memory_watch, packet_hooks
 from bpf.errors import BpfError
-from bpf.memory_watch import MemoryWatch
+from bpf.memory_watch import MemoryWatch, Pulse
 from bpf.packet_hooks import PacketHooks, Unhooked
 from probes.netns import Netns
 
 _PERIOD_SECONDS = 1.0
-# In this time a clock that runs compares at least once, also on a busy CPU.
 _STOPPED_SECONDS = 3.0
 
 
@@ -39,9 +38,7 @@ class HooklessPods:
         self._hookless: set[str] = set()
         """The uids of those."""
         self._has_clock = True
-        self._comparisons = 0
-        self._counted_at = self._loop.time()
-        """When this many comparisons had been made."""
+        self._pulse = Pulse(memory, _STOPPED_SECONDS, self._loop.time())
         self._loop.add_reader(memory.fileno(), self._handle_report)
 
     def close(self) -> None:
@@ -72,7 +69,7 @@ class HooklessPods:
         """Have the kernel compare the words of all that were inspected. To be repeated every few
         seconds: no pod is hookless any more once the kernel's clock has stopped."""
         try:
-            self._has_clock = self._has_clock and not self._has_stopped()
+            self._has_clock = self._has_clock and not self._pulse.has_stopped(self._loop.time())
             if self._has_clock and not self._is_current:
                 self._expect()
         except BpfError:
@@ -91,17 +88,8 @@ class HooklessPods:
             expected |= words
             hookless.add(uid)
         self._memory.expect(expected)
-        self._comparisons, self._counted_at = 0, self._loop.time()
+        self._pulse.note_expected(self._loop.time())
         self._hookless, self._is_current = hookless, True
-
-    def _has_stopped(self) -> bool:
-        """Raises `BpfError`."""
-        now = self._loop.time()
-        if now - self._counted_at < _STOPPED_SECONDS:
-            return False
-        before = self._comparisons
-        self._comparisons, self._counted_at = self._memory.comparisons(), now
-        return self._comparisons == before
 
     def _handle_report(self) -> None:
         self._memory.take()

@@ -475,7 +475,7 @@ struct relay_pod {
 #define INJECTABLE_IFINDEXES (1 << 23)
 #define INJECTABLE_WORDS     (INJECTABLE_IFINDEXES / 64)
 
-/* The verifier follows each turn of the loop: 25 ms, once. One comparison of all takes 50 us. */
+/* The verifier follows each turn of the loop: 50 ms, once. One comparison of all takes 0.1 ms. */
 #define MAX_WATCHED_WORDS 4096
 
 /* Eight bytes of the kernel's memory. */
