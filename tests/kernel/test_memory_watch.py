@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import pathlib
 import select
@@ -16,7 +15,7 @@ from bpf.memory_watch import MemoryWatch
 from bpf.tcx_chains import TcxChains
 from tests import polling
 from tests.kernel import offers
-from tests.kernel.test_prebuilt import open_descriptors
+from tests.kernel.test_prebuilt import open_descriptors, write_invalid
 from tests.kernel.test_tcx_chains import EGRESS, attach, program
 
 pytestmark = pytest.mark.kernel
@@ -120,11 +119,7 @@ def test_nothing_is_left_open_without_a_clock(
 def test_nothing_is_left_open_where_the_kernel_rejects_the_program(
     prebuilt_programs: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = artefacts.path(prebuilt_programs, memory_watch.PROGRAM_SET, ())
-    fields = json.loads(file.read_bytes())
-    # An exit without a return value.
-    fields["functions"][memory_watch.PROGRAM] = {"instructions": "lQAAAAAAAAA=", "maps": {}}
-    (tmp_path / file.name).write_text(json.dumps(fields), encoding="ascii")
+    write_invalid(memory_watch.PROGRAM_SET, prebuilt_programs, tmp_path)
     monkeypatch.setenv(artefacts.DIRECTORY_VARIABLE, str(tmp_path))
     before = open_descriptors()
     with pytest.raises(errors.CompileError, match="R0 !read_ok"):

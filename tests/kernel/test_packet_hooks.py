@@ -3,7 +3,6 @@ then the kernel reports it."""
 
 import asyncio
 import contextlib
-import json
 import pathlib
 from collections.abc import AsyncIterator
 
@@ -16,7 +15,7 @@ from bpf import artefacts, errors, memory_watch, packet_hooks
 from probes.netns import NetnsGoneError
 from tests import polling
 from tests.kernel import links, offers
-from tests.kernel.test_prebuilt import open_descriptors
+from tests.kernel.test_prebuilt import open_descriptors, write_invalid
 
 pytestmark = pytest.mark.kernel
 
@@ -119,11 +118,7 @@ def test_nothing_is_left_open_without_a_clock(
 def test_nothing_is_left_open_where_the_kernel_rejects_the_program(
     prebuilt_programs: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = artefacts.path(prebuilt_programs, packet_hooks.PROGRAM_SET, ())
-    fields = json.loads(file.read_bytes())
-    # An exit without a return value.
-    fields["functions"][packet_hooks.PROGRAM] = {"instructions": "lQAAAAAAAAA=", "maps": {}}
-    (tmp_path / file.name).write_text(json.dumps(fields), encoding="ascii")
+    write_invalid(packet_hooks.PROGRAM_SET, prebuilt_programs, tmp_path)
     monkeypatch.setenv(artefacts.DIRECTORY_VARIABLE, str(tmp_path))
     before = open_descriptors()
     with pytest.raises(errors.CompileError, match="R0 !read_ok"):

@@ -284,5 +284,15 @@ def test_nothing_is_left_open(fresh_pins: pins.Pins) -> None:
     assert open_descriptors() == before
 
 
+def write_invalid(programs: ProgramSet, prebuilt: pathlib.Path, directory: pathlib.Path) -> None:
+    """The artefact of a set with one program, which the kernel rejects."""
+    file = artefacts.path(prebuilt, programs, ())
+    fields = json.loads(file.read_bytes())
+    (program,) = programs.programs
+    # An exit without a return value.
+    fields["functions"][program.function] = {"instructions": "lQAAAAAAAAA=", "maps": {}}
+    (directory / file.name).write_text(json.dumps(fields), encoding="ascii")
+
+
 def open_descriptors() -> int:
     return len(list(pathlib.Path("/proc/self/fd").iterdir()))

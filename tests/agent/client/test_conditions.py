@@ -84,7 +84,7 @@ class Program:
     """A publisher of either kind, and what it has reported, in order."""
 
     def __init__(self, target: pathlib.Path) -> None:
-        self.told: list[object] = []
+        self.handled: list[object] = []
         self.threads: set[str] = set()
         self._target = f"unix:{target}"
         self.handlers = Handlers(
@@ -95,11 +95,11 @@ class Program:
 
     def _note(self, what: object) -> None:
         self.threads.add(threading.current_thread().name)
-        self.told.append(what)
+        self.handled.append(what)
 
     @property
     def problems(self) -> list[object]:
-        return [one for one in self.told if isinstance(one, str)]
+        return [one for one in self.handled if isinstance(one, str)]
 
     @contextlib.asynccontextmanager
     async def running(self, kind: type[Publisher]) -> AsyncIterator[Publisher]:
@@ -211,9 +211,9 @@ async def test_response_decides_what_the_next_stream_has(
             publisher.set(uid, "healthy", "True", "First")
         with server.serving():
             await until_received(server, 5)
-            await polling.until("three reports", lambda: len(program.told) >= 3)
-            told = [one for one in program.told if not isinstance(one, str)]
-            assert told == [
+            await polling.until("three reports", lambda: len(program.handled) >= 3)
+            handled = [one for one in program.handled if not isinstance(one, str)]
+            assert handled == [
                 Rejection("rejected", HEALTHY, grpc.StatusCode.INVALID_ARGUMENT, "Why."),
                 Rejection("unheard", HEALTHY, grpc.StatusCode.UNKNOWN, "Why."),
                 ("aborted", HEALTHY),
@@ -254,10 +254,10 @@ async def test_only_the_response_to_the_last_report_counts(
             publisher.set("b", "healthy", "True", "First")
             publisher.set("a", "healthy", "True", "Second")
             publisher.set("a", "healthy", "True", "Last")
-            await polling.until("two reports", lambda: len(program.told) >= 2)
+            await polling.until("two reports", lambda: len(program.handled) >= 2)
             await asyncio.sleep(0)
-    told = [one for one in program.told if not isinstance(one, str)]
-    assert told == [
+    handled = [one for one in program.handled if not isinstance(one, str)]
+    assert handled == [
         Rejection("b", HEALTHY, grpc.StatusCode.INVALID_ARGUMENT, ""),
         ("a", HEALTHY),
     ]
@@ -279,7 +279,7 @@ async def test_condition_of_a_pod_with_another_sandbox_is_not_sent_again(
         with server.serving():
             await until_received(server, 2)
             publisher.set("b", "healthy", "True", "First")
-            await polling.until("the reset", lambda: ("a", HEALTHY) in program.told)
+            await polling.until("the reset", lambda: ("a", HEALTHY) in program.handled)
         with server.serving():
             await polling.until("another stream", lambda: len(server.streams) == 2)
             found = await until_received(server, 2)
@@ -316,4 +316,4 @@ async def test_closed_publisher_sends_nothing_more(server: Server, program: Prog
             await until_received(server, 1)
         publisher.set("a", "healthy", "True", "Late")
         await asyncio.sleep(0)
-    assert (len(server.streams), len(server.received), program.told) == (1, 1, [])
+    assert (len(server.streams), len(server.received), program.handled) == (1, 1, [])

@@ -22,7 +22,7 @@ class Seen:
     """A running watcher, and its callbacks in order."""
 
     def __init__(self, api: ApiClient) -> None:
-        self.told: list[str] = []
+        self.handled: list[str] = []
         self.watcher = Watcher(
             api,
             Query("pods", PODS, ApiPod, "spec.nodeName=node1"),
@@ -35,7 +35,7 @@ class Seen:
         sign = "+" if old is None else "-" if new is None else "~"
         one = new or old
         assert one is not None
-        self.told.append(f"{sign}{one.metadata.name}")
+        self.handled.append(f"{sign}{one.metadata.name}")
 
     @property
     def names(self) -> set[str]:
@@ -70,7 +70,7 @@ async def test_list_and_watch_are_one_request_where_the_server_can(
         server.put(pod("a"))
         server.delete("a")
         await asyncio.sleep(1)
-        assert seen.told == ["+a", "+b", "~a", "-a"]
+        assert seen.handled == ["+a", "+b", "~a", "-a"]
         assert seen.watcher.answered.is_set()
     assert [(one.is_streamed_list, one.query["resourceVersion"]) for one in server.of()] == [
         (True, "")
@@ -91,7 +91,7 @@ async def test_server_without_streamed_lists_is_listed(server: ApiServer, api: A
         stream = await server.watched(count=2)
         server.put(pod("b"))
         await asyncio.sleep(1)
-        assert seen.told == ["+a", "+b"]
+        assert seen.handled == ["+a", "+b"]
         stream.end()
         await server.watched(count=3)
     streamed, listed, watched, again = server.of()
@@ -183,7 +183,7 @@ async def test_server_that_never_ends_its_streamed_list_is_listed(
     server.faults.append(stay_silent)
     server.put(pod("a"))
     async with Seen(api).running() as seen:
-        assert seen.told == ["+a"]
+        assert seen.handled == ["+a"]
 
 
 async def test_ended_stream_goes_on_from_the_last_version(
@@ -195,7 +195,7 @@ async def test_ended_stream_goes_on_from_the_last_version(
         server.silently(lambda: server.put(pod("b")))
         await server.watched(count=2)
         await asyncio.sleep(1)
-        assert seen.told == ["+a", "+b"]
+        assert seen.handled == ["+a", "+b"]
     assert all(one.is_watch for one in server.of())
     assert server.of()[1].query["resourceVersion"] == "101"
 
@@ -220,7 +220,7 @@ async def test_connection_cut_in_the_middle_of_an_event(server: ApiServer, api: 
         await stream.cut(half)
         await server.watched(count=2)
         await asyncio.sleep(1)
-        assert seen.told == ["+a", "+b"]
+        assert seen.handled == ["+a", "+b"]
         assert seen.watcher.problem == ""
     assert all(one.is_watch for one in server.of())
 
@@ -233,9 +233,9 @@ async def test_half_open_connection_is_left_and_nothing_is_listed_again(
         server.stream().hang()
         server.put(pod("b"))
         await asyncio.sleep(60)
-        assert seen.told == ["+a"]
+        assert seen.handled == ["+a"]
         await asyncio.sleep(20)
-        assert seen.told == ["+a", "+b"]
+        assert seen.handled == ["+a", "+b"]
     assert [one.is_streamed_list for one in server.of()] == [True, False]
 
 
@@ -262,7 +262,7 @@ async def test_server_without_any_bookmark_is_watched_again_and_never_listed_aga
         await asyncio.sleep(1800)
         server.put(pod("b"))
         await asyncio.sleep(80)
-        assert seen.told == ["+a", "+b"]
+        assert seen.handled == ["+a", "+b"]
         assert seen.watcher.problem == ""
     again = server.of()[1:]
     assert 20 <= len(again) <= 30
@@ -277,7 +277,7 @@ async def test_too_old_version_in_the_stream_means_a_list_and_its_difference(
         server.put(pod(name))
     async with Seen(api).running() as seen:
         stream = await server.watched(count=2)
-        seen.told.clear()
+        seen.handled.clear()
 
         def meanwhile() -> None:
             server.put(pod("changed"))
@@ -291,7 +291,7 @@ async def test_too_old_version_in_the_stream_means_a_list_and_its_difference(
         stream.end()
         await server.watched(count=4)
         await asyncio.sleep(1)
-        assert sorted(seen.told) == sorted(
+        assert sorted(seen.handled) == sorted(
             ["~changed", "-deleted", "-replaced", "+replaced", "+new"]
         )
         assert seen.names == {"kept", "changed", "replaced", "new"}
@@ -315,7 +315,7 @@ async def test_too_old_version_as_a_status(server: ApiServer, api: ApiClient) ->
     await asyncio.sleep(60)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert seen.told == ["+a", "+b"]
+    assert seen.handled == ["+a", "+b"]
     assert_paced(server)
 
 
@@ -397,7 +397,7 @@ async def test_a_minute_of_errors(server: ApiServer, api: ApiClient, code: int) 
         await asyncio.sleep(60)
         server.bookmark()
         await asyncio.sleep(1)
-        assert seen.told == ["+a", "+b"]
+        assert seen.handled == ["+a", "+b"]
         assert seen.watcher.problem == ""
     assert all(one.is_watch for one in server.of())
     assert_paced(server)
@@ -424,7 +424,7 @@ async def test_errors_inside_the_stream_are_watched_again_later(
         assert len(server.of()) <= 12
         server.faults.clear()
         await asyncio.sleep(60)
-        assert seen.told == ["+a", "+b"]
+        assert seen.handled == ["+a", "+b"]
     assert all(one.is_watch for one in server.of())
     assert_paced(server)
 
@@ -467,7 +467,7 @@ async def test_first_event_shows_that_a_watch_is_no_problem_any_more(
         await server.watched(count=3)
         server.put(pod("b"))
         await asyncio.sleep(0.1)
-        assert (seen.told, seen.watcher.problem) == (["+a", "+b"], "")
+        assert (seen.handled, seen.watcher.problem) == (["+a", "+b"], "")
 
 
 async def test_first_error_after_a_success_is_followed_by_a_request_soon(
@@ -614,13 +614,13 @@ async def test_duplicate_and_late_events_change_nothing(server: ApiServer, api: 
         stream.send(line({"type": "MODIFIED", "object": old}))
         stream.send(line({"type": "ADDED", "object": old}))
         await asyncio.sleep(1)
-        assert seen.told == ["+a", "~a"]
+        assert seen.handled == ["+a", "~a"]
         assert seen.watcher.objects["default", "a"].status.phase == "Failed"
         server.delete("a")
         stream.send(line({"type": "MODIFIED", "object": new}))
         stream.send(line({"type": "DELETED", "object": new}))
         await asyncio.sleep(1)
-        assert seen.told == ["+a", "~a", "-a"]
+        assert seen.handled == ["+a", "~a", "-a"]
 
 
 async def test_pod_replaced_under_the_same_name(server: ApiServer, api: ApiClient) -> None:
@@ -629,7 +629,7 @@ async def test_pod_replaced_under_the_same_name(server: ApiServer, api: ApiClien
         server.delete("a")
         server.put(pod("a", uid="another"))
         await asyncio.sleep(1)
-        assert seen.told == ["+a", "-a", "+a"]
+        assert seen.handled == ["+a", "-a", "+a"]
 
 
 async def test_pod_replaced_under_the_same_name_in_the_wrong_order(
@@ -645,13 +645,13 @@ async def test_pod_replaced_under_the_same_name_in_the_wrong_order(
         stream.send(line({"type": "MODIFIED", "object": old}))
         stream.send(line({"type": "DELETED", "object": old}))
         await asyncio.sleep(1)
-        assert seen.told == ["+a", "-a", "+a"]
+        assert seen.handled == ["+a", "-a", "+a"]
         assert seen.watcher.objects["default", "a"].metadata.uid == "another"
         new["metadata"]["resourceVersion"] = "104"
         stream.send(line({"type": "DELETED", "object": new}))
         stream.send(line({"type": "MODIFIED", "object": old}))
         await asyncio.sleep(1)
-        assert seen.told == ["+a", "-a", "+a", "-a"]
+        assert seen.handled == ["+a", "-a", "+a", "-a"]
 
 
 async def test_object_that_cannot_be_read_costs_no_other(server: ApiServer, api: ApiClient) -> None:
@@ -662,7 +662,7 @@ async def test_object_that_cannot_be_read_costs_no_other(server: ApiServer, api:
         server.put({**pod("a"), "status": "gone"})
         server.put(pod("c"))
         await asyncio.sleep(1)
-        assert seen.told == ["+a", "+c"]
+        assert seen.handled == ["+a", "+c"]
 
 
 async def test_line_that_is_no_event_ends_the_stream_and_not_the_watch(
@@ -674,7 +674,7 @@ async def test_line_that_is_no_event_ends_the_stream_and_not_the_watch(
         await server.watched(count=2)
         server.put(pod("b"))
         await asyncio.sleep(1)
-        assert seen.told == ["+a", "+b"]
+        assert seen.handled == ["+a", "+b"]
 
 
 async def test_an_event_that_is_nested_very_deeply_ends_the_stream_and_not_the_watch(
@@ -687,7 +687,7 @@ async def test_an_event_that_is_nested_very_deeply_ends_the_stream_and_not_the_w
         await server.watched(count=2)
         server.put(pod("b"))
         await asyncio.sleep(1)
-        assert seen.told == ["+a", "+b"]
+        assert seen.handled == ["+a", "+b"]
 
 
 async def test_a_resource_that_must_be_there_is_a_problem_when_it_is_not(
@@ -720,7 +720,7 @@ async def test_seeded_objects_are_compared_and_not_reported(
     seen = Seen(api)
     seen.watcher.seed(known, version)
     async with seen.running():
-        assert sorted(seen.told) == ["+c", "-a"]
+        assert sorted(seen.handled) == ["+c", "-a"]
 
 
 @pytest.mark.parametrize("recording", ["watchlist-accept-object", "list-accept-list"])
