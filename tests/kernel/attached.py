@@ -1,7 +1,9 @@
 """What podgate has attached to the kernel and installed on the node, object by object."""
 
+import asyncio
 import contextlib
 import errno
+import functools
 import os
 import re
 import socket
@@ -10,7 +12,7 @@ import subprocess
 
 from agent.lab import leftovers
 from agent.relay import interfaces as relay_interfaces
-from bpf import errors, listeners, pins, syscalls
+from bpf import errors, listeners, packet_hooks, pins, syscalls, tcx
 
 # struct bpf_link_info: type, id, prog_id, padding, and for these types ifindex, or the cgroup's id.
 _LINK_INFO = struct.Struct("=IIIII")
@@ -38,14 +40,27 @@ def programs(installation: pins.Pins) -> list[str]:
     return sorted({*found, *lines})
 
 
-def compares_chains(pid: int) -> bool:
-    """Whether this agent has had the kernel compare the chains of interfaces (bpf/memory_watch.py),
-    for which it has six descriptors."""
-    found = set()
+def compares_memory(pid: int) -> bool:
+    """Whether this agent has the kernel compare the chains of interfaces, and what is hooked into
+    pods' loopbacks (bpf/memory_watch.py): five and ten seconds after its start, as far as this
+    kernel shows them. It has descriptors for each."""
+    found = 0
     for entry in os.scandir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
-            found.add(os.readlink(entry.path))
-    return "anon_inode:[perf_event]" in found
+            found += os.readlink(entry.path) == "anon_inode:[perf_event]"
+    return found == tcx.TcxLinks.is_supported() + _shows_hooks()
+
+
+@functools.cache
+def _shows_hooks() -> bool:
+    async def load() -> None:
+        (await packet_hooks.load()).close()
+
+    try:
+        asyncio.run(load())
+    except (errors.BpfError, errors.CompileError):
+        return False
+    return True
 
 
 def everything(installation: pins.Pins) -> list[str]:

@@ -16,7 +16,7 @@ from agent.lab import attempts
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess, pod_of
 from agent.logs import Event
-from bpf import abi, pins, syscalls, tcx
+from bpf import abi, pins, syscalls
 from tests.kernel import attached, versions
 from tests.kernel.secondagent import SecondAgent
 from tests.kernel.test_attach import attacked
@@ -230,9 +230,7 @@ def test_handovers_leave_no_descriptor(first: SecondAgent, second: SecondAgent) 
     def descriptors() -> int:
         return len(os.listdir(f"/proc/{first.pid}/fd"))
 
-    if tcx.TcxLinks.is_supported():
-        # Some seconds after each first gate.
-        wait_until("the kernel compares chains", lambda: attached.compares_chains(first.pid))
+    wait_until("the kernel compares memory", lambda: attached.compares_memory(first.pid))
     before = descriptors()
     for turn in range(3):
         take_over(first, second)

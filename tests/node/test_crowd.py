@@ -9,8 +9,9 @@ from collections import Counter
 
 import pytest
 
-from bpf import abi, maps, pins, tcx
+from bpf import abi, maps, pins
 from probes.netns import netns_cookie
+from tests import polling
 from tests.kernel import attached, dialling
 from tests.node.node import Node, reason_of
 
@@ -41,11 +42,11 @@ async def test_created_and_deleted_pods_leave_nothing(node: Node) -> None:
     node.create("first")
     first = await node.run_pod("first")
     await node.ready("first")
-    if tcx.TcxLinks.is_supported():
-        # Five seconds after the first gate.
-        await node.until(
-            "the kernel compares chains", lambda: attached.compares_chains(node.operator.pid)
-        )
+    await asyncio.to_thread(
+        polling.wait_until,
+        "the kernel compares memory",
+        lambda: attached.compares_memory(node.operator.pid),
+    )
     node.delete("first")
     await node.end_pod(first)
     await node.report("no pods", lambda report: not report.pods)
