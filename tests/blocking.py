@@ -70,8 +70,11 @@ def _watcher() -> blockbuster.BlockBuster:
 
 def _of_product() -> Iterator[CodeType]:
     """What may block in the product."""
+    from grpc._channel import _ChannelCallState
+
     from agent.api import listen, peer_credentials
     from agent.app.cluster_outputs import ClusterOutputs
+    from agent.client.conditions import ConditionPublisher
     from agent.cni import added
     from agent.cni.publisher import CniStatePublisher
     from agent.cri import client as cri
@@ -95,6 +98,10 @@ def _of_product() -> Iterator[CodeType]:
             # not seen; ours joins threads only outside of loops. From Python 3.13 on it has no lock
             # that is seen.
             threading.Thread.join,
+            # The same where a synchronous client's channel ends: closed by tests, or collected,
+            # which happens below any code.
+            ConditionPublisher.close,
+            _ChannelCallState.__del__,
             # Call the checks of tests.
             polling.until,
             polling.request_until,
