@@ -27,6 +27,7 @@ _SYSCALL_NUMBERS = {
     "s390x": 351,
     "ppc64le": 361,
 }
+_NUMBER = _SYSCALL_NUMBERS.get(platform.machine(), -1)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 # Commands may fail with EAGAIN while signals interrupt the verifier (libbpf retries five times as
@@ -87,13 +88,12 @@ def call(
     The result is a descriptor or 0, or minus the errno where that one is `tolerated`. Raises
     `BpfError` whose text begins with `what`.
     """
-    number = _SYSCALL_NUMBERS.get(platform.machine())
-    if number is None:
+    if _NUMBER < 0:
         raise errors.BpfError(errno.ENOSYS, f"{what}: no bpf(2) for {platform.machine()}")
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     code = 0
     for _ in range(_MAX_ATTEMPTS):
-        result = _libc.syscall(number, int(command), buffer, len(attributes))
+        result = _libc.syscall(_NUMBER, int(command), buffer, len(attributes))
         if result >= 0:
             return result, buffer.raw
         code = ctypes.get_errno()
@@ -415,7 +415,6 @@ def query_programs(ifindex: int, attach_type: int) -> list[int]:
 def query_chains(ifindexes: Iterable[int], attach_type: int) -> dict[int, list[int]]:
     """As `query_programs` for many interfaces, in 2 us each instead of 4; without those that do not
     exist. Raises `BpfError`."""
-    number = _SYSCALL_NUMBERS.get(platform.machine(), -1)
     ids = (ctypes.c_uint32 * _CHAIN_ROOM)()
     attributes = struct.Struct("=IIIIQIIQQQQ")
     buffer = ctypes.create_string_buffer(attributes.size)
@@ -423,7 +422,7 @@ def query_chains(ifindexes: Iterable[int], attach_type: int) -> dict[int, list[i
     for ifindex in ifindexes:
         fields = (ifindex, attach_type, 0, 0, ctypes.addressof(ids), _CHAIN_ROOM, 0, 0, 0, 0, 0)
         attributes.pack_into(buffer, 0, *fields)
-        if _libc.syscall(number, int(Command.PROG_QUERY), buffer, attributes.size) == 0:
+        if _libc.syscall(_NUMBER, int(Command.PROG_QUERY), buffer, attributes.size) == 0:
             found[ifindex] = ids[: attributes.unpack(buffer)[5]]
         elif (code := ctypes.get_errno()) != errno.ENODEV:
             raise errors.BpfError(code, f"reading interface {ifindex}'s chain: {os.strerror(code)}")

@@ -16,10 +16,12 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
+import pytest_asyncio.plugin
+from looptime._internal import plugin as looptime_plugin
 
 from agent.lab import lab as labs
 from agent.lab.agent_process import Launch
-from tests import blocking
+from tests import blocking, reports
 from tests.nodes import balance, leftovers, units
 from tests.nodes.worker import Worker, problem_of
 from tests.polling import PATIENCE
@@ -104,8 +106,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for plugin in (units, balance):
+    for plugin in (reports, units, balance):
         config.pluginmanager.register(plugin)
+    # Only loops of tests with fake time. looptime replaces methods of all, and searches the names
+    # of pytest-asyncio at each fixture of each test.
+    looptime_plugin._should_patch = _has_fake_time
+
+
+def _has_fake_time(fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest) -> bool:
+    is_loop = fixturedef.func.__module__ == pytest_asyncio.plugin.__name__
+    return is_loop and request.node.get_closest_marker("looptime") is not None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

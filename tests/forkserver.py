@@ -50,7 +50,6 @@ _MODULES = (
 
 _MAX_REQUEST_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
-_CLONE_NEWNET, _CLONE_NEWNS = 0x40000000, 0x00020000
 
 
 class ForkedProcess:
@@ -159,16 +158,15 @@ def _serve(control: socket.socket) -> None:
 
 def _become(request: dict[str, Any], outputs: Sequence[int], server: int) -> None:
     """Set what a new process would have."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server:
         os._exit(1)
     if node_of_test := request.get("node"):
         pathlib.Path(node_of_test["cgroup"], "agents", "cgroup.procs").write_text(str(os.getpid()))
-        pidfd = os.pidfd_open(node_of_test["pid"])
-        if libc.setns(pidfd, _CLONE_NEWNET | _CLONE_NEWNS):  # of a pidfd since Linux 5.8
+        try:
+            node.join(node_of_test["pid"])
+        except OSError:
             os._exit(1)
-        os.close(pidfd)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, output in zip((1, 2), outputs, strict=True):
         os.dup2(output, number)

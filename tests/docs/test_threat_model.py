@@ -16,6 +16,7 @@ PAGE = ROOT / "docs" / "threat-model.md"
 FOUND = ROOT / "docs" / "internals" / "control-plane.md"
 _TABLE = re.compile(r"reads this table\. -->\n(.*?)<!-- end of the table -->", re.DOTALL)
 _TEST = re.compile(r"`(test_\w+)`")
+_NOT_RUN = ("skip", "xfail")
 # What shows that a cell is empty of danger is in the same row, or no test can show it.
 _COLUMNS = 5
 _NUMBERS = [f"C{number}" for number in range(1, 26)]
@@ -30,17 +31,26 @@ def rows(page: pathlib.Path = PAGE) -> list[list[str]]:
 
 
 @functools.cache
-def defined() -> dict[str, list[str]]:
-    """The source of each test by its name, without those that are marked to be skipped."""
-    found: dict[str, list[str]] = {}
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            marks = {ast.unparse(one) for one in node.decorator_list}
-            if not any("skip" in mark or "xfail" in mark for mark in marks):
-                found.setdefault(node.name, []).append(ast.unparse(node))
-    return found
+def defined(name: str) -> list[str]:
+    """The source of each test of this name, without those that are marked to be skipped."""
+    return [
+        ast.unparse(node)
+        for path, text in _texts().items()
+        if f"def {name}(" in text
+        for node in _parsed(path).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
+        if not any(mark in ast.unparse(one) for one in node.decorator_list for mark in _NOT_RUN)
+    ]
+
+
+@functools.cache
+def _texts() -> dict[pathlib.Path, str]:
+    return {path: path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+
+
+@functools.cache
+def _parsed(path: pathlib.Path) -> ast.Module:
+    return ast.parse(_texts()[path])
 
 
 def problems(table: list[list[str]]) -> list[str]:
@@ -53,15 +63,13 @@ def problems(table: list[list[str]]) -> list[str]:
             if not names:
                 found.append(f"{attacker}, column {number}: names no test")
             found += [
-                f"{name}: {len(defined().get(name, ()))} of them"
-                for name in names
-                if not _is_one(name)
+                f"{name}: {len(defined(name))} of them" for name in names if not _is_one(name)
             ]
     return found
 
 
 def _is_one(name: str) -> bool:
-    return len(defined().get(name, ())) == 1
+    return len(defined(name)) == 1
 
 
 def test_every_cell_of_the_table_names_tests_that_exist() -> None:
@@ -90,7 +98,7 @@ def test_what_a_user_without_rights_did_is_tried_as_that_user() -> None:
     tried = [row for row in rows(FOUND) if f"user {unprivileged.USER}" in row[1]]
     assert len(tried) > 10
     for number, _, _, cell in tried:
-        sources = [source for name in _TEST.findall(cell) for source in defined()[name]]
+        sources = [source for name in _TEST.findall(cell) for source in defined(name)]
         assert any("unprivileged.running" in source for source in sources), number
 
 

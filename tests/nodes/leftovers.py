@@ -32,8 +32,17 @@ _ONCE = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]", "/dev/urandom", "/dev
 
 
 _lasting: list[None] = []
+_inherited: set[str] = set()
+"""Numbers of descriptors that the process had before its tests."""
 _sockets: dict[str, str] = {}
 """Their names, by inode."""
+
+
+def begin() -> None:
+    """What this process has open now is of no test."""
+    names = os.listdir("/proc/self/fd")
+    # Not the one of listdir, whose number is free again.
+    _inherited.update(name for name in names if os.path.lexists(f"/proc/self/fd/{name}"))
 
 
 @contextlib.contextmanager
@@ -66,8 +75,7 @@ def found() -> Counter[str]:
     """Everything that is on this process' node now."""
     made = node.current
     assert made is not None
-    lines = [f"process {_command(pid)}" for pid in made.processes()]
-    lines += [f"cgroup {path}" for path in _cgroups(made)]
+    lines = _processes_and_cgroups(made)
     lines += [f"link {name}" for _, name in socket.if_nameindex() if name not in _OF_THE_KERNEL]
     lines += [f"network namespace {path}" for path in _named_namespaces()]
     lines += [f"pin {path}" for path in _pins()]
@@ -90,9 +98,14 @@ def left(before: Counter[str]) -> list[str]:
     return sorted((found() - before).elements())
 
 
-def _cgroups(made: node.Node) -> list[str]:
-    below = [os.path.relpath(path, made.cgroup) for path, _, _ in os.walk(made.cgroup)]
-    return [path for path in below if path not in (".", *node.OWN_CGROUPS)]
+def _processes_and_cgroups(made: node.Node) -> list[str]:
+    lines = []
+    for path, _, _ in os.walk(made.cgroup):
+        name = os.path.relpath(path, made.cgroup)
+        if name not in (".", *node.OWN_CGROUPS):
+            lines.append(f"cgroup {name}")
+        lines += [f"process {_command(pid)}" for pid in node.pids(path) if pid != os.getpid()]
+    return lines
 
 
 def _named_namespaces() -> list[str]:
@@ -130,7 +143,7 @@ def _descriptors() -> list[str]:
     targets = []
     directory = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY)
     try:
-        for name in os.listdir(directory):
+        for name in {*os.listdir(directory)} - _inherited:
             with contextlib.suppress(OSError):  # the one of listdir
                 target = os.readlink(name, dir_fd=directory)
                 targets.append(_socket(int(name), target) if target[:7] == "socket:" else target)

@@ -20,6 +20,7 @@ import time
 from agent.lab import lab as labs
 from agent.linux import namespaces, network_setup
 from agent.linux.cgroups import cgroup2_mount
+from probes.netns import close_own_netns
 from tests import polling
 
 SHARED = labs.BPFFS / "shared"
@@ -31,6 +32,7 @@ OWN_CGROUPS = ("tests", "agents")
 """Below the node's: of the tests' process and what it starts, and of agents that are forked."""
 
 _STAGE = labs.LAB_DIRECTORY / "stage"
+_CLONE_NEWNET, _CLONE_NEWNS = 0x40000000, 0x00020000
 _MS_MOVE, _MS_BIND = 0x2000, 0x1000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1  # linux/sockios.h, linux/if.h
 _IFREQ = struct.Struct("16sh22x")
@@ -44,10 +46,6 @@ class Node:
 
     cgroup: pathlib.Path
     path: str
-
-    def processes(self) -> list[int]:
-        """All of the node's, without this process."""
-        return [pid for pid in _pids_below(self.cgroup) if pid != os.getpid()]
 
 
 current: Node | None = None
@@ -84,6 +82,31 @@ def enter(name: str) -> Node:
     (made.cgroup / OWN_CGROUPS[0] / "cgroup.procs").write_text(str(os.getpid()))
     current = made
     return made
+
+
+def leave() -> None:
+    """Move the process, which has one thread, back to the base, where its parent is. Raises
+    `OSError`."""
+    global current
+    assert current is not None
+    directory = os.getcwd()
+    join(os.getppid())
+    os.chdir(directory)
+    (current.cgroup.parent / "cgroup.procs").write_text(str(os.getpid()))
+    current = None
+
+
+def join(pid: int) -> None:
+    """Move the process, which has one thread, to another one's network and mount namespaces. Raises
+    `OSError`."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        if _libc.setns(pidfd, _CLONE_NEWNET | _CLONE_NEWNS):  # of a pidfd since Linux 5.8
+            number = ctypes.get_errno()
+            raise OSError(number, f"cannot join namespaces ({os.strerror(number)})")
+    finally:
+        os.close(pidfd)
+    close_own_netns()
 
 
 def remove(name: str) -> None:
@@ -125,9 +148,17 @@ def _kill_all(top: pathlib.Path) -> None:
 def _pids_below(top: pathlib.Path) -> list[int]:
     found: list[int] = []
     for path, _, _ in os.walk(top):
-        with contextlib.suppress(OSError):  # it is removed meanwhile
-            found += map(int, pathlib.Path(path, "cgroup.procs").read_text().split())
+        found += pids(path)
     return found
+
+
+def pids(cgroup: str) -> list[int]:
+    """Of the processes in it, and not below it."""
+    try:
+        with open(f"{cgroup}/cgroup.procs", encoding="ascii") as file:
+            return [*map(int, file.read().split())]
+    except OSError:  # it is removed meanwhile
+        return []
 
 
 def _mount(source: pathlib.Path, target: pathlib.Path, flags: int) -> None:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.nodes import nested
-from tests.nodes.seeded import mixed, separate
+from tests.nodes.seeded import consecutive, mixed, separate
 
 pytestmark = pytest.mark.kernel
 
@@ -52,3 +52,20 @@ def test_each_other_test_passes(output: str) -> None:
 def test_tests_of_both_kinds_run_beside_each_other() -> None:
     """As a run of a directory without `-m` has them."""
     assert "9 passed" in nested.run(mixed, status=0)
+
+
+def test_process_goes_on_to_the_next_node_only_as_it_was_before() -> None:
+    """Two pairs in eight tests."""
+    output = nested.run(consecutive)
+    shown = dict(
+        re.findall(r"_+ (test_\w+) _+\n-+ Captured stdout call -+\nPROCESS (.*)\n", output)
+    )
+    processes, nodes, networks, directories = zip(
+        *(line.split() for line in shown.values()), strict=True
+    )
+    # Of the test that fails, the output is elsewhere.
+    first, second, *others, after_a_failure, last = processes
+    assert (first, after_a_failure) == (second, last)
+    assert len({first, *others, last}) == len(others) + 2 == 5
+    assert len({*nodes}) == len({*networks}) == 7
+    assert len({*directories}) == 1

@@ -2,8 +2,12 @@
 
 A test that changes its node (fixture `own_node`) has one for itself; the others of a file share
 one, and those with the mark `shared_node` one for the whole run. The worker's process forks a child
-for each node, which runs the tests and sends back their reports. So whatever a test leaves ends
+that enters the node, runs its tests, and sends back their reports. So whatever a test leaves ends
 with its node, and reaches no other.
+
+A child that is as it was before the tests (one thread, the same user, capabilities, signals and
+limits) goes on with the next unit, on a new node: a fork and its page faults take twice as long as
+an empty test.
 
 The worker's process runs no test, so that it forks as it started: with one thread, and without what
 does not outlive a fork (gRPC). In a run with kernel tests, those of a file that are none are forked
@@ -20,17 +24,19 @@ import gc
 import itertools
 import multiprocessing
 import os
+import pathlib
 import signal
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import Literal, NoReturn
 
 import pytest
 from _pytest import runner
 
-from tests.nodes import balance, node, worker
+from tests import reports
+from tests.nodes import balance, leftovers, node, worker
 
 OWN_NODE = "own_node"
 """The fixture of tests that need a node for themselves."""
@@ -42,26 +48,29 @@ SHARED_NODE = "shared_node"
 _NO_NODE = " on no node"
 """What the keys of units end with whose tests are no kernel tests."""
 
+# Of /proc/self/status: see proc_pid_status(5).
+_KEPT = (
+    *("Umask", "Uid", "Gid", "Groups", "Threads", "NoNewPrivs", "Seccomp", "Cpus_allowed_list"),
+    *("SigBlk", "SigIgn", "SigCgt", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
+)
 _PR_SET_PDEATHSIG = 1
 _numbers = itertools.count()
 _runner = pytest.StashKey["_Runner | None"]()
 
 
-class _Unit:
-    """A child, on a node of its own if that has a name. key: what its tests have in common;
-    numbers: of the session's items."""
+class _Child:
+    """A fork of the worker, which runs the tests of units, one after the other."""
 
     def __init__(
-        self,
-        session: pytest.Session,
-        name: str | None,
-        key: str,
-        numbers: Mapping[pytest.Item, int],
+        self, session: pytest.Session, made: worker.Worker, numbers: Mapping[pytest.Item, int]
     ) -> None:
-        self.key = key
+        """numbers: of the session's items."""
+        self.can_go_on = False
+        """Whether it has left its last node, and can run tests of another one."""
         self.status: int | None = None
-        """The child's exit status, as `subprocess` has it; None until its end."""
-        self._name = name
+        """Its exit status, as `subprocess` has it; None until its end."""
+        self.offers = made.offers()
+        self._node: str | None = None
         self._numbers = numbers
         self._connection, theirs = multiprocessing.Pipe()
         with theirs, warnings.catch_warnings():
@@ -73,35 +82,53 @@ class _Unit:
                 # As tests/conftest.py did: since Python 3.12 a fork forgets it (CPython gh-66285).
                 asyncio.set_event_loop(None)
                 self._connection.close()
-                _serve(session, name, theirs)
+                _serve(session, theirs)
+
+    def enter(self, node_name: str) -> None:
+        """Have the next test run on this new node."""
+        self._node = node_name
+        self._send(node_name)
 
     def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         """nextitem: of the same unit; None for the last one, which ends the unit's fixtures."""
         following = None if nextitem is None else self._numbers[nextitem]
+        self.can_go_on = False
         _cancel_fault_timer()
+        self._send((self._numbers[item], following))
         try:
-            self._connection.send((self._numbers[item], following))
             answer = self._connection.recv()
         except (EOFError, ConnectionError):
             self.end()
             return [_crash_report(item, self.status)]
         if isinstance(answer, BaseException):
             raise answer
-        return [_decode(item, content) for content in answer]
+        contents, self.can_go_on = answer
+        if self.can_go_on:
+            self._remove_node()
+        return [_decode(item, content) for content in contents]
 
     def end(self) -> None:
-        """Kill what is on the node."""
+        """Kill what is on its node."""
         if self.status is not None:
             return
         self._connection.close()
-        if self._name is not None:
-            node.remove(self._name)
+        self._remove_node()
         _, status = os.waitpid(self._pid, 0)
         self.status = os.waitstatus_to_exitcode(status)
 
+    def _send(self, request: str | tuple[int, int | None]) -> None:
+        # If it has ended, `run` finds that.
+        with contextlib.suppress(ConnectionError):
+            self._connection.send(request)
+
+    def _remove_node(self) -> None:
+        if self._node is not None:
+            node.remove(self._node)
+            self._node = None
+
 
 def _cancel_fault_timer() -> None:
-    """Of `faulthandler_timeout`: a unit has its own, and ends alone. The thread of this one would
+    """Of `faulthandler_timeout`: a child has its own, and ends alone. The thread of this one would
     not be in a child, where pytest cancels it again."""
     faulthandler.cancel_dump_traceback_later()
 
@@ -111,7 +138,10 @@ class _Runner:
 
     def __init__(self, made: worker.Worker, session: pytest.Session) -> None:
         self._worker = made
-        self._unit: _Unit | None = None
+        self._session = session
+        self._child: _Child | None = None
+        self._unit = ""
+        """The key of the unit whose tests the child runs; empty between two."""
         self._items = {item: number for number, item in enumerate(session.items)}
         self._fixtures: dict[str, set[str]] = collections.defaultdict(set)
         for item in session.items:
@@ -119,43 +149,48 @@ class _Runner:
 
     def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         key = _key(item)
-        if self._unit is None:
-            self._unit = self._start(item.session, key)
+        child = self._child if self._child and self._unit else self._start(key)
         if nextitem is not None and _key(nextitem) != key:
             nextitem = None
         try:
-            reports = self._unit.run(item, nextitem)
+            found = child.run(item, nextitem)
         finally:
-            if nextitem is None or self._unit.status is not None:
-                self._end_unit()
-        for report in reports:
+            if nextitem is None or child.status is not None:
+                self._unit = ""
+                if not child.can_go_on:
+                    self._end_child()
+        for report in found:
             report.user_properties.append((balance.UNIT, key))
-        return reports
+        return found
 
     def close(self) -> None:
-        self._end_unit()
+        self._end_child()
         self._worker.close()
 
-    def _start(self, session: pytest.Session, key: str) -> _Unit:
-        if key.endswith(_NO_NODE):
-            return _Unit(session, None, key, self._items)
+    def _start(self, key: str) -> _Child:
+        """The child for this unit, on its node."""
+        offers = self._make(self._fixtures[key])
+        if self._child and not offers <= self._child.offers:
+            self._end_child()
+        child = self._child or _Child(self._session, self._worker, self._items)
+        if not key.endswith(_NO_NODE):
+            child.enter(f"{self._worker.cgroup}/{next(_numbers)}")
+        self._child, self._unit = child, key
+        return child
+
+    def _make(self, fixtures: Collection[str]) -> set[str]:
+        """What the tests of a unit share with those of others, as it was when it was made. Returns
+        what of it a child must have been forked with."""
+        needed = {name for name in worker.OFFERS if name in fixtures}
         # A test fails by the same error when its fixture makes them.
         with contextlib.suppress(Exception):
-            if "moving_copies" in self._fixtures[key]:
-                self._worker.shared().load_moving_copies()
-            if "loaded" in self._fixtures[key]:
-                self._worker.shared().restore()
-            if {"installed", "installed_pins"} & self._fixtures[key]:
-                self._worker.installed().restore()
-            if "launch" in self._fixtures[key]:
-                self._worker.fork_server()
-        name = f"{self._worker.cgroup}/{next(_numbers)}"
-        return _Unit(session, name, key, self._items)
+            self._worker.offer(needed)
+        return needed
 
-    def _end_unit(self) -> None:
-        unit, self._unit = self._unit, None
-        if unit is not None:
-            unit.end()
+    def _end_child(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.end()
 
 
 def start(session: pytest.Session, made: worker.Worker) -> None:
@@ -184,9 +219,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if found is None:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in found.run(item, nextitem):
-        item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    reports.send(item, found.run(item, nextitem))
     return True
 
 
@@ -219,35 +252,51 @@ def _key(item: pytest.Item) -> str:
     return item.nodeid if _has_own_node(item) else _file(item)
 
 
-class _InUnit:
-    """Plugin of a unit's process: reports go to the worker's."""
+class _InChild:
+    """Plugin of a child: reports go to the worker's process."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self) -> None:
+        self.reports: list[pytest.TestReport] = []
+        """Of the last test."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-        encode = item.config.hook.pytest_report_to_serializable
-        reports = runner.runtestprotocol(item, log=False, nextitem=nextitem)
-        self._connection.send([encode(config=item.config, report=one) for one in reports])
+        self.reports = runner.runtestprotocol(item, log=False, nextitem=nextitem)
         return True
 
 
-def _serve(session: pytest.Session, name: str | None, connection: Connection) -> NoReturn:
+def _serve(session: pytest.Session, connection: Connection) -> NoReturn:
     """Run tests until the worker closes its end."""
     status = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         # What exists now stays shared with the worker.
         gc.freeze()
-        if name is not None:
-            node.enter(name)
         session.config.stash[_runner] = None
-        session.config.pluginmanager.register(_InUnit(connection))
-        for number, following in _requests(connection):
+        plugin = _InChild()
+        session.config.pluginmanager.register(plugin)
+        encode = session.config.hook.pytest_report_to_serializable
+        leftovers.begin()
+        before = _attributes()
+        for request in _requests(connection):
+            if isinstance(request, str):
+                node.enter(request)
+                continue
+            number, following = request
             nextitem = None if following is None else session.items[following]
             item = session.items[number]
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
+            can_go_on = (
+                nextitem is None
+                and node.current is not None
+                and all(report.passed for report in plugin.reports)
+                and _attributes() == before
+            )
+            if can_go_on:
+                node.leave()
+            found = reports.needed(session.config, plugin.reports)
+            encoded = [encode(config=session.config, report=one) for one in found]
+            connection.send((encoded, can_go_on))
         status = 0
     except (pytest.exit.Exception, KeyboardInterrupt) as error:
         connection.send(type(error)(*error.args))
@@ -257,12 +306,24 @@ def _serve(session: pytest.Session, name: str | None, connection: Connection) ->
         os._exit(status)
 
 
-def _requests(connection: Connection) -> Iterator[tuple[int, int | None]]:
+def _requests(connection: Connection) -> Iterator[str | tuple[int, int | None]]:
+    """Names of nodes to enter, and tests: the item's number, and that of the unit's next one."""
     while True:
         try:
             yield connection.recv()
         except EOFError:
             return
+
+
+def _attributes() -> tuple[object, ...]:
+    """Of the process: what outlasts a test that does not set it back, besides memory."""
+    status = pathlib.Path("/proc/self/status").read_text("ascii")
+    return (
+        [line for line in status.splitlines() if line.startswith(_KEPT)],
+        pathlib.Path("/proc/self/limits").read_bytes(),
+        os.getpriority(os.PRIO_PROCESS, 0),
+        os.getcwd(),
+    )
 
 
 def _decode(item: pytest.Item, content: object) -> pytest.TestReport:

@@ -6,7 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from bpf import artefacts, compiling, errors, features, syscalls
 from bpf.compiler import PROGRAM_SETS
@@ -14,6 +14,9 @@ from bpf.program_sets import ProgramSet
 from tests.forkserver import ForkServer
 from tests.nodes import node
 from tests.nodes.installation import Installation
+
+OFFERS = ("moving_copies", "loaded", "installed", "installed_pins", "launch")
+"""Fixtures for which a worker makes something before it forks."""
 
 CGROUPS = "podgate-tests-"
 """What the cgroup of each worker begins with."""
@@ -37,6 +40,7 @@ class Worker:
         self._shared: Installation | None = None
         self._installed: Installation | None = None
         self._fork_server: ForkServer | None = None
+        self._offered: set[str] = set()
         self._reaper = subprocess.Popen(
             [sys.executable, "-m", "tests.runtime.reaper", self.cgroup],
             stdin=subprocess.PIPE,
@@ -85,6 +89,22 @@ class Worker:
             self.prebuilt_programs()
             self._fork_server = ForkServer()
         return self._fork_server
+
+    def offer(self, fixtures: Collection[str]) -> None:
+        """Make what these of `OFFERS` stand for, and restore what exists already."""
+        if "moving_copies" in fixtures:
+            self.shared().load_moving_copies()
+        if "loaded" in fixtures:
+            self.shared().restore()
+        if {"installed", "installed_pins"} & {*fixtures}:
+            self.installed().restore()
+        if "launch" in fixtures:
+            self.fork_server()
+        self._offered |= {*fixtures}
+
+    def offers(self) -> frozenset[str]:
+        """Those of `OFFERS` that a fork of this process has."""
+        return frozenset(self._offered)
 
     def close(self) -> None:
         for installation in (self._shared, self._installed):

@@ -433,8 +433,9 @@ UNMADE: dict[str, str] = {}
 def _functions(path: str) -> dict[str, str]:
     """Source by name."""
     text = (_ROOT / path).read_text("utf-8")
+    lines = text.splitlines(keepends=True)
     return {
-        node.name: ast.get_source_segment(text, node) or ""
+        node.name: "".join(lines[node.lineno - 1 : node.end_lineno])
         for node in ast.walk(ast.parse(text))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     }
