@@ -54,7 +54,7 @@ def test_tests_of_both_kinds_run_beside_each_other() -> None:
     assert "9 passed" in nested.run(mixed, status=0)
 
 
-def test_process_goes_on_to_the_next_node_only_as_it_was_before() -> None:
+def test_process_continues_on_a_new_node_only_if_it_is_as_before() -> None:
     """Two pairs in eight tests."""
     output = nested.run(consecutive)
     shown = dict(

@@ -6,7 +6,7 @@ that enters the node, runs its tests, and sends back their reports. So whatever 
 with its node, and reaches no other.
 
 A child that is as it was before the tests (one thread, the same user, capabilities, signals and
-limits) goes on with the next unit, on a new node: a fork and its page faults take twice as long as
+limits) continues with the next unit, on a new node: a fork and its page faults take twice as long as
 an empty test.
 
 The worker's process runs no test, so that it forks as it started: with one thread, and without what
@@ -65,7 +65,7 @@ class _Child:
         self, session: pytest.Session, made: worker.Worker, numbers: Mapping[pytest.Item, int]
     ) -> None:
         """numbers: of the session's items."""
-        self.can_go_on = False
+        self.can_continue = False
         """Whether it has left its last node, and can run tests of another one."""
         self.status: int | None = None
         """Its exit status, as `subprocess` has it; None until its end."""
@@ -92,7 +92,7 @@ class _Child:
     def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         """nextitem: of the same unit; None for the last one, which ends the unit's fixtures."""
         following = None if nextitem is None else self._numbers[nextitem]
-        self.can_go_on = False
+        self.can_continue = False
         _cancel_fault_timer()
         self._send((self._numbers[item], following))
         try:
@@ -102,8 +102,8 @@ class _Child:
             return [_crash_report(item, self.status)]
         if isinstance(answer, BaseException):
             raise answer
-        contents, self.can_go_on = answer
-        if self.can_go_on:
+        contents, self.can_continue = answer
+        if self.can_continue:
             self._remove_node()
         return [_decode(item, content) for content in contents]
 
@@ -157,7 +157,7 @@ class _Runner:
         finally:
             if nextitem is None or child.status is not None:
                 self._unit = ""
-                if not child.can_go_on:
+                if not child.can_continue:
                     self._end_child()
         for report in found:
             report.user_properties.append((balance.UNIT, key))
@@ -286,17 +286,17 @@ def _serve(session: pytest.Session, connection: Connection) -> NoReturn:
             nextitem = None if following is None else session.items[following]
             item = session.items[number]
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
-            can_go_on = (
+            can_continue = (
                 nextitem is None
                 and node.current is not None
                 and all(report.passed for report in plugin.reports)
                 and _attributes() == before
             )
-            if can_go_on:
+            if can_continue:
                 node.leave()
             found = reports.needed(session.config, plugin.reports)
             encoded = [encode(config=session.config, report=one) for one in found]
-            connection.send((encoded, can_go_on))
+            connection.send((encoded, can_continue))
         status = 0
     except (pytest.exit.Exception, KeyboardInterrupt) as error:
         connection.send(type(error)(*error.args))

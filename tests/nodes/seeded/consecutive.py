@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("own_node")]
 
 
 def show() -> None:
-    """The process, its node, and what is there."""
+    """The process, its node and its directory."""
     assert node.current is not None
     # The kernel uses numbers of inodes again, and cookies never.
     network = netns_cookie() or node.current.path
