@@ -1,7 +1,7 @@
 """Plugin of pytest: of a test that passes, a worker reports its start and its call.
 
-xdist sends six messages for each test, and takes as long for them as pytest for an empty test. Three
-of them are its setup, its teardown and its end.
+xdist sends six messages for each test, and takes as long for them as pytest for an empty test.
+Three of them are its setup, its teardown and its end.
 """
 
 from collections.abc import Sequence

@@ -6,8 +6,8 @@ that enters the node, runs its tests, and sends back their reports. So whatever 
 with its node, and reaches no other.
 
 A child that is as it was before the tests (one thread, the same user, capabilities, signals and
-limits) continues with the next unit, on a new node: a fork and its page faults take twice as long as
-an empty test.
+limits) continues with the next unit, on a new node: a fork and its page faults take twice as long
+as an empty test.
 
 The worker's process runs no test, so that it forks as it started: with one thread, and without what
 does not outlive a fork (gRPC). In a run with kernel tests, those of a file that are none are forked
