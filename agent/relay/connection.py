@@ -185,16 +185,10 @@ class ConnectionSide:
         self._unsent = self._unsent[sent:]
         if not self._unsent:
             self._update()
-            if self.peer.is_closed:
-                self._shutdown_write()
-            else:
-                self.peer._update()
+            self.peer._update()
 
     def _shutdown_write(self) -> None:
-        """Pass on the FIN of the peer's remote end, once all data is sent."""
-        if self._unsent:
-            self.peer._update()
-            return
+        """Pass on the FIN of the peer's remote end, which is read once all data is sent."""
         if self.is_closed:
             self._connection.finish()
             return
