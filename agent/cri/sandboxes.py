@@ -232,8 +232,8 @@ class Sandboxes:
             now = loop.time() + _TICK_SECONDS
             if now >= end or (self._hinted.is_set() and now >= gap_end):
                 break
-            if self._is_expected():
-                if await self._lists_new():
+            if self._runtime is not None and self._is_expected():
+                if await self._lists_new(self._runtime):
                     return
             elif self._hinted.is_set():
                 await asyncio.sleep(gap_end - loop.time())
@@ -246,20 +246,19 @@ class Sandboxes:
             self._echoes = list(_ECHO_SECONDS)
 
     def _is_expected(self) -> bool:
-        """Whether a sandbox may appear at any moment, of which no event reports."""
-        if self._reports_networked:
+        """Whether a sandbox may appear at any moment, of which no event reports. Not while the
+        runtime cannot be reached, which would be tried again without a pause."""
+        if self._reports_networked or self.problem:
             return False
         now = asyncio.get_running_loop().time()
         return now < self._hinted_at + _AWAITED_SECONDS and self._is_awaited()
 
-    async def _lists_new(self) -> bool:
+    async def _lists_new(self, runtime: Runtime) -> bool:
         """Whether there is a ready sandbox that the last list did not have, after a short wait."""
         loop = asyncio.get_running_loop()
         started = loop.time()
-        if self._runtime is None:
-            return True
         try:
-            listed = await self._runtime.list_sandboxes()
+            listed = await runtime.list_sandboxes()
         except CriError:
             return True
         if any(sandbox.is_ready and sandbox.id not in self._listed_ids for sandbox in listed):

@@ -230,14 +230,17 @@ def test_kernel_whose_hooks_have_no_effect_is_a_problem(
     )
 
 
-def start(operator: AgentProcess, rules: pathlib.Path, mode: str, pods: Cgroup) -> None:
-    """Start an agent, and have it take this cgroup for that of pods."""
+def start(operator: AgentProcess, rules: pathlib.Path, mode: str) -> None:
     rules.mkdir(exist_ok=True)
     operator.start("--rules", str(rules), f"--raw-sockets={mode}")
     operator.wait_for("first sync", lambda report: report.is_synced)
 
+
+def set_pods(operator: AgentProcess, pods: Cgroup) -> None:
+    """Have an agent take this cgroup for that of pods. It changes other fields of the same value,
+    and may have read it before: so again before each trial."""
+
     def is_set() -> bool:
-        """The agent writes its heartbeat into the same element."""
         with Map.open(pins.Pins(operator.bpffs).map(abi.CONFIG), abi.CONFIG) as opened:
             config = abi.CConfig.from_buffer_copy(opened.get(bytes(4)) or b"")
             if config.pods_cgroup == pods.id:
@@ -269,10 +272,11 @@ def test_agent_denies_reports_and_follows_policies(
 ) -> None:
     offers.need_netns_cookie()
     rules = tmp_path / "rules"
-    start(operator, rules, "deny-pods", pods)
+    start(operator, rules, "deny-pods")
     where = ("--run-directory", str(operator.run_directory))
 
     def opens() -> bool:
+        set_pods(operator, pods)
         return all(opened(container, *rejectable(RAW4, RAW6, PACKET)).values())
 
     assert not opens()
@@ -294,7 +298,7 @@ def test_agent_denies_reports_and_follows_policies(
     polling.wait_until("rejection", lambda: not opens())
     operator.stop(signal.SIGKILL)
     assert not opens()
-    start(operator, rules, "audit", pods)
+    start(operator, rules, "audit")
     assert opens()
 
 
@@ -307,7 +311,8 @@ def test_agent_names_the_holder_of_a_packet_socket(
     operator: AgentProcess, tmp_path: pathlib.Path, pods: Cgroup, container: Cgroup
 ) -> None:
     """By its creation, or where the kernel does not report that while it is open."""
-    start(operator, tmp_path / "rules", "audit", pods)
+    start(operator, tmp_path / "rules", "audit")
+    set_pods(operator, pods)
     command = [*BARE_PYTHON, "-c", OPEN, PACKET]
     with container.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         [line] = polling.wait_until("log", lambda: lines_about(operator, container))
@@ -329,7 +334,8 @@ def test_agent_in_a_pod_admits_itself(
 ) -> None:
     """Also if the one before it denied it: its path tests use raw sockets."""
     pod = lab.add_pod("web", 1)
-    start(operator, tmp_path / "rules", "deny-pods", pods)
+    start(operator, tmp_path / "rules", "deny-pods")
+    set_pods(operator, pods)
     operator.stop(signal.SIGKILL)
     own = pathlib.Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
     mount = cgroup2_mount()

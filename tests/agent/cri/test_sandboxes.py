@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from agent.cri.client import CriError
 from agent.cri.sandboxes import Sandboxes
 
 pytestmark = pytest.mark.looptime
@@ -46,3 +47,24 @@ async def test_hint_is_followed_at_once_but_not_more_than_ten_times_a_second(
     sandboxes.hint()
     await sandboxes._wait()
     assert now() - before == pytest.approx(0.1, abs=0.01)
+
+
+async def test_runtime_that_cannot_be_reached_is_tried_at_intervals_while_a_pod_is_awaited() -> (
+    None
+):
+    attempts = 0
+
+    async def fail() -> Any:
+        nonlocal attempts
+        attempts += 1
+        raise CriError("no such file")
+
+    sandboxes = Sandboxes(fail, unused, is_awaited=lambda: True)
+    task = asyncio.create_task(sandboxes.run())
+    sandboxes.hint()
+    await asyncio.sleep(10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    # Once a second, and after the hint and its echoes.
+    assert 10 <= attempts <= 15
