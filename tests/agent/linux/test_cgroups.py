@@ -20,6 +20,32 @@ def test_only_the_root_of_cgroups_counts(tmp_path: pathlib.Path) -> None:
     assert cgroup2_mount(mounts) is None
 
 
+@pytest.mark.parametrize(
+    ("fields", "rest", "is_found"),
+    [
+        ("1 2 0:3 / {} rw", " - cgroup2 none rw", True),
+        ("1 2 0:3 / {} rw shared:1 master:2", " - cgroup2 cgroup rw", True),
+        ("1 2 0:3 / {} rw", " - tmpfs cgroup2 rw", False),
+        ("1 2 0:3 /sub {} rw", " - cgroup2 none rw", False),
+        ("1 2 0:3 / {}x rw", " - cgroup2 none rw", False),
+        # Lines that are cut off.
+        ("1 2 0:3 /", " - cgroup2 none rw", False),
+        ("1 2 0:3 / {} rw", "", False),
+    ],
+)
+def test_mount_counts_by_its_type_and_root(
+    tmp_path: pathlib.Path,
+    fields: str,
+    rest: str,
+    is_found: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "mounts").write_text(f"{fields.format(tmp_path)}{rest}\n")
+    of_processes = {1: "/init.scope"}
+    monkeypatch.setattr(Procfs, "cgroup", lambda self, pid: of_processes.get(pid))
+    assert cgroup2_mount(tmp_path / "mounts") == (tmp_path if is_found else None)
+
+
 @pytest.mark.parametrize(("of_first", "is_found"), [("/init.scope", True), ("/../..", False)])
 def test_root_of_a_namespace_counts_where_the_node_s_first_process_is_in_it(
     tmp_path: pathlib.Path, of_first: str, is_found: bool, monkeypatch: pytest.MonkeyPatch
