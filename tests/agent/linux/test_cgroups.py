@@ -1,5 +1,6 @@
 """Where cgroup v2 is found."""
 
+import errno
 import os
 import pathlib
 
@@ -96,6 +97,16 @@ def test_mount_point_may_have_spaces(
     mounts.write_text(f"1 2 0:3 / {escaped} rw - cgroup2 cgroup2 rw\n")
     monkeypatch.setattr(Procfs, "cgroup", lambda self, pid: "/")
     assert cgroup2_mount(mounts) == mount
+
+
+def test_level_is_unknown_without_a_mount(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: pathlib.Path) -> bool:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(pathlib.Path, "exists", fail)
+    assert cgroups.root_level(tmp_path) is None
 
 
 def test_paths_of_cgroups_are_by_id(
