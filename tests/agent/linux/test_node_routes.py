@@ -104,15 +104,18 @@ async def test_other_errors_are_raised_with_what_was_read(
         (None, None, set()),
     ],
 )
+@pytest.mark.parametrize("without", [errno.EAFNOSUPPORT, errno.ENETUNREACH])
 async def test_uplinks_are_the_interfaces_of_both_default_routes(
-    answering: Callable[..., Answers], four: int | None, six: int | None, expected: set[int]
+    answering: Callable[..., Answers],
+    four: int | None,
+    six: int | None,
+    expected: set[int],
+    without: int,
 ) -> None:
-    """A node without the family has no such route."""
+    """A node may lack the family, or such a route."""
     answering(
         *(
-            errno.EAFNOSUPPORT
-            if number is None
-            else [route(family, attributes=attribute(4, u32(number)))]
+            without if number is None else [route(family, attributes=attribute(4, u32(number)))]
             for family, number in ((AF_INET, four), (AF_INET6, six))
         )
     )
