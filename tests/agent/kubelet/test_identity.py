@@ -245,6 +245,12 @@ def test_child_with_the_same_name_is_not_a_second_kubelet(node: Node) -> None:
     assert not found.is_shared
 
 
+def test_oldest_process_of_one_cgroup_is_the_kubelet_whichever_serves(node: Node) -> None:
+    node.add(800, port=10250, started=800)
+    node.add(900, started=700)
+    assert node.found_pid() == 900
+
+
 def test_kubelet_with_a_shared_cgroup_is_marked(node: Node) -> None:
     node.add(600, "rke2")
     node.add(700, parent=600)
