@@ -341,7 +341,21 @@ def test_root_cgroup_is_rejected(node: Node) -> None:
 def test_cgroup_with_pods_below_is_rejected(node: Node, below: str) -> None:
     node.add(700, cgroup="/kubelet")
     node.cgroup_directory(f"/kubelet/{below}")
-    with pytest.raises(KubeletCgroupError, match="/kubelet also holds pods"):
+    name = below.rpartition("/")[2]
+    with pytest.raises(KubeletCgroupError, match=rf"/kubelet also holds pods \({name}\)"):
+        node.find()
+
+
+def test_cgroup_with_very_many_below_is_rejected(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubelet_search, "_MAX_CGROUPS", 3)
+    node.add(700)
+    for name in ("a", "b", "c"):
+        node.cgroup_directory(f"{UNIT}/{name}")
+    assert node.found_pid() == 700
+    node.cgroup_directory(f"{UNIT}/d")
+    with pytest.raises(KubeletCgroupError, match=r"holds pods \(more than 3 cgroups\)"):
         node.find()
 
 
