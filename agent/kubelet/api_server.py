@@ -45,9 +45,7 @@ def read(pid: int, *, procfs: pathlib.Path = pathlib.Path("/proc")) -> list[Kube
         clusters = [one["cluster"]["server"] for one in document["clusters"]]
         servers = [_server(url) for url in clusters]
     except (OSError, yaml.YAMLError, ValueError, KeyError, TypeError) as error:
-        raise KubeletConfigError(
-            f"the kubelet's kubeconfig cannot be read ({error or type(error).__name__})"
-        ) from error
+        raise KubeletConfigError(f"the kubelet's kubeconfig cannot be read ({error})") from error
     if not servers:
         raise KubeletConfigError("the kubelet's kubeconfig has no cluster")
     return servers

@@ -109,7 +109,7 @@ def _previous_lock(directory: pathlib.Path) -> Iterator[None]:
 
     Any process may hold it, so it counts only where a process of root does, as an agent is.
     """
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(directory, os.O_DIRECTORY)
     try:
         for _ in range(_TRIES):
             if _take(descriptor):

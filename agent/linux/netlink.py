@@ -82,7 +82,7 @@ class Exchange:
                     return found, is_consistent
                 found.append(part.content)
             if not has_end:
-                return found, True
+                return found, is_consistent
 
 
 async def within(

@@ -130,7 +130,9 @@ _own_links = netlink.ParsedDump(parse)
 def _udp_ports(kind: str | None, data: Mapping[int, bytes]) -> frozenset[int]:
     if kind == "gtp":
         return _GTP_PORTS
-    port = int.from_bytes(data.get(_PORT_ATTRIBUTES.get(kind or "", 0), b""), "big")
+    if kind not in _PORT_ATTRIBUTES:
+        return frozenset()
+    port = int.from_bytes(data.get(_PORT_ATTRIBUTES[kind], b""), "big")
     return frozenset({port} if port else ())
 
 

@@ -377,6 +377,47 @@ async def test_policy_that_changes_while_its_status_is_written_is_evaluated_agai
     assert [status["observedGeneration"] for _, status in cluster.writes] == [2]
 
 
+@pytest.mark.parametrize(
+    ("code", "is_tried_again"), [(403, True), (422, True), (404, False), (409, False)]
+)
+async def test_status_that_is_not_written_is_tried_again_unless_the_policy_is_another(
+    cluster: Cluster, api: ApiClient, code: int, is_tried_again: bool
+) -> None:
+    """Of a policy that was deleted or changed, an event follows."""
+    attempts: list[str] = []
+
+    async def fail(request: web.Request) -> web.StreamResponse | None:
+        if request.method != "PATCH":
+            return None
+        attempts.append(request.path)
+        if len(attempts) > 3:
+            return None
+        return web.json_response({"message": "no"}, status=code)
+
+    cluster.server.faults.insert(0, fail)
+    cluster.node("one")
+    cluster.policy("a")
+    cluster.report("one")
+    async with running(api):
+        await asyncio.sleep(60)
+        assert len(attempts) == (4 if is_tried_again else 1)
+        assert bool(cluster.status("a")) is is_tried_again
+
+
+async def test_nodes_that_come_and_go_count(cluster: Cluster, api: ApiClient) -> None:
+    cluster.node("one")
+    cluster.policy("a")
+    cluster.report("one")
+    async with running(api):
+        await asyncio.sleep(20)
+        cluster.node("two")
+        await asyncio.sleep(20)
+        assert cluster.status("a")["nodes"] == {"selected": 2, "programmed": 1, "failed": 0}
+        cluster.server.delete("two", namespace="", path=NODES)
+        await asyncio.sleep(20)
+        assert cluster.status("a")["nodes"] == {"selected": 1, "programmed": 1, "failed": 0}
+
+
 def test_recorded_report_is_read() -> None:
     found = msgspec.convert(recorded("node-report")["body"], NodeReport)
     assert found.status.policies is not None

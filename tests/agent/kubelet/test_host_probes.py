@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import structlog.testing
 
+from agent.admin.report import HostProbeStatus
 from agent.kubelet import api_server, host_probes
 from agent.kubelet.api_server import KubeletApiServer, KubeletConfigError
 from agent.kubelet.host_probes import KubeletHostProbes
@@ -146,7 +147,11 @@ def proc(tmp_path: pathlib.Path) -> Proc:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--kubeconfig=/etc/kubelet.conf",), ("--v=2", "--kubeconfig", "/etc/kubelet.conf")],
+    [
+        ("--kubeconfig=/etc/kubelet.conf",),
+        ("--v=2", "--kubeconfig", "/etc/kubelet.conf"),
+        ("--kubeconfig", "/etc/kubelet.conf", "--v=2"),
+    ],
 )
 def test_api_server_is_read_from_the_kubelet_s_own_kubeconfig(
     proc: Proc, arguments: tuple[str, ...]
@@ -161,6 +166,7 @@ def test_api_server_is_read_from_the_kubelet_s_own_kubeconfig(
         ("https://api.example.com", KubeletApiServer(None, 443)),
         ("https://[fd00:18::1]:6443/", KubeletApiServer(ipaddress.ip_address("fd00:18::1"), 6443)),
         ("http://localhost:8080", KubeletApiServer(None, 8080)),
+        ("http://localhost", KubeletApiServer(None, 80)),
         ("198.18.0.1:6443", KubeletApiServer(ipaddress.ip_address("198.18.0.1"), 6443)),
     ],
 )
@@ -173,7 +179,11 @@ def test_server_is_read_as_the_kubelet_writes_it(
 
 
 @pytest.mark.parametrize(
-    "kubeconfig", ["", "[", "clusters: 1", "clusters: []", "clusters: [{name: a}]", "x: y"]
+    "kubeconfig",
+    [
+        *("", "[", "clusters: 1", "clusters: []", "clusters: [{name: a}]", "x: y"),
+        "clusters: [{cluster: {server: 'https://:6443'}}]",
+    ],
 )
 def test_kubeconfig_that_cannot_be_read_is_one_sentence(proc: Proc, kubeconfig: str) -> None:
     proc.write("--kubeconfig=/etc/kubelet.conf", kubeconfig=kubeconfig)
@@ -195,12 +205,17 @@ class Map:
 
     def __init__(self) -> None:
         self.denied: set[Target] = set()
+        self.counted: dict[Target, int] = {}
+        self.room = 100
         self.written = asyncio.Event()
 
     def replace(self, targets: Set[Target]) -> int:
         self.denied = set(targets)
         self.written.set()
-        return 0
+        return max(len(targets) - self.room, 0)
+
+    def counts(self) -> dict[Target, int]:
+        return self.counted
 
 
 class Kubelet:
@@ -259,19 +274,75 @@ async def test_nothing_is_denied_unless_it_is_set(
     assert await _denied(monkeypatch, proc, mode=HostProbeMode.ALLOW) == (set(), "")
 
 
-@pytest.mark.parametrize("why", ["no kubeconfig", "no kubelet", "shared", "no hooks"])
+KUBECONFIG = "--kubeconfig=/etc/kubelet.conf"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kubelet", "has_hooks", "reason"),
+    [
+        ((), Kubelet.current, True, "the kubelet was started without --kubeconfig"),
+        ((KUBECONFIG,), None, True, "the kubelet's process is unknown"),
+        (
+            (KUBECONFIG,),
+            KubeletCgroup("/kubelet", 7, False, None),
+            True,
+            "the kubelet's process is unknown",
+        ),
+        (
+            (KUBECONFIG,),
+            KubeletCgroup("/kubelet", 7, True, 42),
+            True,
+            "other programs share the kubelet's cgroup",
+        ),
+        ((KUBECONFIG,), Kubelet.current, False, "the hooks at connect do not work"),
+    ],
+)
 async def test_nothing_is_denied_while_the_api_server_might_be(
-    monkeypatch: pytest.MonkeyPatch, proc: Proc, why: str
+    monkeypatch: pytest.MonkeyPatch,
+    proc: Proc,
+    arguments: tuple[str, ...],
+    kubelet: KubeletCgroup | None,
+    has_hooks: bool,
+    reason: str,
 ) -> None:
-    proc.write(*([] if why == "no kubeconfig" else ["--kubeconfig=/etc/kubelet.conf"]))
-    kubelet = Kubelet.current
-    if why == "no kubelet":
-        kubelet = None
-    if why == "shared":
-        kubelet = KubeletCgroup("/kubelet", 7, True, 42)
-    found, problem = await _denied(monkeypatch, proc, kubelet=kubelet, has_hooks=why != "no hooks")
-    assert found == set()
-    assert problem.startswith("Probes and hooks with host are not denied: ")
+    proc.write(*arguments)
+    problem = f"Probes and hooks with host are not denied: {reason}."
+    found = await _denied(monkeypatch, proc, kubelet=kubelet, has_hooks=has_hooks)
+    assert found == (set(), problem)
+
+
+async def test_nothing_is_denied_while_the_kubeconfig_cannot_be_read_in_time(
+    monkeypatch: pytest.MonkeyPatch, proc: Proc
+) -> None:
+    def time_out(pid: int, **_: object) -> list[KubeletApiServer]:
+        raise TimeoutError
+
+    monkeypatch.setattr(api_server, "read", time_out)
+    problem = (
+        "Probes and hooks with host are not denied: reading the kubelet's kubeconfig timed out."
+    )
+    assert await _denied(monkeypatch, proc) == (set(), problem)
+
+
+@pytest.mark.parametrize(("mode", "rejected"), [(HostProbeMode.DENY, 5), (HostProbeMode.ALLOW, 0)])
+def test_report_and_metrics_have_the_rejected_connections(
+    mode: HostProbeMode, rejected: int
+) -> None:
+    written = Map()
+    written.counted = {
+        (ipaddress.ip_address(METADATA), 80): 2,
+        (ipaddress.ip_address("198.18.0.1"), 22): 3,
+    }
+    made = KubeletHostProbes(
+        cast(HostProbes, written),
+        mode,
+        store=PodStore(Conditions()),
+        kubelet=cast(KubeletIdentity, Kubelet()),
+        has_connect_hooks=lambda: True,
+    )
+    assert made.status() == HostProbeStatus(mode=mode.value, problem="", rejected=rejected)
+    values = {one.name: sample.value for one in made.collect() for sample in one.samples}
+    assert values == {host_probes.DENIED_TARGETS.name: 2, host_probes.DENIED.name: 5}
 
 
 async def test_what_is_denied_is_logged_when_it_changes(
@@ -302,6 +373,54 @@ async def test_what_is_denied_is_logged_when_it_changes(
         assert lines == []
         store.set_pod(_pod(_http(METADATA)))
         await passes()
-        assert [(line["targets"], line["log_level"]) for line in lines] == [(1, "info")]
+        written.room = 1
+        store.set_pod(_pod(_http(METADATA), _http("198.18.0.5", 81, "livenessProbe")))
+        await passes()
+        (proc.root / "etc" / "kubelet.conf").unlink()
+        await passes()
+    fields = ("log_level", "targets", "left_out", "problem")
+    assert [tuple(line[name] for name in fields) for line in lines] == [
+        ("info", 1, 0, ""),
+        ("warning", 1, 1, ""),
+        ("warning", 0, 0, made.problem),
+    ]
+    assert "kubelet.conf" in made.problem
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_what_is_denied_follows_pods_and_the_kubelet(
+    monkeypatch: pytest.MonkeyPatch, proc: Proc
+) -> None:
+    proc.write(KUBECONFIG)
+    monkeypatch.setattr(
+        api_server, "read", functools.partial(api_server.read, procfs=proc.directory)
+    )
+    store, found, written = PodStore(Conditions()), Kubelet(), Map()
+    found.current = None
+    made = KubeletHostProbes(
+        cast(HostProbes, written),
+        HostProbeMode.DENY,
+        store=store,
+        kubelet=cast(KubeletIdentity, found),
+        has_connect_hooks=lambda: True,
+    )
+    task = asyncio.create_task(made.run())
+
+    async def denied() -> set[Target]:
+        async with asyncio.timeout(30):
+            await written.written.wait()
+        written.written.clear()
+        return written.denied
+
+    assert await denied() == set()
+    store.set_pod(_pod(_http(METADATA)))
+    assert await denied() == set()
+    found.current = Kubelet.current
+    made.hint()
+    assert await denied() == {(ipaddress.ip_address(METADATA), 80)}
+    assert made.problem == ""
+    store.remove_pod("uid")
+    assert await denied() == set()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -95,9 +95,15 @@ class Node:
         self,
         setting: KubeletSetting | None = None,
         current: KubeletCgroup | None = None,
+        *,
+        scans: bool = True,
     ) -> KubeletCgroup | None:
         return kubelet_search.find(
-            setting or ByProcess(), procfs=Procfs(self.proc), cgroup2=self.cgroup2, current=current
+            setting or ByProcess(),
+            procfs=Procfs(self.proc),
+            cgroup2=self.cgroup2,
+            current=current,
+            scans=scans,
         )
 
     def found_pid(
@@ -211,6 +217,16 @@ def test_process_on_the_default_port_replaces_a_current_kubelet_that_does_not_se
     assert node.found_pid(current=current) == 700
 
 
+def test_others_are_found_only_by_a_scan_while_the_current_kubelet_runs(node: Node) -> None:
+    node.add(700)
+    current = node.find()
+    node.add(600, cgroup="/system.slice/other.service", port=10250)
+    found = [node.find(current=current, scans=scans) for scans in (False, True)]
+    assert [one and one.pid for one in found] == [700, 600]
+    node.remove(700)
+    assert node.find(current=current, scans=False) == found[1]
+
+
 def test_current_kubelet_stays_when_another_process_serves_as_well(node: Node) -> None:
     node.add(700, port=10250)
     current = node.find()
@@ -243,6 +259,12 @@ def test_child_with_the_same_name_is_not_a_second_kubelet(node: Node) -> None:
     assert found is not None
     assert found.pid == 700
     assert not found.is_shared
+
+
+def test_oldest_process_of_one_cgroup_is_the_kubelet_whichever_serves(node: Node) -> None:
+    node.add(800, port=10250, started=800)
+    node.add(900, started=700)
+    assert node.found_pid() == 900
 
 
 def test_kubelet_with_a_shared_cgroup_is_marked(node: Node) -> None:
@@ -319,7 +341,21 @@ def test_root_cgroup_is_rejected(node: Node) -> None:
 def test_cgroup_with_pods_below_is_rejected(node: Node, below: str) -> None:
     node.add(700, cgroup="/kubelet")
     node.cgroup_directory(f"/kubelet/{below}")
-    with pytest.raises(KubeletCgroupError, match="/kubelet also holds pods"):
+    name = below.rpartition("/")[2]
+    with pytest.raises(KubeletCgroupError, match=rf"/kubelet also holds pods \({name}\)"):
+        node.find()
+
+
+def test_cgroup_with_very_many_below_is_rejected(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubelet_search, "_MAX_CGROUPS", 3)
+    node.add(700)
+    for name in ("a", "b", "c"):
+        node.cgroup_directory(f"{UNIT}/{name}")
+    assert node.found_pid() == 700
+    node.cgroup_directory(f"{UNIT}/d")
+    with pytest.raises(KubeletCgroupError, match=r"holds pods \(more than 3 cgroups\)"):
         node.find()
 
 
@@ -392,6 +428,23 @@ def test_named_cgroup_of_a_container_is_used(node: Node) -> None:
     """On a node that is itself a container, such as kind's."""
     node.add(700, cgroup=f"/docker/{CONTAINER}/kubelet.service")
     assert node.found_pid(ByCgroup(f"/docker/{CONTAINER}/kubelet.service")) == 700
+
+
+def test_kubelet_of_a_named_cgroup_may_have_namespaces_of_its_own(node: Node) -> None:
+    """With all that it starts."""
+    node.add(700, cgroup="/fixed", pids="pid:[5]")
+    node.add(701, "mount", "/fixed/below", parent=700, pids="pid:[5]")
+    assert node.found_pid(ByCgroup("/fixed")) == 700
+
+
+def test_named_cgroup_with_processes_only_below_holds_none_of_a_container(node: Node) -> None:
+    node.add(701, "mount", "/fixed/below")
+    found = node.find(ByCgroup("/fixed"))
+    assert found is not None
+    assert found.pid is None
+    node.add(900, "nginx", "/fixed/web", net="net:[9]")
+    with pytest.raises(KubeletCgroupError, match="process 900 of a container"):
+        node.find(ByCgroup("/fixed"))
 
 
 def test_new_process_in_the_same_cgroup_is_no_change() -> None:

@@ -1,5 +1,6 @@
 """Where cgroup v2 is found."""
 
+import errno
 import os
 import pathlib
 
@@ -18,6 +19,32 @@ def test_only_the_root_of_cgroups_counts(tmp_path: pathlib.Path) -> None:
         "1 2 0:4 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
     )
     assert cgroup2_mount(mounts) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "rest", "is_found"),
+    [
+        ("1 2 0:3 / {} rw", " - cgroup2 none rw", True),
+        ("1 2 0:3 / {} rw shared:1 master:2", " - cgroup2 cgroup rw", True),
+        ("1 2 0:3 / {} rw", " - tmpfs cgroup2 rw", False),
+        ("1 2 0:3 /sub {} rw", " - cgroup2 none rw", False),
+        ("1 2 0:3 / {}x rw", " - cgroup2 none rw", False),
+        # Lines that are cut off.
+        ("1 2 0:3 /", " - cgroup2 none rw", False),
+        ("1 2 0:3 / {} rw", "", False),
+    ],
+)
+def test_mount_counts_by_its_type_and_root(
+    tmp_path: pathlib.Path,
+    fields: str,
+    rest: str,
+    is_found: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "mounts").write_text(f"{fields.format(tmp_path)}{rest}\n")
+    of_processes = {1: "/init.scope"}
+    monkeypatch.setattr(Procfs, "cgroup", lambda self, pid: of_processes.get(pid))
+    assert cgroup2_mount(tmp_path / "mounts") == (tmp_path if is_found else None)
 
 
 @pytest.mark.parametrize(("of_first", "is_found"), [("/init.scope", True), ("/../..", False)])
@@ -70,6 +97,16 @@ def test_mount_point_may_have_spaces(
     mounts.write_text(f"1 2 0:3 / {escaped} rw - cgroup2 cgroup2 rw\n")
     monkeypatch.setattr(Procfs, "cgroup", lambda self, pid: "/")
     assert cgroup2_mount(mounts) == mount
+
+
+def test_level_is_unknown_without_a_mount(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: pathlib.Path) -> bool:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(pathlib.Path, "exists", fail)
+    assert cgroups.root_level(tmp_path) is None
 
 
 def test_paths_of_cgroups_are_by_id(

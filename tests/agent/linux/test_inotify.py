@@ -100,11 +100,31 @@ def test_file_is_watched_until_it_is_closed(tmp_path: pathlib.Path) -> None:
     path.touch()
     watch = FileWatch(path)
     assert not is_readable(watch)
-    write(tmp_path)
-    assert is_readable(watch)
+    for _ in range(2):
+        write(tmp_path)
+        assert is_readable(watch)
+        assert not is_readable(watch)
     watch.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(watch.fileno())
+
+
+def test_all_notifications_are_read_at_once(
+    tmp_path: pathlib.Path, watches: DirectoryWatches
+) -> None:
+    """More than one read(2) returns."""
+    watches.watch_only([tmp_path])
+    for number in range(300):
+        (tmp_path / f"{number:0250}").symlink_to("a")
+    assert is_readable(watches)
+    assert not is_readable(watches)
+
+
+def test_watch_of_a_file_that_does_not_exist_leaves_no_descriptor(tmp_path: pathlib.Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(FileNotFoundError):
+        FileWatch(tmp_path / "a")
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_closed_watches_have_no_descriptor() -> None:

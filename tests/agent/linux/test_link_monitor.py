@@ -3,8 +3,10 @@
 The socket is a pair of datagram sockets, so that the test sends the messages; time is fake.
 """
 
+import _socket
 import asyncio
 import errno
+import itertools
 import socket
 import struct
 from typing import Any
@@ -23,16 +25,25 @@ class Netlink:
     """Messages that wait, as the kernel keeps them for a netlink socket."""
 
     def __init__(self) -> None:
-        self._here, self._there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._here.setblocking(False)
+        self._socket = socket.socket
+        self._open()
+        self.options: list[tuple[int, ...]] = []
         self.waiting: list[bytes | None] = []
         """A namespace's number, or None where messages were lost."""
         self.reads = 0
 
+    def _open(self) -> None:
+        here, there = _socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._here, self._there = (self._socket(fileno=one.detach()) for one in (here, there))
+        self._here.setblocking(False)
+
     def __call__(self, *_: Any) -> "Netlink":
+        if self._here.fileno() < 0:
+            self._open()
         return self
 
-    def setsockopt(self, *_: Any) -> None: ...
+    def setsockopt(self, *option: int) -> None:
+        self.options.append(option)
 
     def bind(self, _: Any) -> None: ...
 
@@ -76,6 +87,7 @@ class Monitored:
     async def run(self, seconds: float, *messages: bytes | None, every: float) -> None:
         """Send the same messages again and again, for some time."""
         task = asyncio.create_task(self.monitor.run())
+        await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         ends = loop.time() + seconds
         while loop.time() < ends:
@@ -136,3 +148,55 @@ async def test_the_last_loss_is_reported(monkeypatch: pytest.MonkeyPatch) -> Non
     assert monitored.calls == ["overrun", "overrun"]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_messages_after_a_loss_are_read_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitored = Monitored(monkeypatch)
+    await monitored.run(0.5, _NSID, None, None, _NSID, b"", every=1)
+    assert monitored.calls == ["links", "addresses of 7", "overrun"]
+
+
+async def test_nothing_is_read_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitored = Monitored(monkeypatch)
+    await monitored.run(3600, _NSID, every=3600)
+    # The message, and that there is no other.
+    assert monitored.netlink.reads == 2
+
+
+async def test_other_tasks_run_while_a_burst_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitored = Monitored(monkeypatch)
+    reads: list[int] = []
+
+    async def watch() -> None:
+        for _ in range(100):
+            reads.append(monitored.netlink.reads)
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    await monitored.run(0.1, *[_NSID] * 1000, every=1)
+    await watching
+    steps = [after - before for before, after in itertools.pairwise(reads)]
+    assert sum(steps) == 1001
+    assert max(steps) <= 100
+
+
+async def test_monitor_that_runs_again_has_lost_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitored = Monitored(monkeypatch)
+    await monitored.run(1, _NSID, every=1)
+    assert monitored.netlink.fileno() < 0
+    await monitored.run(1, b"", every=1)
+    assert monitored.calls == ["addresses of 7", "overrun", "links"]
+    all_namespaces = (netlink_groups.SOL_NETLINK, netlink_groups.NETLINK_LISTEN_ALL_NSID, 1)
+    assert monitored.netlink.options.count(all_namespaces) == 2
+
+
+async def test_error_of_the_socket_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitored = Monitored(monkeypatch)
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(monitored.netlink, "recvmsg", fail)
+    monitored.netlink.send(_NSID)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        await monitored.monitor.run()

@@ -1,5 +1,6 @@
 """Locks that only this user can hold, and directories that others may not have made."""
 
+import contextlib
 import fcntl
 import os
 import pathlib
@@ -66,6 +67,51 @@ def test_previous_versions_lock_is_held_although_its_holder_ends_meanwhile(
         with pytest.raises(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(descriptor)
+
+
+@pytest.mark.parametrize(("users", "is_agent"), [([0, 0, 0, 0], True), ([1000, 0, 0, 0], False)])
+@pytest.mark.parametrize("can_be_made", [True, False])
+def test_lock_of_a_previous_version_counts_where_root_alone_holds_it(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    users: list[int],
+    is_agent: bool,
+    can_be_made: bool,
+) -> None:
+    if not can_be_made:
+        (tmp_path / "lock").touch()
+    monkeypatch.setattr(Procfs, "users", lambda self, pid: users)
+    previous = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(previous, fcntl.LOCK_EX)
+    assert locks.is_held(tmp_path) is is_agent
+    expected = (
+        pytest.raises(AlreadyRunningError, match=str(tmp_path))
+        if is_agent
+        else contextlib.nullcontext()
+    )
+    hold = locks.exclusive if can_be_made else locks.exclusive_if_present
+    with expected, hold(tmp_path):
+        pass
+    os.close(previous)
+    with hold(tmp_path):
+        pass
+
+
+def test_lock_is_held_while_another_process_has_it(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not locks.is_held(tmp_path / "nothing")
+    assert not locks.is_held(tmp_path)
+    with locks.exclusive(tmp_path):
+        assert locks.is_held(tmp_path)
+    (tmp_path / "lock").chmod(0o755)
+    assert not locks.is_held(tmp_path)
+
+    def vanish(path: pathlib.Path) -> int:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(directories, "open_private", vanish)
+    assert not locks.is_held(tmp_path)
 
 
 def test_lock_that_others_can_open_is_not_used(tmp_path: pathlib.Path) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import threading
+from typing import cast
 
 import pytest
 
@@ -139,6 +140,51 @@ async def test_event_loop_runs_while_a_request_waits_for_a_lock_of_the_kernel(
 async def test_the_kernels_error_is_raised() -> None:
     with pytest.raises(OSError, match=os.strerror(errno.ENODEV)):
         await netlink.request(_GETLINK, _LINK.pack(0, 0, 2**31 - 1, 0, 0))
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_socket_hears_the_kernel_alone_which_filters_on_request(is_strict: bool) -> None:
+    address = (socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+    with netlink.opened(None, is_strict=is_strict) as sock, socket.socket(*address) as other:
+        # The second is without rights.
+        with pytest.raises((ConnectionRefusedError, PermissionError)):
+            other.sendto(link(7), sock.getsockname())
+        # SOL_NETLINK, NETLINK_GET_STRICT_CHK
+        assert sock.getsockopt(270, 12) == is_strict
+
+
+def test_socket_that_cannot_filter_is_closed() -> None:
+    """As on a kernel before 4.20."""
+
+    class Old(socket.socket):
+        def setsockopt(self, *_: object) -> None:
+            raise OSError(errno.ENOPROTOOPT, os.strerror(errno.ENOPROTOOPT))
+
+    class Namespace:
+        def socket(self, *address: int) -> socket.socket:
+            return old
+
+    old = Old(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+    with pytest.raises(OSError, match="Protocol not available"):
+        netlink.opened(cast(Netns, Namespace()), is_strict=True)
+    assert old.fileno() == -1
+
+
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM, errno.EMFILE])
+def test_interface_is_unknown_where_no_memory_is_left(number: int) -> None:
+    """One that counts as gone would lose its gate."""
+
+    class Exhausted:
+        def __init__(self, number: int) -> None:
+            self._number = number
+
+        def request(self, *_: object) -> list[bytes]:
+            raise OSError(self._number, os.strerror(self._number))
+
+    with pytest.raises(OSError, match=os.strerror(number)):
+        rtnetlink.found_in(cast(netlink.Exchange, Exhausted(number)), 7)
+    gone = cast(netlink.Exchange, Exhausted(errno.ENODEV))
+    assert rtnetlink.found_in(gone, 7) is None
 
 
 async def test_requests_of_several_tasks_do_not_mix() -> None:

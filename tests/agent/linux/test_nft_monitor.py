@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Set
@@ -73,3 +75,28 @@ async def test_deletions_of_a_moment_are_one_and_lost_messages_may_be_any(
     async with followed(monkeypatch, [[*tables, new], [new], None]) as seen:
         await asyncio.sleep(1)
         assert seen == [{("fw", ""), ("nat", "")}, None]
+
+
+@pytest.mark.looptime
+async def test_monitor_that_runs_again_has_lost_messages() -> None:
+    seen: list[Set[tuple[str, str]] | None] = []
+    monitor = NftMonitor(seen.append)
+    for expected in ([], [None]):
+        running = asyncio.create_task(monitor.run())
+        await asyncio.sleep(1)
+        assert seen == expected
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.looptime
+async def test_kernel_without_nftables_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> socket.socket:
+        raise OSError(errno.EPROTONOSUPPORT, os.strerror(errno.EPROTONOSUPPORT))
+
+    monkeypatch.setattr(netlink_groups, "joined", fail)
+    seen: list[Set[tuple[str, str]] | None] = []
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(3600):
+            await NftMonitor(seen.append).run()
+    assert seen == []

@@ -1,5 +1,6 @@
 """The cgroup above all pods, at any depth, and none that another user or a container can make."""
 
+import errno
 import os
 import pathlib
 
@@ -154,6 +155,7 @@ def test_search_has_a_bound(node: Node, monkeypatch: pytest.MonkeyPatch) -> None
         (f"/xkubepods/pod{UID}", {UID}, None),
         (f"/x-kubepods/pod{UID}", {UID}, ("x-kubepods",)),
         (f"/pod{UID}", {UID}, None),
+        (f"/pod{UID}/kubepods", {UID}, None),
         (f"/kubepods/xpod{UID}", {UID}, None),
     ],
 )
@@ -195,6 +197,30 @@ def test_depth_is_counted_from_the_root_of_all(node: Node, monkeypatch: pytest.M
     for level, expected in ((2, (number, 4)), (0, (number, 2)), (None, None)):
         monkeypatch.setattr(pods_cgroup, "root_level", lambda root, level=level: level)
         assert node.pods.identity() == expected
+
+
+@pytest.mark.parametrize("call", ["scandir", "lstat"])
+@pytest.mark.parametrize(
+    ("number", "is_own"), [(errno.ENOENT, False), (errno.ENOMEM, True), (errno.EMFILE, True)]
+)
+def test_place_that_cannot_be_read_is_none_or_unknown(
+    node: Node, monkeypatch: pytest.MonkeyPatch, call: str, number: int, is_own: bool
+) -> None:
+    """It may be removed meanwhile, and this process may have no descriptor or memory left."""
+    node.cgroup("kubepods")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    # os.path.lexists() has its own.
+    monkeypatch.setattr(os.path, "lexists", lambda path: True)
+    monkeypatch.setattr(os, call, fail)
+    if is_own:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            node.pods.identity()
+    else:
+        assert node.pods.identity() is None
+        assert node.pods.directories() == []
 
 
 def test_another_place_of_pods_is_noticed(node: Node) -> None:

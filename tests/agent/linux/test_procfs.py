@@ -114,6 +114,22 @@ def test_own_listeners_are_read_from_the_tables_without_sock_diag(
         assert Procfs().own_listeners(sock.getsockname()[1]) == {link}
 
 
+def test_own_listeners_and_sockets_are_unknown_where_no_descriptor_is_left(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A port that no process served would be open to others."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(procfs, "SockDiag", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        Procfs().own_listeners(80)
+    monkeypatch.setattr(os, "listdir", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        proc.procfs.sockets(42)
+
+
 def test_capability_counts_in_the_same_user_namespace(proc: Proc) -> None:
     proc.write("status", "Name:\tx\nCapEff:\t0000000000002000\n")
     for process, namespace in (("42", "user:[1]"), ("self", "user:[1]")):

@@ -2,6 +2,7 @@
 
 import ipaddress
 import struct
+from collections.abc import Callable
 
 import pytest
 
@@ -28,12 +29,12 @@ def route_head(*fields: int, flags: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
+    ("make", "expected"),
     [
-        (route_messages.link(), link_head()),
-        (route_messages.link(7, is_up=True), link_head(7, is_up=True)),
+        (lambda: route_messages.link(), link_head()),
+        (lambda: route_messages.link(7, is_up=True), link_head(7, is_up=True)),
         (
-            route_messages.link(name="eth0", group=0, bridge=0, address=MAC, mtu=1400),
+            lambda: route_messages.link(name="eth0", group=0, bridge=0, address=MAC, mtu=1400),
             link_head()
             + attribute(3, b"eth0\0")
             + attribute(27, u32(0))
@@ -41,46 +42,47 @@ def route_head(*fields: int, flags: int = 0) -> bytes:
             + attribute(1, MAC)
             + attribute(4, u32(1400)),
         ),
-        (route_messages.in_namespace(9), attribute(28, u32(9))),
-        (route_messages.of_kind("dummy"), attribute(18, attribute(1, b"dummy"))),
+        (lambda: route_messages.in_namespace(9), attribute(28, u32(9))),
+        (lambda: route_messages.of_kind("dummy"), attribute(18, attribute(1, b"dummy"))),
         (
-            route_messages.veth(b"peer"),
+            lambda: route_messages.veth(b"peer"),
             attribute(18, attribute(1, b"veth") + attribute(2, attribute(1, b"peer"))),
         ),
     ],
 )
-def test_interface_and_what_changes_of_it(made: bytes, expected: bytes) -> None:
-    assert made == expected
+def test_interface_and_what_changes_of_it(make: Callable[[], bytes], expected: bytes) -> None:
+    assert make() == expected
 
 
 @pytest.mark.parametrize(
-    ("made", "head", "values"),
+    ("make", "head", "values"),
     [
         (
-            route_messages.address(7, FOUR),
+            lambda: route_messages.address(7, FOUR),
             (AF_INET, 32, 0, 0, 7),
             {1: FOUR.packed, 2: FOUR.packed, 8: u32(0)},
         ),
         (
-            route_messages.address(7, FOUR, 24, has_route=False),
+            lambda: route_messages.address(7, FOUR, 24, has_route=False),
             (AF_INET, 24, 0, 0, 7),
             {1: FOUR.packed, 2: FOUR.packed, 8: u32(0x200)},
         ),
         (
-            route_messages.address(7, SIX),
+            lambda: route_messages.address(7, SIX),
             (AF_INET6, 128, 0, 0, 7),
             {1: SIX.packed, 8: u32(0x02)},
         ),
         (
-            route_messages.address(7, SIX, 64, has_route=False),
+            lambda: route_messages.address(7, SIX, 64, has_route=False),
             (AF_INET6, 64, 0, 0, 7),
             {1: SIX.packed, 8: u32(0x202)},
         ),
     ],
 )
 def test_address_is_usable_at_once(
-    made: bytes, head: tuple[int, ...], values: dict[int, bytes]
+    make: Callable[[], bytes], head: tuple[int, ...], values: dict[int, bytes]
 ) -> None:
+    made = make()
     assert struct.unpack_from("=BBBBi", made) == head
     assert attributes(made, 8) == values
 

@@ -47,6 +47,30 @@ def test_gtp_has_the_ports_of_its_protocol() -> None:
     assert tunnel("gtp").udp_ports == {2152, 3386}
 
 
+@pytest.mark.parametrize("number", range(1, 20))
+def test_interface_of_another_kind_has_no_port(number: int) -> None:
+    port = attribute(number, (6635).to_bytes(2, "big"))
+    for kind in ("vlan", "tun", ""):
+        assert tunnel(kind, port).udp_ports == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "is_tap"),
+    [
+        ("macvtap", b"", True),
+        # IFLA_TUN_TYPE: IFF_TUN and IFF_TAP.
+        ("tun", attribute(3, b"\1"), False),
+        ("tun", attribute(3, b"\2"), True),
+        ("tun", b"", False),
+        ("macvlan", attribute(3, b"\2"), False),
+    ],
+)
+def test_tap_is_an_interface_of_a_process_with_ethernet_frames(
+    kind: str, data: bytes, is_tap: bool
+) -> None:
+    assert tunnel(kind, data).is_tap is is_tap
+
+
 def test_interface_without_a_kind_has_no_port() -> None:
     header = struct.pack("=BxHiII", 0, 1, 2, 1, 0)
     link = rtnetlink.parse(encode(_NEWLINK, 0, header + attribute(_IFNAME, b"eth0\0")))
