@@ -54,6 +54,14 @@ def test_namespace_of_another_kind_is_an_error() -> None:
         netns.Netns.open("/proc/self/ns/uts")
 
 
+@pytest.mark.parametrize("name", ["uts", "net"])
+def test_namespace_that_is_of_no_use_is_not_held(name: str) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(netns.NetnsError):
+        netns.Netns.open(f"/proc/self/ns/{name}")
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 def test_own_namespace_is_an_error() -> None:
     with pytest.raises(netns.NetnsError, match="host's network namespace"):
         netns.Netns.open("/proc/self/ns/net")

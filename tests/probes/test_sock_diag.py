@@ -88,8 +88,8 @@ def test_sockets_are_listed_with_what_the_kernel_reports_of_each() -> None:
     plain, v6 = response(V4, PEER_V4), response(V6, PEER_V6, user=0, inode=0)
     attributes = (
         (V6_ONLY, b"\1"),
+        (99, bytes(4) + b"\x0c"),
         (CGROUP_ID, struct.pack("=Q", 1 << 40 | 5)),
-        (99, bytes(7)),
         (SOCKOPT, b"\x20"),
     )
     rich = response(V4, PEER_V4, *attributes)

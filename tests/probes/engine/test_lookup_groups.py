@@ -131,6 +131,26 @@ def test_groups_that_meet_in_one_tick_become_one(group: LookupGroup) -> None:
     early.catch_up()
     assert early.slot.passed == 2
     assert [*group.answered] == [late.slot]
+    late.cancel()
+    assert (group.slots, group.answered) == ([early.slot], {})
+
+
+def test_slots_that_connect_soon_leave_together_now_and_then(group: LookupGroup) -> None:
+    """Of four periods the group's first is in the second one."""
+    lookups = [passed(str(left), left=left) for left in (1, 2, 3, 4, 5, 6, 7, 40)]
+    for lookup in lookups:
+        group.add(lookup)
+    lookups[4].cancel()
+    taken = []
+    for _ in range(4):
+        taken.append([lookup.slot.key.uid for lookup in group.pop_soon(4, 2)])
+        group.pass_all(0.001, 0.0)
+    assert taken == [[], [], [], ["4", "6"]]
+    for _ in range(23):
+        group.pass_all(0.001, 0.0)
+    # Its durations are passed on after 30 lookups, and it does not connect then.
+    assert group.number // 40 % 4 == 0
+    assert [lookup.slot.key.uid for lookup in group.pop_soon(4, 9)] == []
 
 
 @pytest.mark.parametrize("period", [0.05, 0.125, 0.3, 1.0, 1.5, 2.5, 10.0, 3600.0])
