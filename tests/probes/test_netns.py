@@ -45,7 +45,7 @@ def test_directory_is_an_error(tmp_path: Path) -> None:
 
 
 def test_path_with_a_null_byte_is_an_error() -> None:
-    with pytest.raises(netns.NetnsError, match="cannot be opened"):
+    with pytest.raises(netns.NetnsError, match=r"cannot be opened \(embedded null byte\)"):
         netns.Netns.open("/run/\0")
 
 
@@ -91,6 +91,17 @@ def test_namespace_that_cannot_be_read_now_is_not_gone(
     assert not found.exists()
     monkeypatch.setattr(os, "stat", fail)
     assert found.exists()
+
+
+def test_namespace_exists_while_its_path_leads_to_it() -> None:
+    status = os.stat("/proc/self/ns/net")
+    device, inode = status.st_dev, status.st_ino
+    for found, exists in (
+        ((device, inode), True),
+        ((device, inode + 1), False),
+        ((device + 1, inode), False),
+    ):
+        assert netns.Netns("/proc/self/ns/net", *found).exists() is exists
 
 
 @pytest.mark.kernel

@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import os
 import pathlib
 import ssl
 import time
@@ -268,6 +269,13 @@ def test_certificate_is_of_use_between_its_times(authority: Authority) -> None:
     assert made.problem(ends) == f"the client certificate expired at {now:%Y-%m-%d %H:%M:%S} UTC"
     assert made.problem(begins - 1).startswith("the client certificate is not valid before ")
     assert made.warning(begins - 1) == made.problem(begins - 1)
+
+
+def test_private_key_stays_in_no_open_file(authority: Authority) -> None:
+    parts = authority.issue()
+    before = set(os.listdir("/proc/self/fd"))
+    ClientCertificate(*parts)
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_certificate_has_the_content_that_it_was_made_of(authority: Authority) -> None:
