@@ -4,13 +4,12 @@ import ipaddress
 import os
 import struct
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from bpf import abi, loader, replies, syscalls
 from bpf.replies import ReplyFlow, ReplyKey, ReplyTable, ReplyTables
+from tests.bpf.pinned import Map, loaded
 
 UDP = 17
 POD, PEER = ipaddress.ip_address("198.18.0.1"), ipaddress.ip_address("198.18.0.2")
@@ -158,30 +157,20 @@ def test_flow_without_a_free_slot_is_reported_and_the_others_are_recorded(
     assert opened.sent_ns(FINGERPRINTS[other][0]) == 10
 
 
-class Map:
-    """A pinned map."""
-
-    def __init__(self, entries: dict[bytes, bytes]) -> None:
-        self.entries = entries
-        self.get = entries.get
-        self.set = entries.__setitem__
-
-
-def loaded(tables: dict[bytes, bytes], key: bytes | None) -> tuple[loader.Loaded, Map]:
+def of_node(tables: dict[bytes, bytes], key: bytes | None) -> tuple[loader.Loaded, Map]:
     pinned = Map({} if key is None else {bytes(4): key})
-    by_spec = {abi.REPLIES: Map(tables), abi.REPLY_KEY: pinned}
-    return cast(loader.Loaded, SimpleNamespace(map=by_spec.__getitem__)), pinned
+    return loaded({abi.REPLIES: Map(tables), abi.REPLY_KEY: pinned}), pinned
 
 
 def test_key_is_chosen_once(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = struct.pack("=12I", *range(1, 13))
     monkeypatch.setattr(os, "urandom", lambda size: chosen[:size])
     for missing in (None, bytes(48)):
-        of_node, pinned = loaded({}, missing)
-        assert ReplyKey.ensure(of_node) == ReplyKey(tuple(range(1, 13)))
+        node, pinned = of_node({}, missing)
+        assert ReplyKey.ensure(node) == ReplyKey(tuple(range(1, 13)))
         assert pinned.entries == {bytes(4): chosen}
     pinned.entries[bytes(4)] = struct.pack("=12I", *range(2, 14))
-    assert ReplyKey.ensure(of_node) == ReplyKey(tuple(range(2, 14)))
+    assert ReplyKey.ensure(node) == ReplyKey(tuple(range(2, 14)))
 
 
 @pytest.mark.parametrize(
@@ -199,8 +188,8 @@ def test_reply_is_admitted_for_a_while(
 ) -> None:
     """Replies from a group for a shorter one."""
     key = struct.pack("=12I", *KEY.words)
-    of_node, _ = loaded({struct.pack("=I", 3): struct.pack("=I", 7)}, key)
-    tables = ReplyTables(of_node)
+    node, _ = of_node({struct.pack("=I", 3): struct.pack("=I", 7)}, key)
+    tables = ReplyTables(node)
     recorded = QUERY if flow.peer == PEER else flow
     fingerprint, (index, _), _ = FINGERPRINTS[recorded]
     table.sets[index] = SLOT.pack(fingerprint, NOW - age_ns).ljust(SLOT.size * WAYS, b"\0")
