@@ -61,9 +61,9 @@ class Table:
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     made = Table()
-    monkeypatch.setattr(replies.syscalls, "fd_by_id", made.open)
-    monkeypatch.setattr(replies.syscalls, "map_lookup", made.look_up)
-    monkeypatch.setattr(replies.syscalls, "map_update", made.update)
+    monkeypatch.setattr(syscalls, "fd_by_id", made.open)
+    monkeypatch.setattr(syscalls, "map_lookup", made.look_up)
+    monkeypatch.setattr(syscalls, "map_update", made.update)
     return made
 
 

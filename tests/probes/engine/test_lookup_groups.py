@@ -70,11 +70,14 @@ def test_missed_ticks_are_dropped_and_the_rhythm_stays(group: LookupGroup) -> No
     assert (lookup.slot.passed, lookup.slot.worker.due) == (1, 50.0)
 
 
-def test_a_tick_that_is_not_over_is_not_missed(group: LookupGroup) -> None:
+@pytest.mark.parametrize(("now", "next_at"), [(20.1, 20.0), (20.25, 30.0)])
+def test_a_tick_that_is_not_over_is_not_missed(
+    group: LookupGroup, now: float, next_at: float
+) -> None:
     lookup = passed("a")
     group.add(lookup)
-    group.pass_all(0.001, 20.1)
-    assert group.at == 20.0
+    group.pass_all(0.001, now)
+    assert group.at == next_at
 
 
 def test_slots_leave_when_they_connect_and_when_durations_are_passed_on(

@@ -491,6 +491,7 @@ async def test_each_answered_lookup_is_a_check(bench: LookupBench) -> None:
     assert len(bench.pods.started) == 1
     assert [round(check.finished_ns / 1e9) for check in bench.checks] == [0, 10, 20, 30]
     assert {check.key.type for check in bench.checks} == {ProbeType(LIVENESS)}
+    assert [check.outcome.is_looked_up for check in bench.checks] == [False, True, True, True]
 
 
 async def test_without_lookups_all_connect_and_none_is_lost(bench: LookupBench) -> None:
