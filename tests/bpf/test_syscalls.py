@@ -155,7 +155,8 @@ def test_keys_follow_one_another(entries: dict[bytes, bytes]) -> None:
 
 def test_entries_are_read_in_batches(entries: dict[bytes, bytes]) -> None:
     entries |= zip(KEYS, VALUES, strict=True)
-    position, batches = None, []
+    position: bytes | None = None
+    batches: list[tuple[list[bytes], list[bytes]]] = []
     while not batches or position is not None:
         keys, values, position = syscalls.map_lookup_batch(MAP, position, 2, 4, 8)
         batches.append((keys, values))
