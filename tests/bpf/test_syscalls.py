@@ -262,6 +262,12 @@ def test_descriptor_is_that_of_the_kernel(
     assert kernel.requests == [(command, attributes)]
 
 
+def test_descriptor_may_be_the_first_of_the_process(kernel: Kernel) -> None:
+    kernel.answers[18] = lambda _: 0
+    assert syscalls.btf_load(b"types") == 0
+    assert len(kernel.requests) == 1
+
+
 def test_link_is_updated_and_detached(kernel: Kernel) -> None:
     kernel.answers |= {29: lambda _: 0, 34: lambda _: 0}
     syscalls.link_update(LINK, PROGRAM)
@@ -400,7 +406,7 @@ def test_name_of_a_program_is_empty_once_it_is_gone(kernel: Kernel) -> None:
     assert syscalls.program_name(77) == ""
 
 
-LOG = b"0: (95) exit\nR0 !read_ok\nprocessed 1 insns\nverification time 5 usec\n"
+LOG = b"func#0 @0\n0: (95) exit\nR0 !read_ok\nprocessed 1 insns\nverification time 5 usec\n"
 
 
 @pytest.mark.parametrize(
