@@ -52,14 +52,12 @@ def test_entries_come_by_key_and_end_though_the_map_changes(
 
     monkeypatch.setattr(syscalls, "map_next_key", follow)
     monkeypatch.setattr(syscalls, "map_lookup", look_up)
-    assert not opened.is_empty
-    found = list(opened.items_by_key())
-    assert found == [(key, ENTRIES[key]) for key in (keys[0], keys[2])]
+    found = opened.is_empty, list(opened.items_by_key())
+    assert found == (False, [(key, ENTRIES[key]) for key in (keys[0], keys[2])])
     monkeypatch.setattr(syscalls, "map_next_key", lambda fd, key, size: keys[0])
     assert len(list(opened.items_by_key())) == SPEC.max_entries
     monkeypatch.setattr(syscalls, "map_next_key", lambda fd, key, size: None)
-    assert opened.is_empty
-    assert list(opened.items_by_key()) == []
+    assert (opened.is_empty, list(opened.items_by_key())) == (True, [])
 
 
 @pytest.mark.parametrize(

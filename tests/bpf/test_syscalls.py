@@ -190,6 +190,11 @@ def test_error_has_the_kernels_number_and_names_the_operation(kernel: Kernel) ->
         syscalls.map_update(MAP, KEYS[0], VALUES[0])
     assert caught.value.errno == errno.E2BIG
     assert str(caught.value).endswith("writing a map: Argument list too long")
+    assert len(kernel.requests) == 1
+    kernel.answers[17] = lambda _: -errno.ENOENT
+    for name, text in (("sched", "attaching to tracepoint sched: "), ("", "a tracing program: ")):
+        with pytest.raises(errors.BpfError, match=text):
+            syscalls.raw_tracepoint_open(PROGRAM, name)
 
 
 @pytest.mark.parametrize(("interruptions", "is_done"), [(4, True), (5, False)])
