@@ -1,7 +1,9 @@
 """Paths of an installation, and the errors where pinning is impossible."""
 
+import errno
 import os
 import pathlib
+import stat
 
 import pytest
 
@@ -42,6 +44,91 @@ def test_directory_of_another_file_system_is_an_error(tmp_path: pathlib.Path) ->
 def test_missing_directory_is_an_error(tmp_path: pathlib.Path) -> None:
     with pytest.raises(errors.PinError, match="is not a BPF file system"):
         pins.Pins(tmp_path / "none").prepare()
+
+
+@pytest.fixture
+def installation(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pins.Pins:
+    """As if it were on a BPF file system."""
+    monkeypatch.setattr(pins, "is_bpffs", lambda path: path == tmp_path)
+    return pins.Pins(tmp_path)
+
+
+def test_directories_are_only_for_root(installation: pins.Pins) -> None:
+    """Also one that a previous version made for all users to enter."""
+    for mode in (None, 0o755):
+        if mode is not None:
+            installation.root.chmod(mode)
+        installation.prepare()
+        assert stat.S_IMODE(installation.root.stat().st_mode) == 0o700
+    made = installation.maps, installation.programs, installation.links
+    assert [stat.S_IMODE(path.stat().st_mode) for path in made] == [0o700] * 3
+    assert list(installation.bpffs.iterdir()) == [installation.root]
+
+
+def test_link_in_the_place_of_the_directory_is_moved_aside(
+    installation: pins.Pins, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    installation.root.symlink_to(elsewhere)
+    installation.prepare()
+    assert not installation.root.is_symlink()
+    assert installation.maps.is_dir()
+    assert list(elsewhere.iterdir()) == []
+    (aside,) = (path for path in installation.bpffs.iterdir() if path != installation.root)
+    assert aside.is_symlink()
+
+
+def test_directory_that_cannot_be_claimed_is_an_error(
+    installation: pins.Pins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user makes it again whenever it is moved aside."""
+
+    def fail(source: object, target: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(errors.PinError, match="belongs to another user") as caught:
+        installation.prepare()
+    assert str(installation.root) in str(caught.value)
+    assert list(installation.bpffs.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "is_tried_again"), [(errno.EBUSY, False), (errno.ENOTEMPTY, True)]
+)
+def test_directory_that_stays_is_an_error(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, *, is_tried_again: bool
+) -> None:
+    """Only one that is filled meanwhile is tried again, and not without end."""
+    installation = pins.Pins(tmp_path)
+    installation.root.mkdir()
+    tried = []
+
+    def fail(path: str) -> None:
+        tried.append(path)
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(os, "rmdir", fail)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        installation.remove_everything()
+    assert (len(tried) > 1) is is_tried_again
+
+
+def test_objects_are_removed_and_other_entries_stay(tmp_path: pathlib.Path) -> None:
+    installation = pins.Pins(tmp_path)
+    for name in ("v1/maps/gates", "v2/links/hook", "other/kept"):
+        path = installation.root / name
+        path.parent.mkdir(parents=True)
+        path.touch()
+    assert installation.remove_objects() == 2
+    assert [path.name for path in installation.root.rglob("*")] == ["other", "kept"]
+
+
+def test_file_that_is_gone_is_as_good_as_removed(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "pin").touch()
+    for _ in range(2):
+        pins.unlink_quietly(tmp_path / "pin")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_linked_interfaces_are_read_from_the_names(tmp_path: pathlib.Path) -> None:

@@ -45,13 +45,21 @@ def test_directory_is_an_error(tmp_path: Path) -> None:
 
 
 def test_path_with_a_null_byte_is_an_error() -> None:
-    with pytest.raises(netns.NetnsError, match="cannot be opened"):
+    with pytest.raises(netns.NetnsError, match=r"cannot be opened \(embedded null byte\)"):
         netns.Netns.open("/run/\0")
 
 
 def test_namespace_of_another_kind_is_an_error() -> None:
     with pytest.raises(netns.NetnsError, match="is not a network namespace"):
         netns.Netns.open("/proc/self/ns/uts")
+
+
+@pytest.mark.parametrize("name", ["uts", "net"])
+def test_namespace_that_is_of_no_use_is_not_held(name: str) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(netns.NetnsError):
+        netns.Netns.open(f"/proc/self/ns/{name}")
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_own_namespace_is_an_error() -> None:
@@ -83,6 +91,17 @@ def test_namespace_that_cannot_be_read_now_is_not_gone(
     assert not found.exists()
     monkeypatch.setattr(os, "stat", fail)
     assert found.exists()
+
+
+def test_namespace_exists_while_its_path_leads_to_it() -> None:
+    status = os.stat("/proc/self/ns/net")
+    device, inode = status.st_dev, status.st_ino
+    for found, exists in (
+        ((device, inode), True),
+        ((device, inode + 1), False),
+        ((device + 1, inode), False),
+    ):
+        assert netns.Netns("/proc/self/ns/net", *found).exists() is exists
 
 
 @pytest.mark.kernel

@@ -105,6 +105,12 @@ def test_a_hook_goes_to_the_first_address_only() -> None:
     assert [candidate.address for candidate in plan.candidates] == ["198.18.0.1"]
 
 
+def test_pod_without_an_address_is_one_that_no_hook_reaches() -> None:
+    plan = hooks.plan(HttpGet(80), [], 0.5)
+    assert (plan.groups, plan.timeout_seconds) == ((), 0.5)
+    assert plan.rejection
+
+
 def test_without_a_limit_there_is_none() -> None:
     assert hooks.plan(HttpGet(80), ["198.18.0.1"]).timeout_seconds == math.inf
 

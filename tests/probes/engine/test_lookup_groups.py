@@ -70,11 +70,14 @@ def test_missed_ticks_are_dropped_and_the_rhythm_stays(group: LookupGroup) -> No
     assert (lookup.slot.passed, lookup.slot.worker.due) == (1, 50.0)
 
 
-def test_a_tick_that_is_not_over_is_not_missed(group: LookupGroup) -> None:
+@pytest.mark.parametrize(("now", "next_at"), [(20.1, 20.0), (20.25, 30.0)])
+def test_a_tick_that_is_not_over_is_not_missed(
+    group: LookupGroup, now: float, next_at: float
+) -> None:
     lookup = passed("a")
     group.add(lookup)
-    group.pass_all(0.001, 20.1)
-    assert group.at == 20.0
+    group.pass_all(0.001, now)
+    assert group.at == next_at
 
 
 def test_slots_leave_when_they_connect_and_when_durations_are_passed_on(
@@ -131,6 +134,26 @@ def test_groups_that_meet_in_one_tick_become_one(group: LookupGroup) -> None:
     early.catch_up()
     assert early.slot.passed == 2
     assert [*group.answered] == [late.slot]
+    late.cancel()
+    assert (group.slots, group.answered) == ([early.slot], {})
+
+
+def test_slots_that_connect_soon_leave_together_now_and_then(group: LookupGroup) -> None:
+    """Of four periods the group's first is in the second one."""
+    lookups = [passed(str(left), left=left) for left in (1, 2, 3, 4, 5, 6, 7, 40)]
+    for lookup in lookups:
+        group.add(lookup)
+    lookups[4].cancel()
+    taken = []
+    for _ in range(4):
+        taken.append([lookup.slot.key.uid for lookup in group.pop_soon(4, 2)])
+        group.pass_all(0.001, 0.0)
+    assert taken == [[], [], [], ["4", "6"]]
+    for _ in range(23):
+        group.pass_all(0.001, 0.0)
+    # Its durations are passed on after 30 lookups, and it does not connect then.
+    assert group.number // 40 % 4 == 0
+    assert [lookup.slot.key.uid for lookup in group.pop_soon(4, 9)] == []
 
 
 @pytest.mark.parametrize("period", [0.05, 0.125, 0.3, 1.0, 1.5, 2.5, 10.0, 3600.0])

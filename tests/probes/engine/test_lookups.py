@@ -11,6 +11,7 @@ import pytest
 
 from probes.engine import scheduler
 from probes.engine.hints import ListenerHints
+from probes.engine.targets import ProbeKey
 from probes.engine.workers import ProbeType
 from probes.netns import Netns
 from probes.results import ProbeOutcome, ProbeResult
@@ -48,14 +49,19 @@ class LookupBench(Bench):
         super().__init__()
         self.listeners = Listeners()
         self.looked_up: list[tuple[str, int]] = []
+        self.seconds: list[float] = []
         self.redirected: set[int] = set()
         self.accepts(1, 2)
         self.scheduler.lookups.use(
             self.listeners,
-            on_lookups=lambda key, seconds: self.looked_up.append((key.uid, len(seconds))),
+            on_lookups=self.on_lookups,
             is_direct=lambda netns, address, port: port not in self.redirected,
             connect_every=connect_every,
         )
+
+    def on_lookups(self, key: ProbeKey, seconds: list[float]) -> None:
+        self.looked_up.append((key.uid, len(seconds)))
+        self.seconds += seconds
 
     def accepts(self, *ports: int, at: str = ADDRESS) -> None:
         for port in ports:
@@ -100,12 +106,23 @@ async def bench() -> LookupBench:
     return LookupBench()
 
 
-async def test_every_nth_period_connects_and_lookups_decide_the_others(bench: LookupBench) -> None:
+@pytest.mark.parametrize("connect_every", [2, 5, 32])
+async def test_every_nth_period_connects_and_lookups_decide_the_others(connect_every: int) -> None:
+    bench = LookupBench(connect_every)
     bench.add(probe(1))
-    await asyncio.sleep(100.5)
-    assert bench.pods.times(1) == [0.0, 50.0, 100.0]
-    assert bench.successes == 11
+    await asyncio.sleep(20.0 * connect_every + 0.5)
+    assert bench.pods.times(1) == [10.0 * connect_every * n for n in range(3)]
+    assert bench.successes == 2 * connect_every + 1
     assert bench.results == [("a", READINESS, ProbeResult.SUCCESS)]
+
+
+async def test_a_shorter_period_keeps_its_rhythm_beside_a_longer_one() -> None:
+    bench = LookupBench(connect_every=1000)
+    bench.add(probe(1))
+    await asyncio.sleep(2)
+    bench.add(probe(2, period=1.0), uid="b")
+    await asyncio.sleep(5.5)
+    assert [round(at, 3) for at, _ in bench.listeners.lookups] == [2.9, 3.9, 4.9, 5.9, 6.9]
 
 
 async def test_a_lookup_is_shown_as_one(bench: LookupBench) -> None:
@@ -158,6 +175,15 @@ async def test_lookups_are_reported_together_before_the_next_connection(bench: L
     assert len(bench.probes) == 2
     bench.scheduler.lookups.settle()
     assert bench.looked_up == [("a", 4), ("a", 4)]
+
+
+async def test_lookups_of_a_probe_that_rarely_connects_are_reported_in_time() -> None:
+    bench = LookupBench(connect_every=1000)
+    bench.add(probe(1))
+    await asyncio.sleep(315)
+    assert bench.looked_up == [("a", 30)]
+    # None of them takes time by the fake clock.
+    assert bench.seconds == [0.0] * 30
 
 
 async def test_lookups_of_a_removed_pod_are_reported(bench: LookupBench) -> None:
@@ -284,9 +310,10 @@ async def test_an_error_of_the_prober_shows_no_difference(bench: LookupBench) ->
 
 async def test_a_redirected_port_is_never_looked_up(bench: LookupBench) -> None:
     bench.redirected = {1}
+    await asyncio.sleep(0.3)
     bench.add(probe(1))
     await asyncio.sleep(35)
-    assert bench.pods.times(1) == [0.0, 10.0, 20.0, 30.0]
+    assert bench.pods.times(1) == pytest.approx([0.3, 10.3, 20.3, 30.3])
     assert bench.listeners.lookups == []
 
 
@@ -464,6 +491,7 @@ async def test_each_answered_lookup_is_a_check(bench: LookupBench) -> None:
     assert len(bench.pods.started) == 1
     assert [round(check.finished_ns / 1e9) for check in bench.checks] == [0, 10, 20, 30]
     assert {check.key.type for check in bench.checks} == {ProbeType(LIVENESS)}
+    assert [check.outcome.is_looked_up for check in bench.checks] == [False, True, True, True]
 
 
 async def test_without_lookups_all_connect_and_none_is_lost(bench: LookupBench) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import os
 import pathlib
 import ssl
 import time
@@ -9,9 +10,19 @@ import time
 import pytest
 
 from probes.engine import prober
+from probes.protocols import client_certificates, tls
 from probes.protocols.client_certificates import CertificateError, ClientCertificate
-from probes.results import ProbeOutcome, ProbeResult
-from probes.spec.definitions import CertificateName, Grpc, Handler, HttpGet, Probe, TlsPolicy
+from probes.results import ExchangeResult, ProbeOutcome, ProbeResult
+from probes.spec.definitions import (
+    CertificateName,
+    ContainerProbes,
+    Grpc,
+    Handler,
+    HttpGet,
+    Probe,
+    TcpSocket,
+    TlsPolicy,
+)
 from tests.probes.authorities import DAY, Authority, serving
 from tests.probes.conftest import Sandbox
 from tests.probes.protocols.test_grpc_health import grpcio
@@ -160,7 +171,7 @@ def test_parts_that_cannot_be_used_are_one_sentence_without_their_content(
         ((certificate, other), "tls.key is not the key of tls.crt"),
         ((certificate, key[:60]), "tls.key has no readable private key in PEM"),
         ((b"", key), "tls.crt has no certificate in PEM that can be read"),
-        ((certificate, key, b"none"), "OpenSSL rejects the certificate"),
+        ((certificate, key, b"none"), r"OpenSSL rejects the certificate \(unreadable\)"),
     ):
         with pytest.raises(CertificateError, match=text) as caught:
             ClientCertificate(*parts)
@@ -173,6 +184,143 @@ def test_key_is_in_no_text_of_a_certificate_or_its_plan(authority: Authority) ->
     plan = prober.plan(Probe(https(1)), ("198.18.0.1",), certificates={NAME: made})
     secret = key.decode().splitlines()[1]
     assert secret not in f"{made!r} {plan!r} {vars(type(made))!r}"
+
+
+@pytest.mark.parametrize("handler", [https(443), Grpc(443, mode="TLS", tls=TLS)])
+def test_handler_gets_the_certificate_that_it_names(
+    authority: Authority, handler: HttpGet | Grpc
+) -> None:
+    made = ClientCertificate(*authority.issue())
+    found = client_certificates.identified(handler, {NAME: made})
+    assert client_certificates.certificate_of(found) is made
+    assert isinstance(found, HttpGet | Grpc)
+    assert found.tls == TlsPolicy(certificate=NAME, identity=made)
+
+
+@pytest.mark.parametrize(
+    "handler", [TcpSocket(443), HttpGet(443), https(443, TlsPolicy("server.test"))]
+)
+def test_handler_that_names_no_certificate_is_as_it_was(
+    authority: Authority, handler: Handler
+) -> None:
+    made = ClientCertificate(*authority.issue())
+    assert client_certificates.identified(handler, {NAME: made}) is handler
+    assert client_certificates.certificate_of(handler) is None
+
+
+def test_certificate_that_is_not_there_is_an_error_with_the_reason() -> None:
+    for found, reason in (
+        ({}, "the Secret queue-client with a client certificate is not available"),
+        ({NAME: "the Secret has no tls.key"}, "the Secret has no tls.key"),
+    ):
+        with pytest.raises(CertificateError) as caught:
+            client_certificates.identified(https(443), found)
+        assert str(caught.value) == reason
+
+
+def test_authorities_of_the_certificate_verify_the_server_where_they_are_to(
+    authority: Authority,
+) -> None:
+    name = CertificateName(file="queue", verifies_server=True)
+    handler = https(443, TlsPolicy("server.test", certificate=name))
+    made = ClientCertificate(*authority.issue(), authority.certificate)
+    found = client_certificates.identified(handler, {name: made})
+    bundle = authority.certificate.decode()
+    assert isinstance(found, HttpGet)
+    assert found.tls == TlsPolicy("server.test", bundle, certificate=name, identity=made)
+    without = ClientCertificate(*authority.issue())
+    with pytest.raises(CertificateError, match=r"has no ca\.crt to verify the server with"):
+        client_certificates.identified(handler, {name: without})
+
+
+def test_names_are_those_of_all_probes_of_all_containers() -> None:
+    other = CertificateName(file="queue")
+    containers = [
+        ContainerProbes("app", liveness=Probe(https(1)), readiness=Probe(TcpSocket(1))),
+        ContainerProbes(
+            "sidecar",
+            startup=Probe(Grpc(1, mode="TLS", tls=TlsPolicy(certificate=other))),
+            readiness=Probe(https(1)),
+            liveness=Probe(https(1, TlsPolicy("server.test"))),
+        ),
+        ContainerProbes("plain", readiness=Probe(HttpGet(1))),
+    ]
+    assert client_certificates.names_of(containers) == {NAME, other}
+    assert client_certificates.names_of(containers[2:]) == set()
+
+
+def test_rejected_certificate_is_no_verdict_about_the_pod() -> None:
+    assert client_certificates.rejected("remote error: tls: access denied") == ExchangeResult(
+        ProbeResult.UNKNOWN,
+        "The pod rejects podgate's client certificate (remote error: tls: access denied), so this "
+        "shows nothing of the pod.",
+        error=True,
+        lacks_certificate=True,
+    )
+
+
+def test_certificate_is_of_use_between_its_times(authority: Authority) -> None:
+    made = ClientCertificate(*authority.issue())
+    begins, ends = made.not_before, made.not_after
+    assert 0 <= time.time() - begins - DAY.total_seconds() < 60
+    assert 0 <= time.time() - ends + 30 * DAY.total_seconds() < 60
+    now = datetime.datetime.fromtimestamp(ends, datetime.UTC)
+    assert made.problem() == made.problem(begins) == made.problem(ends - 1) == ""
+    assert made.problem(ends) == f"the client certificate expired at {now:%Y-%m-%d %H:%M:%S} UTC"
+    assert made.problem(begins - 1).startswith("the client certificate is not valid before ")
+    assert made.warning(begins - 1) == made.problem(begins - 1)
+
+
+def test_server_that_demands_it_gets_the_certificate(
+    authority: Authority, tmp_path: pathlib.Path
+) -> None:
+    certificate, key = authority.issue()
+    identity = ClientCertificate(certificate, key)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = authority.demanding(tmp_path).wrap_bio(incoming, outgoing, server_side=True)
+    tunnel = tls.TlsTunnel((), TlsPolicy(certificate=NAME, identity=identity))
+    incoming.write(tunnel.start())
+    with pytest.raises(ssl.SSLWantReadError):
+        server.do_handshake()
+    tunnel.receive(outgoing.read())
+    incoming.write(tunnel.outgoing())
+    server.do_handshake()
+    assert server.getpeercert(True) == ssl.PEM_cert_to_DER_cert(certificate.decode())
+
+
+def test_private_key_stays_in_no_open_file(authority: Authority) -> None:
+    parts = authority.issue()
+    before = set(os.listdir("/proc/self/fd"))
+    ClientCertificate(*parts)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_certificate_has_the_content_that_it_was_made_of(authority: Authority) -> None:
+    certificate, key = authority.issue()
+    made = ClientCertificate(certificate, key, authority.certificate)
+    assert made.has_content(certificate, key, authority.certificate)
+    for others in (
+        (b"", key, authority.certificate),
+        (certificate, b"", authority.certificate),
+        (certificate, key, b""),
+    ):
+        assert not made.has_content(*others)
+
+
+def test_few_contexts_are_kept_and_the_oldest_goes_first(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_certificates, "_CONTEXTS_MAX", 3)
+    made = ClientCertificate(*authority.issue())
+
+    def contexts() -> list[ssl.SSLContext]:
+        return [made.context((name,), "") for name in ("a", "b", "c")]
+
+    first = contexts()
+    assert contexts() == first
+    made.context(("d",), "")
+    assert [made.context((name,), "") for name in ("b", "c")] == first[1:]
+    assert made.context(("a",), "") is not first[0]
 
 
 def test_contexts_are_made_once(authority: Authority) -> None:

@@ -68,6 +68,38 @@ class Server:
             self._tls.do_handshake()
         return self._outgoing.read()
 
+    def send(self, data: bytes, *, is_last: bool) -> bytes:
+        """is_last: with close_notify."""
+        self._tls.write(data)
+        if is_last:
+            with contextlib.suppress(ssl.SSLError):
+                self._tls.unwrap()
+        return self._outgoing.read()
+
+    def read(self, data: bytes) -> list[bytes]:
+        """The pieces in these records; b"" is close_notify."""
+        self._incoming.write(data)
+        pieces: list[bytes] = []
+        try:
+            while not pieces or pieces[-1]:
+                pieces.append(self._tls.read(1 << 16))
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            pieces.append(b"")
+        return pieces
+
+
+def connected(folder: Path) -> tuple[Server, tls.TlsTunnel]:
+    server, tunnel = Server(folder), tls.TlsTunnel(())
+    data = tunnel.start()
+    while not tunnel.ready:
+        assert not tunnel.is_closed
+        assert tunnel.receive(server.reply(data)) == []
+        data = tunnel.outgoing()
+    assert tunnel.receive(server.reply(data)) == []
+    return server, tunnel
+
 
 def shake(folder: Path, policy: TlsPolicy | None) -> Server:
     """Raises TlsError."""
@@ -77,6 +109,51 @@ def shake(folder: Path, policy: TlsPolicy | None) -> Server:
         tunnel.receive(server.reply(data))
         data = tunnel.outgoing()
     return server
+
+
+def test_both_ends_get_what_the_other_sends_and_its_end(folder: Path) -> None:
+    server, tunnel = connected(folder)
+    answer = bytes(range(256)) * 200
+    sent = server.send(answer, is_last=False)
+    first, rest = tunnel.receive(sent[:20_000]), tunnel.receive(sent[20_000:])
+    assert (b"".join(first + rest), tunnel.is_closed) == (answer, False)
+    assert first
+    assert b"" not in first + rest
+    tunnel.encrypt(b"request")
+    tunnel.encrypt(b"")
+    assert server.read(tunnel.outgoing()) == [b"request"]
+    assert tunnel.outgoing() == b""
+    assert tunnel.receive(server.send(b"last", is_last=True)) == [b"last"]
+    assert tunnel.is_closed
+    assert server.read(tunnel.close()) == [b""]
+
+
+def test_end_between_records_is_an_end_of_the_answer(folder: Path) -> None:
+    server, tunnel = connected(folder)
+    assert tunnel.receive(server.send(b"answer", is_last=False)) == [b"answer"]
+    assert tunnel.receive(b"") == []
+    assert tunnel.is_closed
+
+
+def test_record_that_was_changed_on_its_way_is_an_error(folder: Path) -> None:
+    server, tunnel = connected(folder)
+    sent = server.send(b"answer", is_last=False)
+    with pytest.raises(tls.TlsError, match="bad record mac"):
+        tunnel.receive(sent[:-1] + bytes([sent[-1] ^ 1]))
+
+
+def test_connection_that_never_was_ready_ends_without_a_word() -> None:
+    tunnel = tls.TlsTunnel(())
+    assert tunnel.start()
+    assert tunnel.close() == b""
+
+
+def test_old_servers_are_probed_unless_they_are_to_be_verified(folder: Path) -> None:
+    """Weak keys and hashes, and no RFC 5746; none of them may start a handshake again."""
+    found = tls.client_context(()), tls.client_context((), bundle(folder))
+    assert [context.security_level == 0 for context in found] == [True, False]
+    options = ssl.OP_NO_RENEGOTIATION | 0x4  # SSL_OP_LEGACY_SERVER_CONNECT of openssl/ssl.h
+    assert [context.options & options for context in found] == [options, options]
 
 
 def test_certificate_of_the_bundle_is_accepted_for_its_name(folder: Path) -> None:

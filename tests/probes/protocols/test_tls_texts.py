@@ -41,20 +41,30 @@ ALERTS = {
 }
 
 
-def text(*pieces: bytes) -> str:
+# RFC 8446 section 6.2: bad_certificate to certificate_unknown, unknown_ca, access_denied.
+OF_CERTIFICATES = {42, 43, 44, 45, 46, 48, 49}
+
+
+def failure(*pieces: bytes) -> tls.TlsError:
     tunnel = tls.TlsTunnel(())
     tunnel.start()
     try:
         for piece in (*pieces, b""):
             tunnel.receive(piece)
     except tls.TlsError as error:
-        return str(error)
-    return "no error"
+        return error
+    raise AssertionError("no error")
 
 
 @pytest.mark.parametrize(("code", "words"), ALERTS.items())
 def test_alert_of_the_server_is_worded_as_in_go(code: int, words: str) -> None:
-    assert text(bytes((0x15, 3, 3, 0, 2, 2, code))) == f"remote error: tls: {words}"
+    error = failure(bytes((0x15, 3, 3, 0, 2, 2, code)))
+    assert str(error) == f"remote error: tls: {words}"
+    assert error.rejects_client == (code in OF_CERTIFICATES)
+
+
+def test_only_an_alert_of_the_server_rejects_the_client() -> None:
+    assert not tls.TlsError("bad certificate").rejects_client
 
 
 @pytest.mark.parametrize(
@@ -63,9 +73,14 @@ def test_alert_of_the_server_is_worded_as_in_go(code: int, words: str) -> None:
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "http: server gave HTTP response to HTTPS client"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "tls: first record does not look like a TLS handshake"),
         (b"", "EOF"),
+        (b"\x16", "unexpected EOF"),
         (b"\x16\x03", "unexpected EOF"),
     ],
 )
 def test_another_protocol_is_worded_as_in_go(data: bytes, words: str) -> None:
-    assert text(data) == words
-    assert text(*(data[at : at + 1] for at in range(len(data)))) == words
+    for pieces in (
+        (data,),
+        (data[:2], data[2:]),
+        tuple(data[at : at + 1] for at in range(len(data))),
+    ):
+        assert str(failure(*(piece for piece in pieces if piece))) == words
