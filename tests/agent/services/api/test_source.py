@@ -19,7 +19,10 @@ from agent.kube.pod_reports import PodReports
 from agent.kube.watcher import Query, Watcher
 from agent.pods.conditions import FALSE, Condition
 from agent.services.api.api_objects import SERVICES, SLICES, ApiObjects
-from agent.services.api.node_zones import WatchedZones
+from agent.services.api.filters import FilterError, ServiceFilter
+from agent.services.api.node_zones import FixedZone, WatchedZones
+from agent.services.api.object_source import Key, SourcePosition
+from agent.services.api.objects import ApiService, EndpointSlice
 from agent.services.api.source import ServiceEndpoints
 from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.settings import localnet_socket
@@ -31,6 +34,7 @@ from tests.agent.services.api.making import (
     NODE,
     Json,
     endpoint_json,
+    read,
     service_json,
     slice_json,
     targets,
@@ -130,14 +134,15 @@ async def test_services_of_the_api_server_are_published(node: Node, server: ApiS
     assert await node.newest() == {}
 
 
+@pytest.mark.parametrize("path", [SLICES.path, NODES])
 async def test_no_state_is_published_before_all_resources_are_listed(
-    server: ApiServer, api: ApiClient, tmp_path: pathlib.Path
+    server: ApiServer, api: ApiClient, tmp_path: pathlib.Path, path: str
 ) -> None:
     server.put(service_json(), path=SERVICES.path)
     may_tell = asyncio.Event()
 
     async def hold(request: web.Request) -> web.StreamResponse | None:
-        if request.path == SLICES.path:
+        if request.path == path:
             await may_tell.wait()
         return None
 
@@ -383,6 +388,74 @@ async def test_saved_services_that_cannot_be_used_are_none(
         server.put(service_json(), path=SERVICES.path)
         async with server.running(listening):
             assert list(await node.newest()) == ["web"]
+
+
+class Fixed:
+    """A source of one service, which has sent everything."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        found: ApiService = read(service_json(), ApiService)
+        self.services = {("default", "web"): found}
+        self.slices: dict[Key, EndpointSlice] = {}
+        self.synced = asyncio.Event()
+        self.synced.set()
+        self.saved_at = None
+        self.problems: dict[str, str] = {}
+        self.seeded: list[SourcePosition] = []
+
+    def as_of(self) -> datetime.datetime:
+        return datetime.datetime.now(datetime.UTC)
+
+    def position(self) -> SourcePosition:
+        return SourcePosition("5", "7")
+
+    def seed(self, services: object, slices: object, position: SourcePosition) -> None:
+        self.seeded.append(position)
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def run_once(source: Fixed, directory: pathlib.Path, zone: str = "a") -> ServiceEndpoints:
+    """An agent's life until it has published in this zone."""
+    zones = FixedZone(NODE, zone)
+    endpoints = ServiceEndpoints(
+        lambda on_service, on_slice: source, node=NODE, zones=zones, run_directory=directory
+    )
+    running = asyncio.create_task(endpoints.run())
+    async with asyncio.timeout(WAIT_SECONDS):
+        await polling.until("a state", (directory / "state" / "services.json").exists)
+        await endpoints.publisher.wait_newer(0, 0)
+        await polling.until("its zone", lambda: endpoints.store.zones == zones.zones())
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    return endpoints
+
+
+async def test_watches_continue_at_the_saved_position_of_the_same_source_only(
+    tmp_path: pathlib.Path,
+) -> None:
+    first, again, other = Fixed("first"), Fixed("first"), Fixed("other")
+    for source in (first, again, other):
+        await run_once(source, tmp_path)
+    assert first.seeded == []
+    assert again.seeded == [SourcePosition("5", "7")]
+    assert other.seeded == [SourcePosition()]
+
+
+async def test_saved_zone_that_a_node_has_no_more_is_forgotten(tmp_path: pathlib.Path) -> None:
+    for zone in ("a", "b", ""):
+        await run_once(Fixed("first"), tmp_path, zone)
+
+
+async def test_agent_has_views_of_its_own_node_only(tmp_path: pathlib.Path) -> None:
+    endpoints = await run_once(Fixed("first"), tmp_path)
+    with (
+        pytest.raises(FilterError, match="as node other uses them"),
+        endpoints.publisher.views.hold(0, "other", ServiceFilter()),
+    ):
+        pass
 
 
 async def test_local_readiness_is_published_without_an_api_server(node: Node) -> None:
