@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from agent.api.tls import CurrentTls
 from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod, MetadataOnly
 from agent.kube.pod_reports import PodReports
@@ -23,10 +24,11 @@ from agent.services.api.filters import FilterError, ServiceFilter
 from agent.services.api.node_zones import FixedZone, WatchedZones
 from agent.services.api.object_source import Key, SourcePosition
 from agent.services.api.objects import ApiService, EndpointSlice
-from agent.services.api.source import ServiceEndpoints
+from agent.services.api.source import NodesEndpoint, ServiceEndpoints
 from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.settings import localnet_socket
 from tests import polling
+from tests.agent.api.certificates import Authority
 from tests.agent.kube.apiserver import NODES, ApiServer
 from tests.agent.kube.conftest import api, kubeconfig, listening, opened, server
 from tests.agent.services.api.conftest import WAIT_SECONDS, request
@@ -417,17 +419,25 @@ class Fixed:
         await asyncio.Event().wait()
 
 
-async def run_once(source: Fixed, directory: pathlib.Path, zone: str = "a") -> ServiceEndpoints:
-    """An agent's life until it has published in this zone."""
+async def run_once(
+    source: Fixed, directory: pathlib.Path, zone: str = "a", others: NodesEndpoint | None = None
+) -> ServiceEndpoints:
+    """An agent's life until it has published in this zone, and serves other nodes if it is to."""
     zones = FixedZone(NODE, zone)
     endpoints = ServiceEndpoints(
-        lambda on_service, on_slice: source, node=NODE, zones=zones, run_directory=directory
+        lambda on_service, on_slice: source,
+        node=NODE,
+        zones=zones,
+        run_directory=directory,
+        others=others,
     )
     running = asyncio.create_task(endpoints.run())
     async with asyncio.timeout(WAIT_SECONDS):
         await polling.until("a state", (directory / "state" / "services.json").exists)
         await endpoints.publisher.wait_newer(0, 0)
         await polling.until("its zone", lambda: endpoints.store.zones == zones.zones())
+        if (server := endpoints.nodes_server) is not None:
+            await polling.until("its port", lambda: server.is_serving)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     return endpoints
@@ -451,11 +461,20 @@ async def test_saved_zone_that_a_node_has_no_more_is_forgotten(tmp_path: pathlib
 
 async def test_agent_has_views_of_its_own_node_only(tmp_path: pathlib.Path) -> None:
     endpoints = await run_once(Fixed("first"), tmp_path)
+    assert endpoints.nodes_server is None
     with (
         pytest.raises(FilterError, match="as node other uses them"),
         endpoints.publisher.views.hold(0, "other", ServiceFilter()),
     ):
         pass
+
+
+async def test_agent_that_serves_other_nodes_has_their_views(tmp_path: pathlib.Path) -> None:
+    tls = CurrentTls(Authority.make().files(tmp_path / "tls"))
+    others = NodesEndpoint(("127.0.0.1", 0), tls)
+    endpoints = await run_once(Fixed("first"), tmp_path, others=others)
+    with endpoints.publisher.views.hold(0, "other", ServiceFilter()) as view:
+        assert view.node == "other"
 
 
 async def test_local_readiness_is_published_without_an_api_server(node: Node) -> None:
