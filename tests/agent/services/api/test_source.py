@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from agent.admin.report import SourceProblem
 from agent.api.tls import CurrentTls
 from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod, MetadataOnly
@@ -22,7 +23,7 @@ from agent.pods.conditions import FALSE, Condition
 from agent.services.api.api_objects import SERVICES, SLICES, ApiObjects
 from agent.services.api.filters import FilterError, ServiceFilter
 from agent.services.api.node_zones import FixedZone, WatchedZones
-from agent.services.api.object_source import Key, SourcePosition
+from agent.services.api.object_source import API_SERVER, Key, SourcePosition
 from agent.services.api.objects import ApiService, EndpointSlice
 from agent.services.api.source import NodesEndpoint, ServiceEndpoints
 from agent.services.client.v1alpha1 import endpoints_pb2 as pb
@@ -402,7 +403,7 @@ class Fixed:
         self.slices: dict[Key, EndpointSlice] = {}
         self.synced = asyncio.Event()
         self.synced.set()
-        self.saved_at = None
+        self.saved_at: datetime.datetime | None = None
         self.problems: dict[str, str] = {}
         self.seeded: list[SourcePosition] = []
 
@@ -436,6 +437,7 @@ async def run_once(
         await polling.until("a state", (directory / "state" / "services.json").exists)
         await endpoints.publisher.wait_newer(0, 0)
         await polling.until("its zone", lambda: endpoints.store.zones == zones.zones())
+        await polling.until("its time", lambda: endpoints.saved_at == source.saved_at)
         if (server := endpoints.nodes_server) is not None:
             await polling.until("its port", lambda: server.is_serving)
     running.cancel()
@@ -457,6 +459,33 @@ async def test_watches_continue_at_the_saved_position_of_the_same_source_only(
 async def test_saved_zone_that_a_node_has_no_more_is_forgotten(tmp_path: pathlib.Path) -> None:
     for zone in ("a", "b", ""):
         await run_once(Fixed("first"), tmp_path, zone)
+
+
+async def test_source_that_sends_a_saved_state_is_a_problem(tmp_path: pathlib.Path) -> None:
+    source = Fixed("hub:9655")
+    source.saved_at = datetime.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=datetime.UTC)
+    source.problems = {"hub:9655": "it does not respond"}
+    endpoints = await run_once(source, tmp_path)
+    assert endpoints.problems() == [
+        SourceProblem(part="services", text="services from hub:9655: it does not respond"),
+        SourceProblem(
+            part="services",
+            text="services are those saved at 2026-01-02T03:04:05+00:00; hub:9655 has not "
+            "confirmed them since",
+        ),
+    ]
+    assert endpoints.publisher.snapshot is not None
+    saved = endpoints.publisher.snapshot.saved
+    assert saved is not None
+    assert saved.saved_at == endpoints.saved_at == source.saved_at
+    source.saved_at = None
+    source.problems = {}
+    later = await run_once(source, tmp_path)
+    assert (later.problems(), later.saved_at) == ([], None)
+    # The report has those of the API server already.
+    source.name = API_SERVER
+    source.problems = {"services": "it does not respond"}
+    assert later.problems() == []
 
 
 async def test_agent_has_views_of_its_own_node_only(tmp_path: pathlib.Path) -> None:
