@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.cri.client import CriError, CriUnimplementedError
+from agent.cri.client import CriError, CriStuckError, CriUnimplementedError
 from agent.cri.models import (
     CriContainer,
     CriContainerState,
@@ -201,16 +201,40 @@ async def test_connection_ends_with_the_follower_which_connects_again() -> None:
     assert (runtime.opened, runtime.closed) == (2, 1)
 
 
-def sandbox(uid: str) -> Sandbox:
+async def test_runtime_is_stuck_after_two_calls_that_do_not_end() -> None:
+    runtime = Runtime()
+    async with runtime.followed() as sandboxes:
+        runtime.error = CriStuckError("it ended no call.")
+        sandboxes.hint()
+        await asyncio.sleep(0.05)
+        assert (len(runtime.listed_at), sandboxes.is_stuck) == (1, False)
+        await asyncio.sleep(0.1)
+        assert (len(runtime.listed_at), sandboxes.is_stuck) == (2, True)
+        runtime.error = None
+        await asyncio.sleep(1)
+        assert not sandboxes.is_stuck
+
+
+def sandbox(uid: str, attempt: int = 0, *, is_ready: bool = True) -> Sandbox:
     return Sandbox(
-        id=f"{uid}-0",
+        id=f"{uid}-{attempt}",
         pod_uid=uid,
         pod_name=uid,
         pod_namespace="shop",
-        attempt=0,
+        attempt=attempt,
         created=BORN,
-        is_ready=True,
+        is_ready=is_ready,
     )
+
+
+async def test_ready_sandbox_with_the_highest_attempt_is_current() -> None:
+    runtime = Runtime()
+    made = [sandbox("a"), sandbox("a", 1), sandbox("a", 2), sandbox("a", 3, is_ready=False)]
+    for order in itertools.permutations(made):
+        runtime.sandboxes = list(order)
+        sandboxes = Sandboxes(runtime.open, unused)
+        await sandboxes.relist()
+        assert [one.id for one in sandboxes.current.values()] == ["a-2"]
 
 
 def container(uid: str, name: str, attempt: int = 0) -> CriContainer:
