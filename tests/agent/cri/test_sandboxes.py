@@ -177,6 +177,15 @@ async def test_sandboxes_are_complete_after_two_lists() -> None:
     assert found == [(0, False), (1, False), (2, True)]
 
 
+async def test_second_list_follows_the_first_at_once() -> None:
+    sandboxes = Sandboxes(Runtime().open, unused)
+    running = asyncio.create_task(sandboxes.run())
+    await asyncio.sleep(0.2)
+    assert sandboxes.is_complete
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_sandboxes_of_a_runtime_that_is_away_are_not_complete() -> None:
     runtime = Runtime()
     async with runtime.followed() as sandboxes:
@@ -260,7 +269,10 @@ async def test_changes_are_of_the_pods_that_differ() -> None:
     runtime.sandboxes = [sandbox("a"), sandbox("b")]
     assert await changed() == {"a", "b"}
     assert await changed() == set()
-    runtime.containers = [container("a", "web", 1), container("a", "web"), container("a", "side")]
+    # Without a time of creation, one counts as the oldest.
+    timeless = msgspec.structs.replace(container("a", "web", 5), created=None)
+    found = [container("a", "web", 1), container("a", "web"), timeless, container("a", "side")]
+    runtime.containers = found
     assert await changed() == {"a"}
     assert sandboxes.containers == {
         "a": tuple(
