@@ -321,4 +321,4 @@ def _seconds(text: str) -> float:
 
 
 def _print(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)  # noqa: T201
+    print(sentence, file=sys.stderr)  # noqa: T201

@@ -50,7 +50,7 @@ async def serve(
     The application is served once. Its handlers find the body in `request[BODY]`.
     """
     server = _Server(limits, tls)
-    app.middlewares.insert(0, server.handle)
+    app.middlewares.append(server.handle)
     runner = web.AppRunner(
         app,
         access_log=None,
@@ -184,7 +184,7 @@ class _Server:
     async def _body(self, request: web.Request, connection: _Connection) -> bytes:
         """Raises `HTTPRequestEntityTooLarge`."""
         most = self._limits.body_bytes
-        if (length := request.content_length or 0) > most:
+        if (length := request.content_length) and length > most:
             raise web.HTTPRequestEntityTooLarge(max_size=most, actual_size=length)
         body = bytearray()
         async for chunk in request.content.iter_any():

@@ -189,7 +189,7 @@ class ServiceView:
         """Of the oldest one the changes are not stored: nothing before it is."""
         self._history[rev] = changed if self._history else ()
         self._history_size += len(self._history[rev]) + 1
-        while self._history_size > _MAX_HISTORY and len(self._history) > 1:
+        while self._history_size > _MAX_HISTORY:
             oldest, next_oldest = itertools.islice(self._history, 2)
             del self._history[oldest]
             self._history_size -= 1 + len(self._history[next_oldest])

@@ -223,14 +223,39 @@ async def test_client_that_is_cancelled_while_it_fails_reports_no_problem(
     made = Made(PodInfoClient, monkeypatch, [Failure(grpc.StatusCode.CANCELLED)])
     client = made.client
     assert isinstance(client, PodInfoClient)
+    calls: list[Cancelled] = []
 
     def start(*_: object, **__: object) -> Call:
         client.cancel()
-        return Call(pb.WatchPodConditionsRequest(), 0.0, [Failure(grpc.StatusCode.CANCELLED)])
+        calls.append(Cancelled(pb.WatchPodConditionsRequest(), 0.0, []))
+        return calls[0]
 
     monkeypatch.setattr(made.server, "_start", start)
     assert client.next() is None
-    assert made.problems == []
+    assert (len(calls), made.problems) == (1, [])
+
+
+class Cancelled(Call):
+    """Ends only if it was cancelled before it is read."""
+
+    def __iter__(self) -> Iterator[pb.WatchPodConditionsResponse]:
+        assert self.is_cancelled
+        raise Failure(grpc.StatusCode.CANCELLED)
+
+
+def test_client_waits_after_each_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    def wait(event: threading.Event, timeout: float) -> None:
+        waits.append(timeout)
+
+    failed: Step = [Failure(grpc.StatusCode.UNAVAILABLE)]
+    server = SyncServer(failed, failed, [response(FIRST)])
+    monkeypatch.setattr(grpc, "insecure_channel", server.open)
+    monkeypatch.setattr(threading.Event, "wait", wait)
+    monkeypatch.setattr(random, "random", lambda: 0.75)
+    assert PodInfoClient(error_delay_seconds=4.0).next() == FIRST
+    assert waits == [5.0, 5.0]
 
 
 @pytest.mark.parametrize("position", [(0, 0), (1, 0), (0, 1), ((1 << 64) - 1, (1 << 64) - 1)])
@@ -316,6 +341,41 @@ def test_program_for_one_state_shows_how_to_continue(capsys: pytest.CaptureFixtu
 def test_error_delay_may_be_from_nothing_to_an_hour(text: str, seconds: float) -> None:
     parsed: argparse.Namespace = base.parser_of(API).parse_args([f"--error-delay={text}"])
     assert parsed.error_delay_seconds == seconds
+
+
+@pytest.mark.parametrize("text", ["-0.25", "3600.5", "nan", "inf", "a while"])
+def test_other_error_delay_is_one_clear_sentence(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        base.parser_of(API).parse_args([f"--error-delay={text}"])
+    assert f"{text} is not a number of seconds from 0 to 3600" in capsys.readouterr().err
+
+
+def test_program_with_an_impossible_position_exits_with_one_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        base.run(PodInfoClient, print, base.parser_of(API), ["--instance-id=7", "--rev=-1"])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.endswith("error: no state has instance id 7 and rev -1\n")
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_client_is_connected_once_its_server_responds(
+    monkeypatch: pytest.MonkeyPatch, is_ready: bool
+) -> None:
+    made = Made(PodInfoClient, monkeypatch, [response(FIRST)])
+    client = made.client
+    assert isinstance(client, PodInfoClient)
+
+    class Ready:
+        def result(self, timeout: float) -> None:
+            if not is_ready:
+                raise grpc.FutureTimeoutError
+
+    monkeypatch.setattr(grpc, "channel_ready_future", lambda channel: Ready())
+    assert client.is_connected() is is_ready
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from agent.client import conditions
+from agent.client import base, conditions
 from agent.client.conditions import (
     AsyncConditionPublisher,
     ConditionPublisher,
@@ -36,6 +36,10 @@ class Server:
         self.responses: Callable[[pb.PublishRequest], list[pb.PublishResponse]] = lambda _: []
         self.ends_after = 0
         """Requests after which the server ends its stream; 0: none."""
+        self.stays = False
+        """Whether a stream stays open when its client sends no more."""
+        self.cancelled: list[bool] = []
+        """For each stream that stayed open, whether its client ended it."""
         self._code = grpc.StatusCode.OK
 
     @property
@@ -54,6 +58,9 @@ class Server:
                 yield from self.responses(request)
                 if len(received) == self.ends_after:
                     return
+        if self.stays:
+            ended = threading.Event()
+            self.cancelled.append(not context.add_callback(ended.set) or ended.wait(5))
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
@@ -317,3 +324,87 @@ async def test_closed_publisher_sends_nothing_more(server: Server, program: Prog
         publisher.set("a", "healthy", "True", "Late")
         await asyncio.sleep(0)
     assert (len(server.streams), len(server.received), program.handled) == (1, 1, [])
+
+
+@BOTH
+async def test_report_without_a_response_is_rejected_by_the_next_stream(
+    server: Server, program: Program, kind: type[Publisher]
+) -> None:
+    server.ends_after = 2
+
+    def respond(request: pb.PublishRequest) -> list[pb.PublishResponse]:
+        is_report = len(server.streams) > 1 and request.HasField("set")
+        return [pb.PublishResponse(number=request.number, code=3)] if is_report else []
+
+    server.responses = respond
+    async with program.running(kind) as publisher:
+        publisher.set("a", "healthy", "True", "First")
+        with server.serving():
+            await polling.until(
+                "the rejection", lambda: any(isinstance(one, Rejection) for one in program.handled)
+            )
+    rejected = [one for one in program.handled if isinstance(one, Rejection)]
+    assert rejected == [Rejection("a", HEALTHY, grpc.StatusCode.INVALID_ARGUMENT, "")]
+
+
+@BOTH
+async def test_publisher_waits_after_each_stream(
+    server: Server, program: Program, kind: type[Publisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays: list[float] = []
+
+    def delay_seconds(error_delay_seconds: float) -> float:
+        delays.append(error_delay_seconds)
+        return error_delay_seconds
+
+    monkeypatch.setattr(base, "delay_seconds", delay_seconds)
+    server.ends_after = 1
+    with server.serving():
+        async with program.running(kind):
+            await polling.until("some streams", lambda: len(server.streams) >= 4)
+    assert len(delays) >= 3
+    assert set(delays) == {0.01}
+
+
+@BOTH
+async def test_ended_publisher_ends_its_stream(
+    server: Server, program: Program, kind: type[Publisher]
+) -> None:
+    server.stays = True
+    with server.serving():
+        async with program.running(kind):
+            await until_received(server, 1)
+        await polling.until("the end", lambda: server.cancelled)
+    assert server.cancelled == [True]
+
+
+async def test_streams_that_have_ended_leave_no_threads(server: Server, program: Program) -> None:
+    server.ends_after = 1
+    before = threading.active_count()
+    with server.serving():
+        async with program.running(ConditionPublisher):
+            await polling.until("some streams", lambda: len(server.streams) >= 25)
+            assert threading.active_count() < before + 20
+
+
+async def test_closed_publisher_has_closed_its_channel(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[grpc.Channel] = []
+    open_channel = grpc.insecure_channel
+
+    def opened(*arguments: Any, **options: Any) -> grpc.Channel:
+        channel = open_channel(*arguments, **options)
+        original = channel.close
+
+        def close() -> None:
+            closed.append(channel)
+            original()
+
+        monkeypatch.setattr(channel, "close", close)
+        return channel
+
+    monkeypatch.setattr(grpc, "insecure_channel", opened)
+    async with program.running(ConditionPublisher):
+        assert closed == []
+    assert len(closed) == 1

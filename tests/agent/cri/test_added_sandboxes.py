@@ -136,6 +136,40 @@ async def test_reported_sandbox_is_listed_without_a_request(runtime: Runtime) ->
 
 
 @pytest.mark.looptime
+async def test_added_sandbox_replaces_a_ready_one_only_if_the_runtime_starts_it(
+    runtime: Runtime,
+) -> None:
+    listed = runtime.sandbox("web")
+    runtime.listed = [listed]
+    second = msgspec.structs.replace(listed, id="web-again", attempt=7, ips=IPS)
+    path = str(runtime.folder / "web-again")
+    async with followed(runtime) as sandboxes:
+        changes = sandboxes.changes.subscribe()
+        await sandboxes.add(NetworkedSandbox(second, path))
+        # It is listed already.
+        await sandboxes.add(NetworkedSandbox(listed, path), is_started=True)
+        assert (sandboxes.current["uid-web"].id, changes.take()) == ("web", [])
+        await sandboxes.add(NetworkedSandbox(second, path), is_started=True)
+        found = sandboxes.current["uid-web"]
+        assert found == msgspec.structs.replace(
+            second, attempt=1, is_ready=False, created=found.created, netns=found.netns
+        )
+        assert (found.netns and found.netns.path, found.created is None) == (path, False)
+        assert (sandboxes.containers["uid-web"], changes.take()) == ((), ["uid-web"])
+        await sandboxes.add(NetworkedSandbox(second, path), is_started=True)
+        assert changes.take() == []
+
+
+@pytest.mark.looptime
+async def test_added_sandbox_of_a_new_pod_is_its_first(runtime: Runtime) -> None:
+    async with followed(runtime) as sandboxes:
+        added = msgspec.structs.replace(runtime.sandbox("web"), attempt=7, ips=IPS)
+        await sandboxes.add(NetworkedSandbox(added, str(runtime.folder / "web")))
+        found = sandboxes.current["uid-web"]
+        assert (found.id, found.attempt, found.is_ready) == ("web", 0, False)
+
+
+@pytest.mark.looptime
 async def test_update_of_an_added_sandbox_causes_no_request(runtime: Runtime) -> None:
     async with followed(runtime) as sandboxes:
         runtime.report("web")

@@ -2,17 +2,21 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import io
 import socket
+import ssl
+import weakref
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from agent.serving import http
-from agent.serving.places import Limits, Places
+from agent.serving import http, peers
+from agent.serving.places import Limits, Peer, Places
 from tests import polling
 
 HEAD = b"GET / HTTP/1.1\r\nHost: here\r\n"
@@ -58,8 +62,23 @@ class Server:
             return response.status, await response.read()
 
 
+class Slow:
+    """A handler whose response waits for the test."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self.connections: list[weakref.ref[Any]] = []
+
+    async def respond(self, request: web.Request) -> web.Response:
+        self.connections.append(weakref.ref(request.transport))
+        self.started.set()
+        await self.may_end.wait()
+        return web.Response(text="served")
+
+
 @contextlib.asynccontextmanager
-async def serving(limits: Limits) -> AsyncIterator[Server]:
+async def serving(limits: Limits, *, slow: Slow | None = None) -> AsyncIterator[Server]:
     async def small(request: web.Request) -> web.Response:
         return web.Response(text="served")
 
@@ -73,6 +92,7 @@ async def serving(limits: Limits) -> AsyncIterator[Server]:
     app.router.add_get("/", small)
     app.router.add_post("/", length)
     app.router.add_get("/large", large)
+    app.router.add_get("/slow", slow.respond if slow else small)
     with socket.create_server(("127.0.0.1", 0)) as bound:
         async with http.serve(app, (bound,), limits) as places:
             yield Server(bound.getsockname()[1], places)
@@ -170,8 +190,25 @@ async def test_body_beyond_the_limit_is_rejected_before_it_is_received() -> None
         assert (await server.post(bytes((1 << 20) + 1)))[0] == 413
         reader, writer = await server.connect()
         writer.write(b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: 9999999999\r\n\r\n")
-        assert b" 413 " in await ended(reader)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
         writer.close()
+
+
+async def test_chunked_body_of_the_limit_is_received() -> None:
+    async with serving(PATIENT) as server, aiohttp.ClientSession() as session:
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for _ in range(16):
+                yield bytes(1 << 16)
+
+        async with session.post(server.url, data=chunks()) as response:
+            assert (response.status, await response.read()) == (200, b"1048576")
+
+
+async def test_request_without_a_body_is_served_where_none_may_have_one() -> None:
+    async with serving(dataclasses.replace(PATIENT, body_bytes=0)) as server:
+        assert await server.get() == b"served"
+        assert (await server.post(b"x"))[0] == 413
 
 
 async def test_chunked_body_beyond_the_limit_is_rejected() -> None:
@@ -182,7 +219,7 @@ async def test_chunked_body_beyond_the_limit_is_rejected() -> None:
             for _ in range(40):
                 writer.write(b"10000\r\n" + bytes(1 << 16) + b"\r\n")
                 await writer.drain()
-        assert b"200" not in (await ended(reader))[:20]
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
         writer.close()
 
 
@@ -199,6 +236,135 @@ async def test_unfinished_bodies_together_are_limited_and_small_ones_are_receive
         await polling.until("some are closed", lambda: server.places.open <= 2)
         for _, writer in large:
             writer.close()
+
+
+async def test_unfinished_bodies_may_reach_their_limit_together() -> None:
+    async with serving(dataclasses.replace(PATIENT, bodies_bytes=1000)) as server:
+        assert await server.post(bytes(1000)) == (200, b"1000")
+        with pytest.raises(aiohttp.ClientError):
+            await server.post(bytes(1001))
+
+
+async def test_client_is_trusted_once_a_handler_trusts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Peer("198.18.0.9")
+    monkeypatch.setattr(peers, "of", lambda accepted: client)
+
+    async def prove(request: web.Request) -> web.Response:
+        http.trust(request)
+        return web.Response(text="proved")
+
+    app = web.Application()
+    app.router.add_get("/", prove)
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        async with http.serve(app, (bound,), PATIENT) as places:
+            assert not places.is_trusted(client)
+            assert await Server(bound.getsockname()[1], places).get() == b"proved"
+            assert places.is_trusted(client)
+
+
+async def test_connection_in_use_is_not_closed_for_a_newer_one() -> None:
+    slow = Slow()
+    async with serving(PATIENT, slow=slow) as server:
+        reader, writer = await server.connect()
+        writer.write(b"GET /slow HTTP/1.1\r\nHost: here\r\n\r\n")
+        await slow.started.wait()
+        silent = [await server.connect() for _ in range(8)]
+        await polling.until("one is closed", lambda: server.places.rejected == 1)
+        slow.may_end.set()
+        assert (await ended(reader)).endswith(b"served")
+        for _, other in (*silent, (reader, writer)):
+            other.close()
+
+
+async def test_kept_connection_without_a_request_is_closed_for_a_newer_one() -> None:
+    async with serving(dataclasses.replace(PATIENT, is_kept=True)) as server:
+        reader, writer = await server.connect()
+        writer.write(HEAD + b"\r\n")
+        assert (await reader.readuntil(b"served")).startswith(b"HTTP/1.1 200 ")
+        silent = [await server.connect() for _ in range(8)]
+        await polling.until("one is closed", lambda: server.places.rejected == 1)
+        assert await ended(reader) == b""
+        for _, other in (*silent, (reader, writer)):
+            other.close()
+
+
+async def test_response_waits_for_a_client_that_reads_slowly() -> None:
+    """And its handler ends with the connection."""
+    sent: list[int] = []
+    ends: list[Exception] = []
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        try:
+            for number in range(64):
+                await response.write(bytes(1 << 20))
+                sent.append(number)
+        except ConnectionError as error:
+            ends.append(error)
+            raise
+        return response
+
+    app = web.Application()
+    app.router.add_get("/", stream)
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        async with http.serve(app, (bound,), PATIENT) as places:
+            server = Server(bound.getsockname()[1], places)
+            reader, writer = await server.connect()
+            writer.write(HEAD + b"\r\n")
+            assert (await reader.readexactly(1 << 20)).startswith(b"HTTP/1.1 200 ")
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert len(sent) < 32
+            assert (await ended(reader)).endswith(b"\r\n0\r\n\r\n")
+            writer.close()
+            assert (len(sent), ends) == (64, [])
+            reader, writer = await server.connect()
+            writer.write(HEAD + b"\r\n")
+            await reader.readexactly(1 << 20)
+            writer.transport.abort()
+            await polling.until("the end", lambda: ends)
+
+
+async def test_connection_has_one_time_limit_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timers: list[asyncio.TimerHandle] = []
+    loop = asyncio.get_running_loop()
+    call_later = loop.call_later
+
+    def recorded(delay: float, *args: Any, **options: Any) -> asyncio.TimerHandle:
+        timer = call_later(delay, *args, **options)
+        if delay == LONG_SECONDS:
+            timers.append(timer)
+        return timer
+
+    monkeypatch.setattr(loop, "call_later", recorded)
+    slow = Slow()
+    async with serving(PATIENT, slow=slow) as server:
+        reader, writer = await server.connect()
+        writer.write(b"GET /slow HTTP/1.1\r\nHost: here\r\n\r\n")
+        await slow.started.wait()
+        assert [timer.cancelled() for timer in timers] == [True, False]
+        slow.may_end.set()
+        await ended(reader)
+        writer.close()
+        await polling.until("it is closed", lambda: server.places.open == 0)
+        assert [timer.cancelled() for timer in timers] == [True, True]
+        gc.collect()
+        assert [connection() for connection in slow.connections] == [None]
+
+
+async def test_client_without_a_handshake_is_disconnected_when_the_server_ends() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        async with http.serve(web.Application(), (bound,), PATIENT, tls=lambda: context) as places:
+            server = Server(bound.getsockname()[1], places)
+            reader, writer = await server.connect()
+            await polling.until("it is served", lambda: places.open == 1)
+        assert places.open == 0
+        assert await ended(reader) == b""
+        writer.close()
 
 
 async def test_response_that_is_under_way_is_finished_when_the_server_ends() -> None:

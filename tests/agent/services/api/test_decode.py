@@ -72,6 +72,9 @@ def states(draw: st.DrawFn) -> tuple[Any, list[Any]]:
         "clusterIPs": ["None"] if is_headless else [addresses[one] for one in families],
         "externalIPs": draw(st.sampled_from([None, ["198.18.9.1", "fd00:18:9::1"]])),
         "sessionAffinity": draw(st.sampled_from(["None", "ClientIP"])),
+        "sessionAffinityConfig": draw(
+            st.sampled_from([None, {"clientIP": {"timeoutSeconds": 60}}])
+        ),
         "internalTrafficPolicy": draw(st.sampled_from(["Cluster", "Local"])),
         "externalTrafficPolicy": draw(st.sampled_from(["Cluster", "Local"])),
         "healthCheckNodePort": draw(st.sampled_from([0, 31000])),

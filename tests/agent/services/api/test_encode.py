@@ -204,6 +204,24 @@ def test_endpoint_in_two_slices_is_listed_once() -> None:
     assert targets(found.ports[0]) == ["198.19.0.1:8080"]
 
 
+def test_first_of_two_equal_mentions_counts() -> None:
+    """By the names of their slices."""
+    first, second = (endpoint_json("198.19.0.1", zone=zone) for zone in "ab")
+    found = encoded(
+        service(),
+        endpoint_slice(first),
+        endpoint_slice(second),
+        endpoint_details=True,
+    )
+    assert [one.zone for one in found.ports[0].endpoints] == ["a"]
+
+
+def test_first_address_of_an_endpoint_counts() -> None:
+    """As for kube-proxy: the others are of the same pod."""
+    both = {**endpoint_json(""), "addresses": ["198.19.0.1", "198.19.0.2"]}
+    assert targets(encoded(service(), endpoint_slice(both)).ports[0]) == ["198.19.0.1:8080"]
+
+
 @pytest.mark.parametrize("is_first", [False, True])
 def test_local_and_ready_mention_of_two_counts(is_first: bool) -> None:
     both = [
@@ -356,7 +374,7 @@ def test_any_port_number_can_be_used(number: int) -> None:
     found = endpoint_slice(endpoint_json("198.19.0.1"), ports=[{**ports[0], "port": number}])
     (port,) = encoded(service(type="NodePort", ports=ports), found).ports
     assert (port.port, port.node_port) == (number, number)
-    assert targets(port) == [f"198.19.0.1:{number}"]
+    assert targets(port) == targets(port, "external") == [f"198.19.0.1:{number}"]
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ def test_labels_and_annotations_are_sent_by_pattern() -> None:
         ("a/c/b", "a*b*c", False),
         ("a.b", "a*.*b", True),
         ("abc", "*b*b*", False),
+        ("b", "*b*", True),
         ("abcb", "*b*b*", True),
         ("app", "a**p", True),
         ("a?p", "a?p", True),

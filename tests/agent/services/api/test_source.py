@@ -13,17 +13,23 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from agent.admin.report import SourceProblem
+from agent.api.tls import CurrentTls
 from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod, MetadataOnly
 from agent.kube.pod_reports import PodReports
 from agent.kube.watcher import Query, Watcher
 from agent.pods.conditions import FALSE, Condition
 from agent.services.api.api_objects import SERVICES, SLICES, ApiObjects
-from agent.services.api.node_zones import WatchedZones
-from agent.services.api.source import ServiceEndpoints
+from agent.services.api.filters import FilterError, ServiceFilter
+from agent.services.api.node_zones import FixedZone, WatchedZones
+from agent.services.api.object_source import API_SERVER, Key, SourcePosition
+from agent.services.api.objects import ApiService, EndpointSlice
+from agent.services.api.source import NodesEndpoint, ServiceEndpoints
 from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.settings import localnet_socket
 from tests import polling
+from tests.agent.api.certificates import Authority
 from tests.agent.kube.apiserver import NODES, ApiServer
 from tests.agent.kube.conftest import api, kubeconfig, listening, opened, server
 from tests.agent.services.api.conftest import WAIT_SECONDS, request
@@ -31,6 +37,7 @@ from tests.agent.services.api.making import (
     NODE,
     Json,
     endpoint_json,
+    read,
     service_json,
     slice_json,
     targets,
@@ -130,14 +137,15 @@ async def test_services_of_the_api_server_are_published(node: Node, server: ApiS
     assert await node.newest() == {}
 
 
+@pytest.mark.parametrize("path", [SLICES.path, NODES])
 async def test_no_state_is_published_before_all_resources_are_listed(
-    server: ApiServer, api: ApiClient, tmp_path: pathlib.Path
+    server: ApiServer, api: ApiClient, tmp_path: pathlib.Path, path: str
 ) -> None:
     server.put(service_json(), path=SERVICES.path)
     may_tell = asyncio.Event()
 
     async def hold(request: web.Request) -> web.StreamResponse | None:
-        if request.path == SLICES.path:
+        if request.path == path:
             await may_tell.wait()
         return None
 
@@ -383,6 +391,119 @@ async def test_saved_services_that_cannot_be_used_are_none(
         server.put(service_json(), path=SERVICES.path)
         async with server.running(listening):
             assert list(await node.newest()) == ["web"]
+
+
+class Fixed:
+    """A source of one service, which has sent everything."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        found: ApiService = read(service_json(), ApiService)
+        self.services = {("default", "web"): found}
+        self.slices: dict[Key, EndpointSlice] = {}
+        self.synced = asyncio.Event()
+        self.synced.set()
+        self.saved_at: datetime.datetime | None = None
+        self.problems: dict[str, str] = {}
+        self.seeded: list[SourcePosition] = []
+
+    def as_of(self) -> datetime.datetime:
+        return datetime.datetime.now(datetime.UTC)
+
+    def position(self) -> SourcePosition:
+        return SourcePosition("5", "7")
+
+    def seed(self, services: object, slices: object, position: SourcePosition) -> None:
+        self.seeded.append(position)
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def run_once(
+    source: Fixed, directory: pathlib.Path, zone: str = "a", others: NodesEndpoint | None = None
+) -> ServiceEndpoints:
+    """An agent's life until it has published in this zone, and serves other nodes if it is to."""
+    zones = FixedZone(NODE, zone)
+    endpoints = ServiceEndpoints(
+        lambda on_service, on_slice: source,
+        node=NODE,
+        zones=zones,
+        run_directory=directory,
+        others=others,
+    )
+    running = asyncio.create_task(endpoints.run())
+    async with asyncio.timeout(WAIT_SECONDS):
+        await polling.until("a state", (directory / "state" / "services.json").exists)
+        await endpoints.publisher.wait_newer(0, 0)
+        await polling.until("its zone", lambda: endpoints.store.zones == zones.zones())
+        await polling.until("its time", lambda: endpoints.saved_at == source.saved_at)
+        if (server := endpoints.nodes_server) is not None:
+            await polling.until("its port", lambda: server.is_serving)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    return endpoints
+
+
+async def test_watches_continue_at_the_saved_position_of_the_same_source_only(
+    tmp_path: pathlib.Path,
+) -> None:
+    first, again, other = Fixed("first"), Fixed("first"), Fixed("other")
+    for source in (first, again, other):
+        await run_once(source, tmp_path)
+    assert first.seeded == []
+    assert again.seeded == [SourcePosition("5", "7")]
+    assert other.seeded == [SourcePosition()]
+
+
+async def test_saved_zone_that_a_node_has_no_more_is_forgotten(tmp_path: pathlib.Path) -> None:
+    for zone in ("a", "b", ""):
+        await run_once(Fixed("first"), tmp_path, zone)
+
+
+async def test_source_that_sends_a_saved_state_is_a_problem(tmp_path: pathlib.Path) -> None:
+    source = Fixed("hub:9655")
+    source.saved_at = datetime.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=datetime.UTC)
+    source.problems = {"hub:9655": "it does not respond"}
+    endpoints = await run_once(source, tmp_path)
+    assert endpoints.problems() == [
+        SourceProblem(part="services", text="services from hub:9655: it does not respond"),
+        SourceProblem(
+            part="services",
+            text="services are those saved at 2026-01-02T03:04:05+00:00; hub:9655 has not "
+            "confirmed them since",
+        ),
+    ]
+    assert endpoints.publisher.snapshot is not None
+    saved = endpoints.publisher.snapshot.saved
+    assert saved is not None
+    assert saved.saved_at == endpoints.saved_at == source.saved_at
+    source.saved_at = None
+    source.problems = {}
+    later = await run_once(source, tmp_path)
+    assert (later.problems(), later.saved_at) == ([], None)
+    # The report has those of the API server already.
+    source.name = API_SERVER
+    source.problems = {"services": "it does not respond"}
+    assert later.problems() == []
+
+
+async def test_agent_has_views_of_its_own_node_only(tmp_path: pathlib.Path) -> None:
+    endpoints = await run_once(Fixed("first"), tmp_path)
+    assert endpoints.nodes_server is None
+    with (
+        pytest.raises(FilterError, match="as node other uses them"),
+        endpoints.publisher.views.hold(0, "other", ServiceFilter()),
+    ):
+        pass
+
+
+async def test_agent_that_serves_other_nodes_has_their_views(tmp_path: pathlib.Path) -> None:
+    tls = CurrentTls(Authority.make().files(tmp_path / "tls"))
+    others = NodesEndpoint(("127.0.0.1", 0), tls)
+    endpoints = await run_once(Fixed("first"), tmp_path, others=others)
+    with endpoints.publisher.views.hold(0, "other", ServiceFilter()) as view:
+        assert view.node == "other"
 
 
 async def test_local_readiness_is_published_without_an_api_server(node: Node) -> None:

@@ -1,5 +1,6 @@
 """Changes between states: added, changed, removed; nothing is lost when one cannot be applied."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,13 @@ def test_change_has_new_values_and_removed_ones() -> None:
     assert change
     differ.accept()
     assert not differ.compare({"a": 1, "b": 4, "d": 5})
+
+
+@pytest.mark.parametrize("part", ["added", "changed", "removed"])
+def test_change_of_one_kind_is_a_change(part: str) -> None:
+    parts: dict[str, dict[str, int]] = {"added": {}, "changed": {}, "removed": {}}
+    assert not diff.Change(**parts)
+    assert diff.Change(**{**parts, part: {"a": 1}})
 
 
 def test_change_that_was_not_accepted_is_in_the_next_one() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import datetime
 import os
 import pathlib
 import signal
@@ -231,6 +232,65 @@ async def test_program_has_options_for_the_filter(served: Served) -> None:
     _, said = await asyncio.to_thread(program.communicate, timeout=WAIT_SECONDS)
     assert program.returncode == 2
     assert "invalid choice: 'Any'" in said
+
+
+def test_options_of_a_program_are_the_fields_of_its_requests(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requested = pb.NextFilter(
+        namespaces=["a", "b"],
+        types=[pb.SERVICE_TYPE_NODE_PORT, pb.SERVICE_TYPE_EXTERNAL_NAME],
+        families=[pb.ADDRESS_FAMILY_IPV6],
+        label_patterns=["*"],
+        annotation_patterns=["example.org/*", "x"],
+        service_proxy_name="own",
+        all_endpoints=True,
+        endpoint_details=True,
+        node="n",
+        instance_id=7,
+        rev=2,
+    )
+    echoed = pb.NextFilter()
+    echoed.CopyFrom(requested)
+    echoed.rev = 3
+    states: list[ServicesState] = []
+    with scripted(tmp_path / "s", [pb.NextItem(next=echoed), end(0)]) as asked:
+        clients.run(
+            states.append,
+            [
+                *("--once", "--target", f"unix:{tmp_path / 's'}", "--error-delay", "0"),
+                *("--instance-id", "7", "--rev", "2", "--namespace", "a", "--namespace", "b"),
+                *("--type", "NodePort", "--type", "ExternalName", "--family", "IPv6"),
+                *("--labels", "*", "--annotations", "example.org/*", "--annotations", "x"),
+                *("--service-proxy-name", "own", "--all-endpoints", "--endpoint-details"),
+                *("--node", "n"),
+            ],
+        )
+    assert asked == [requested]
+    assert states == [ServicesState(7, 3, ())]
+    assert capsys.readouterr() == ("", "to continue: --instance-id 7 --rev 3\n")
+
+
+def test_help_of_a_program_has_the_values_of_its_options(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        clients.run(print, ["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--namespace TEXT only services of it; may be repeated" in shown
+    assert "--type {ClusterIP,NodePort,LoadBalancer,ExternalName} only services of it" in shown
+    assert "--family {IPv4,IPv6} only addresses of it; may be repeated" in shown
+
+
+def test_saved_state_has_the_time_when_it_was_saved(tmp_path: pathlib.Path) -> None:
+    at = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+    saved = pb.NextItem(next=HEADER.next, saved_at=at)
+    with (
+        scripted(tmp_path / "s", [saved, end(0)], [HEADER, end(0)]),
+        contextlib.closing(client_of(tmp_path / "s")) as client,
+    ):
+        assert client.next() == ServicesState(7, 3, (), at)
+        assert client.next() == ServicesState(7, 3, ())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
