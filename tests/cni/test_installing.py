@@ -579,12 +579,12 @@ async def test_agent_that_finds_the_plugin_being_removed_reports_that(
         await until("the report", lambda: bool(logged))
         assert not status.is_installed
         await asyncio.sleep(0.1)
-    await until("the network has the plugin", lambda: has_plugin(node))
+    await until("the plugin", lambda: status.is_installed)
+    assert has_plugin(node)
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
     (line,) = (line for line in logged if line["event"] is Event.CNI_PLUGIN_NOT_INSTALLED)
     assert "is being removed" in line["problem"]
-    assert status.is_installed
 
 
 async def test_remove_fails_also_for_a_directory_that_was_created_again(

@@ -170,8 +170,12 @@ class Node:
         try:
             await polling.until(what, holds)
         except polling.TimedOutError as error:
+            report = await asyncio.to_thread(self.operator.report)
+            state = [one.sentence for one in report.findings] if report else "none, it hangs"
             lines = [json.dumps(line) for line in self.operator.log_lines()][-5:]
-            raise polling.TimedOutError(f"{error}; the agent's last lines: {lines}") from error
+            raise polling.TimedOutError(
+                f"{error}; the agent's findings: {state}; its last lines: {lines}"
+            ) from error
 
     async def ready(self, *pods: str) -> None:
         """Wait until both conditions of each are True in the API."""

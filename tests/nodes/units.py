@@ -26,6 +26,7 @@ import multiprocessing
 import os
 import pathlib
 import signal
+import time
 import traceback
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -53,6 +54,7 @@ _KEPT = (
     *("Umask", "Uid", "Gid", "Groups", "Threads", "NoNewPrivs", "Seccomp", "Cpus_allowed_list"),
     *("SigBlk", "SigIgn", "SigCgt", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
 )
+_THREAD_CHECKS, _THREAD_SECONDS = 100, 0.001
 _PR_SET_PDEATHSIG = 1
 _numbers = itertools.count()
 _runner = pytest.StashKey["_Runner | None"]()
@@ -290,7 +292,7 @@ def _serve(session: pytest.Session, connection: Connection) -> NoReturn:
                 nextitem is None
                 and node.current is not None
                 and all(report.passed for report in plugin.reports)
-                and _attributes() == before
+                and _is_again(before)
             )
             if can_continue:
                 node.leave()
@@ -313,6 +315,15 @@ def _requests(connection: Connection) -> Iterator[str | tuple[int, int | None]]:
             yield connection.recv()
         except EOFError:
             return
+
+
+def _is_again(before: tuple[object, ...]) -> bool:
+    """A thread of faulthandler may be at its end: it cannot be waited for by a join."""
+    for _ in range(_THREAD_CHECKS):
+        if _attributes() == before:
+            return True
+        time.sleep(_THREAD_SECONDS)
+    return False
 
 
 def _attributes() -> tuple[object, ...]:

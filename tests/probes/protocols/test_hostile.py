@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import subprocess
@@ -20,6 +21,9 @@ from tests.probes.conftest import Sandbox
 from tests.probes.single_probe import Deadline
 
 pytestmark = pytest.mark.kernel
+
+# What the first probe of a kind imports is not what it holds.
+importlib.import_module("probes.protocols.h2c")
 
 TIMEOUT_SECONDS = 0.15
 TRIES = 20
@@ -90,7 +94,9 @@ async def test_probe_ends_in_time_holds_little_and_leaves_nothing(
                 held = tracemalloc.get_traced_memory()[1]
             finally:
                 tracemalloc.stop()
-            if deadline.is_kept(outcome, TIMEOUT_SECONDS):
+            # On a busy machine what a good server sends is late, too.
+            is_good = outcome.passed or (name, kind) not in HEALTHY
+            if is_good and deadline.is_kept(outcome, TIMEOUT_SECONDS):
                 break
             late.append(outcome.duration_seconds)
         assert len(late) < TRIES, (kind, late)
