@@ -49,7 +49,7 @@ def test_difference_is_applied_to_the_last_state(tmp_path: pathlib.Path) -> None
         [*delta(6), end(2)],
     ]
     with (
-        scripted(tmp_path / "s", *streams) as asked,
+        scripted(tmp_path / "s", *streams) as requests,
         contextlib.closing(client_of(tmp_path / "s")) as client,
     ):
         states = [client.next() for _ in streams]
@@ -66,55 +66,55 @@ def test_difference_is_applied_to_the_last_state(tmp_path: pathlib.Path) -> None
     assert list(third.services[0].cluster_ips) == ["198.18.0.1"]
     # What did not change is the same object: it is compared without reading it.
     assert all(a is b for a, b in zip(third.services, fourth.services, strict=True))
-    assert [request.accepts_delta for request in asked] == [False, True, True, True]
+    assert [request.accepts_delta for request in requests] == [False, True, True, True]
 
 
 def test_client_with_a_wrong_base_reads_the_full_state(tmp_path: pathlib.Path) -> None:
     problems: list[str] = []
     streams = [FULL, [*delta(4, one("api")), end(5)], [HEADER, WEB, end(1)]]
     with (
-        scripted(tmp_path / "s", *streams) as asked,
+        scripted(tmp_path / "s", *streams) as requests,
         contextlib.closing(client_of(tmp_path / "s", problems)) as client,
     ):
         assert names(client.next()) == ["web"]
         assert names(client.next()) == ["web"]
         client.next()
-    assert asked == [pb.NextFilter(), after(HEADER), pb.NextFilter(), after(HEADER)]
+    assert requests == [pb.NextFilter(), after(HEADER), pb.NextFilter(), after(HEADER)]
     assert problems == [
         "cannot read the service endpoints of this node: the response is incomplete"
     ]
 
 
 def test_client_that_resumes_has_no_base(tmp_path: pathlib.Path) -> None:
-    with scripted(tmp_path / "s", FULL, FULL) as asked:
+    with scripted(tmp_path / "s", FULL, FULL) as requests:
         client = ServicesClient(f"unix:{tmp_path / 's'}", instance_id=5, rev=9)
         with contextlib.closing(client):
             client.next()
             client.instance_id = client.rev = 0
             client.next()
-    assert asked == [pb.NextFilter(instance_id=5, rev=9), pb.NextFilter()]
+    assert requests == [pb.NextFilter(instance_id=5, rev=9), pb.NextFilter()]
 
 
 def test_differences_can_be_declined(tmp_path: pathlib.Path) -> None:
-    with scripted(tmp_path / "s", FULL, FULL) as asked:
+    with scripted(tmp_path / "s", FULL, FULL) as requests:
         client = ServicesClient(f"unix:{tmp_path / 's'}", accepts_delta=False)
         with contextlib.closing(client):
             client.next()
             client.next()
-    assert asked == [pb.NextFilter(), HEADER.next]
+    assert requests == [pb.NextFilter(), HEADER.next]
 
 
 def test_filter_is_in_each_request(tmp_path: pathlib.Path) -> None:
     requested = pb.NextFilter(namespaces=["default"], label_patterns=["*"], instance_id=1, rev=1)
     echoed = pb.NextFilter(namespaces=["default"], label_patterns=["*"], instance_id=7, rev=3)
     stream = [pb.NextItem(next=echoed), WEB, end(1)]
-    with scripted(tmp_path / "s", stream, stream) as asked:
+    with scripted(tmp_path / "s", stream, stream) as requests:
         client = ServicesClient(f"unix:{tmp_path / 's'}", filter=requested)
         with contextlib.closing(client):
             client.next()
             client.next()
     echoed.accepts_delta = True
-    assert asked == [pb.NextFilter(namespaces=["default"], label_patterns=["*"]), echoed]
+    assert requests == [pb.NextFilter(namespaces=["default"], label_patterns=["*"]), echoed]
 
 
 def test_server_that_ignores_the_filter_is_an_error(tmp_path: pathlib.Path) -> None:

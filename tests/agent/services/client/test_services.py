@@ -42,11 +42,11 @@ def end(count: int) -> pb.NextItem:
 @contextlib.contextmanager
 def scripted(path: pathlib.Path, *streams: list[pb.NextItem]) -> Iterator[list[pb.NextFilter]]:
     """A server that sends one stream per call; yields the requests."""
-    asked: list[pb.NextFilter] = []
+    requests: list[pb.NextFilter] = []
     left = iter(streams)
 
     def answer(request: pb.NextFilter, context: grpc.ServicerContext) -> Iterator[pb.NextItem]:
-        asked.append(request)
+        requests.append(request)
         yield from next(left, [HEADER, end(0)])
 
     with futures.ThreadPoolExecutor(2) as pool:
@@ -63,7 +63,7 @@ def scripted(path: pathlib.Path, *streams: list[pb.NextItem]) -> Iterator[list[p
         server.add_insecure_port(f"unix:{path}")
         server.start()
         try:
-            yield asked
+            yield requests
         finally:
             server.stop(None).wait()
 
@@ -87,32 +87,32 @@ def client_of(path: pathlib.Path, problems: list[str] | None = None) -> Services
 )
 def test_incomplete_state_is_discarded(tmp_path: pathlib.Path, broken: list[pb.NextItem]) -> None:
     problems: list[str] = []
-    with scripted(tmp_path / "s", broken, broken, [HEADER, WEB, end(1)]) as asked:
+    with scripted(tmp_path / "s", broken, broken, [HEADER, WEB, end(1)]) as requests:
         with contextlib.closing(client_of(tmp_path / "s", problems)) as client:
             state = client.next()
         assert state is not None
         assert (state.instance_id, state.rev) == (7, 3)
         assert [one.name for one in state.services] == ["web"]
-        assert asked == [pb.NextFilter()] * 3
+        assert requests == [pb.NextFilter()] * 3
     assert problems == [
         "cannot read the service endpoints of this node: the response is incomplete"
     ]
 
 
 def test_each_call_continues_from_the_last_state(tmp_path: pathlib.Path) -> None:
-    with scripted(tmp_path / "s") as asked:
+    with scripted(tmp_path / "s") as requests:
         with contextlib.closing(client_of(tmp_path / "s")) as client:
             client.next()
             client.next()
-        assert asked == [pb.NextFilter(), after(HEADER)]
+        assert requests == [pb.NextFilter(), after(HEADER)]
 
 
 def test_first_call_continues_from_the_given_state(tmp_path: pathlib.Path) -> None:
-    with scripted(tmp_path / "s") as asked:
+    with scripted(tmp_path / "s") as requests:
         client = ServicesClient(f"unix:{tmp_path / 's'}", instance_id=5, rev=9)
         with contextlib.closing(client):
             client.next()
-        assert asked == [pb.NextFilter(instance_id=5, rev=9)]
+        assert requests == [pb.NextFilter(instance_id=5, rev=9)]
 
 
 def test_failed_request_raises_one_sentence(tmp_path: pathlib.Path) -> None:
@@ -254,7 +254,7 @@ def test_options_of_a_program_are_the_fields_of_its_requests(
     echoed.CopyFrom(requested)
     echoed.rev = 3
     states: list[ServicesState] = []
-    with scripted(tmp_path / "s", [pb.NextItem(next=echoed), end(0)]) as asked:
+    with scripted(tmp_path / "s", [pb.NextItem(next=echoed), end(0)]) as requests:
         clients.run(
             states.append,
             [
@@ -266,7 +266,7 @@ def test_options_of_a_program_are_the_fields_of_its_requests(
                 *("--node", "n"),
             ],
         )
-    assert asked == [requested]
+    assert requests == [requested]
     assert states == [ServicesState(7, 3, ())]
     assert capsys.readouterr() == ("", "to continue: --instance-id 7 --rev 3\n")
 
