@@ -44,8 +44,10 @@ class Record:
         return set().union(*self.lines.get(path, {}).values()) - {_AT_IMPORT}
 
     def tests_of(self, path: str, lines: Iterable[int]) -> set[str]:
-        """The tests that run one of these lines of a module; what runs at import, such as a
-        constant, concerns all that run the module."""
+        """The tests that run one of these lines of a module, or their files; what no test function
+        runs, but an import or a fixture of a file does, concerns all that run the module."""
         by_line = self.lines.get(path, {})
         found = set().union(*(by_line.get(line, set()) for line in lines))
-        return self.runs(path) if found == {_AT_IMPORT} else found - {_AT_IMPORT}
+        if found and not any("::" in name for name in found):
+            found |= self.runs(path)
+        return found - {_AT_IMPORT}

@@ -1,6 +1,7 @@
 """A pytest plugin: records which tests run which lines, how long they take, and what fails.
 
-Coverage's context is the test function; processes that a test starts inherit it in the environment.
+Coverage's context is the test function, or the test file while it is imported, which makes its
+tables of parameters. Processes that a test starts inherit it in the environment.
 Kernel tests run without coverage: their agents end by SIGKILL. For them tests/mutants/hook records
 functions, under the same name.
 """
@@ -18,12 +19,22 @@ import pytest
 RECORD = "PODGATE_MUTANTS_RECORD"
 """The variable with the file that gets durations and failures."""
 CONTEXT = "PODGATE_MUTANTS_CONTEXT"
-"""The variable with the test, for coverage in processes that a test starts."""
+"""The variable with the test, for tests/mutants/hook in processes that a kernel test starts."""
 ENTRIES = "PODGATE_MUTANTS_ENTRIES"
 """The variable with the file that gets a line for each function that a kernel test enters."""
 
+_COVERAGE = "COVERAGE_PROCESS_CONFIG"  # for processes that a test starts
+
 _seconds: defaultdict[str, float] = defaultdict(float)
 _failed: list[str] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, object, object]:
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    with _context(collector.nodeid):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -72,6 +83,8 @@ def _context(name: str) -> Iterator[None]:
 def _switch(name: str) -> None:
     if measured := coverage.Coverage.current():
         measured.switch_context(name)
+        measured.config.context = name
+        os.environ[_COVERAGE] = measured.config.serialize()
     os.environ[CONTEXT] = name
 
 

@@ -1,13 +1,10 @@
 """Mutants are tried by forks of one server, which they cannot harm, or else by new processes."""
 
-import pathlib
-import shutil
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from tests.mutants import trials
+from tests.mutants import trees, trials
 from tests.mutants.record import Record
 from tests.nodes import leftovers
 
@@ -81,24 +78,15 @@ def test_only_in_new_process():
     assert pod.unused() == 5
 """
 PATH, TEST = "agent/pod.py", "tests/test_pod.py"
-SERVER = ("live_code", "namespaces", "protocol", "trial_child", "trial_server")
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[trials.Copy]:
     """Of a tree with one module, one test file and the trial server."""
-    root = tmp_path_factory.mktemp("root")
-    for name in (PATH, TEST, "tests/mutants/__init__.py", "agent/__init__.py", "tests/__init__.py"):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).touch()
-    (root / PATH).write_text(SOURCE)
-    (root / TEST).write_text(TESTS)
-    for name in SERVER:
-        shutil.copy(pathlib.Path(trials.__file__).with_name(f"{name}.py"), root / "tests/mutants")
-    subprocess.run(["git", "init", "--quiet", root], check=True)
+    root, directory = (tmp_path_factory.mktemp(name) for name in ("root", "copy"))
     with leftovers.lasting(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(trials, "_FORK_SECONDS", 2)
-        made = trials.Copy(root, tmp_path_factory.mktemp("copy"))
+        made = trees.copy(root, {PATH: SOURCE, TEST: TESTS}, directory)
         yield made
         made.close()
 

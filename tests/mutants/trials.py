@@ -48,7 +48,6 @@ data_file = {directory}/coverage
 parallel = true
 patch = subprocess
 sigterm = true
-context = ${{{context}-}}
 """
 # How much longer than without it the tests of a mutant may take, beside the start of a process.
 _SLOWER = 4
@@ -101,8 +100,7 @@ class Copy:
     def record(self, tests: Collection[str]) -> Record:
         """Run test files without a mutant. Raises `TrialError`."""
         settings = self._directory / "coveragerc"
-        content = _COVERAGE.format(directory=self._directory, context=recording.CONTEXT)
-        settings.write_text(content)
+        settings.write_text(_COVERAGE.format(directory=self._directory))
         report = self._directory / "record.json"
         command = ("-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", *_OPTIONS)
         ended = self._run(
