@@ -223,7 +223,7 @@ class Sandboxes:
         if self.problem:
             seconds = _RELIST_SECONDS
         if self._echoes:
-            seconds = self._echoes.pop(0)
+            seconds = max(self._echoes.pop(0), self._gap_seconds)
         loop = asyncio.get_running_loop()
         end = min(loop.time() + seconds, self._lookups.next_retry_at)
         gap_end = min(loop.time() + self._gap_seconds, end)
