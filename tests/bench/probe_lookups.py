@@ -32,7 +32,8 @@ from tests.probes.conftest import Sandbox
 _SAMPLES = 7
 _PER_SECOND = 1000
 _NAMESPACES = 10
-_SECONDS = 5
+# Between two scrapes, which get all durations: Prometheus, documentation/examples/prometheus.yml.
+_SECONDS = 15
 _WAYS = {"connect": 1, "lookup": 1_000_000, "default": Settings().probe_connect_every}
 """In which periods probes connect. The agent's default is a mixture of the other two."""
 _SWEPT, _SWEEPS_PER_SECOND = 100, 10
