@@ -80,8 +80,8 @@ async def test_notes_and_what_others_report_are_no_events() -> None:
     quiet = (kinds.PROBE_FAILING, kinds.PODS_NOT_SYNCED, kinds.WATCH_BROKEN)
     notes = [kind for kind in kinds.KINDS.values() if kind.severity is Severity.NOTE]
     assert notes
-    node = Recorded(*(found(kind, "It is so") for kind in (*quiet, *notes)))
-    assert await node.after(60) == []
+    node = Recorded(*(found(kind, "It is so") for kind in (*quiet, *notes)), OPEN)
+    assert [event.reason for event in await node.after(60)] == ["Off"]
 
 
 async def test_findings_are_counted_by_severity_and_kind() -> None:

@@ -216,12 +216,14 @@ async def test_a_pod_that_waits_for_its_namespace_is_retried_without_a_hint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = Node(monkeypatch)
+    changes = node.store.in_force.subscribe()
     node.store.set_pod(
         Pod(uid="a", namespace="demo", name="a", mode=Mode.ENFORCE, netns_path="/run/netns/a")
     )
     async with node.running():
         await asyncio.sleep(0.5)
         assert node.status("a") == (FALSE, "NetnsNotFound")
+        assert changes.take() == ["a"]
         node.add_netns("a", ifindex=1, has_veth=False)
         await asyncio.sleep(1.1)
         assert node.status("a") == (FALSE, "NoInterface")

@@ -129,6 +129,7 @@ OF_ANOTHER = msgspec.convert(
 
 ELSEWHERE = agent_pod("old", created="2026-11-25T08:00:00Z", revision="1", namespace="other")
 SAME = agent_pod("old", created="2026-11-25T08:00:00Z", revision="2")
+AS_OLD = agent_pod("old", created=NEW.metadata.creation_timestamp or "", revision="1")
 UNDATED = agent_pod("old", created="", revision="1", creationTimestamp=None)
 BARE = agent_pod(
     *("old",),
@@ -139,7 +140,7 @@ BARE = agent_pod(
 
 
 @pytest.mark.parametrize(
-    "other", [None, DELETED, YOUNGER, OF_ANOTHER, ELSEWHERE, SAME, UNDATED, BARE]
+    "other", [None, DELETED, YOUNGER, OF_ANOTHER, ELSEWHERE, SAME, AS_OLD, UNDATED, BARE]
 )
 async def test_nothing_is_written_without_a_previous_pod(
     server: ApiServer, api: ApiClient, other: ApiPod | None

@@ -267,3 +267,12 @@ async def test_new_neighbours_are_waited_for_together() -> None:
     found = await claimant.check(*(f"198.18.2.{number}" for number in range(1, 65)))
     assert asyncio.get_running_loop().time() - started < 0.1
     assert len(found.unconfirmed) == len(set(claimant.routes.solicited)) == 64
+
+
+async def test_address_of_a_pod_that_was_removed_is_new_when_it_comes_back() -> None:
+    claimant = Claimant()
+    claimant.pod = claimant.report(POD.uid)
+    assert not (await claimant.settled("192.0.2.1")).is_settling
+    claimant.store.remove_pod(POD.uid)
+    await claimant.check()
+    assert (await claimant.check("192.0.2.1")).is_settling

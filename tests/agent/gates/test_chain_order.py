@@ -127,11 +127,14 @@ async def test_a_new_interface_with_an_old_number_has_no_moves(
     chain: Chain, chain_order: ChainOrder
 ) -> None:
     chain.is_contested, chain.is_gate_first = True, False
-    for _ in range(4):
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(4):
+            await chain_order.ensure_first(INTERFACE)
+        chain_order.forget(INTERFACE.ifindex)
         await chain_order.ensure_first(INTERFACE)
-    chain_order.forget(INTERFACE.ifindex)
-    await chain_order.ensure_first(INTERFACE)
-    assert chain.moves == 4
+        assert chain.moves == 4
+    reported = [line for line in lines if line["event"] is Event.GATE_DISPLACED]
+    assert len(reported) == 2
 
 
 async def test_a_chain_that_cannot_be_read_is_reported_until_it_can(

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog
 from aiohttp import web
 
 from agent import labels
@@ -15,6 +16,7 @@ from agent.kube.client import STRATEGIC_MERGE, ApiClient
 from agent.kube.condition_writer import ConditionWriter
 from agent.kube.objects import ApiPod
 from agent.kube.watcher import Query, Watcher
+from agent.logs import Event
 from agent.pods.conditions import FALSE, TRUE, Conditions
 from agent.pods.pod import Pod
 from tests.agent.kube import apiserver
@@ -650,14 +652,17 @@ async def test_rejection_of_one_pod_delays_no_other(server: ApiServer, api: ApiC
     server.put(gated("a"))
     server.put(gated("b"))
     server.faults.append(forbid)
-    async with Agent(api).running() as agent:
-        agent.know("a")
-        await asyncio.sleep(1)
-        agent.know("b")
-        await asyncio.sleep(1)
-        assert conditions(server, "b")
-        await asyncio.sleep(3600)
-        assert len([one for one in server.patches() if "/a/" in one.path]) < 20
+    with structlog.testing.capture_logs() as lines:
+        async with Agent(api).running() as agent:
+            agent.know("a")
+            await asyncio.sleep(1)
+            agent.know("b")
+            await asyncio.sleep(1)
+            assert conditions(server, "b")
+            await asyncio.sleep(3600)
+            assert 2 < len([one for one in server.patches() if "/a/" in one.path]) < 20
+    rejected = [line for line in lines if line["event"] is Event.CONDITION_WRITE_REJECTED]
+    assert [line["pod"] for line in rejected] == ["default/a"], "the same error is logged once"
 
 
 async def test_pod_whose_write_succeeded_is_retried_soon_after_its_next_rejection(

@@ -237,3 +237,14 @@ async def test_invalid_owner_is_a_finding_and_its_last_valid_version_stays(
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_pods_of_the_api_server_are_compared_again_with_new_owners() -> None:
+    """Conditions that are no owner's any more are removed there."""
+    held = Held()
+    pod = ApiPod(metadata=ObjectMetadata(uid="uid-web", namespace="shop", name="web"))
+    held.owned.see_api(pod)
+    changes = held.conditions.changes.subscribe()
+    held.owned.set_owners({})
+    assert changes.take() == ["uid-web"]
+    assert held.owned.is_withdrawn("uid-web", HEALTHY)
