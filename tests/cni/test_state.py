@@ -138,6 +138,19 @@ def test_of_too_many_namespaces_the_strictest_are_kept(tmp_path: pathlib.Path) -
 
 
 @pytest.mark.looptime
+@pytest.mark.parametrize("more", [0, 1])
+async def test_namespaces_that_are_left_out_are_logged(tmp_path: pathlib.Path, more: int) -> None:
+    modes = PodModes(Mode.AUDIT)
+    with structlog.testing.capture_logs() as lines:
+        async with running(tmp_path, modes):
+            for number in range(state.MAX_NAMESPACES + more):
+                modes.set_namespace(f"n{number}", {MODE_LABEL: "enforce"})
+            await asyncio.sleep(30)
+    left_out = [line["namespaces"] for line in lines if line["event"] is Event.CNI_STATE_TRUNCATED]
+    assert left_out == [state.MAX_NAMESPACES + 1] * more
+
+
+@pytest.mark.looptime
 async def test_after_a_reboot_there_is_no_file_before_labels_are_read(
     tmp_path: pathlib.Path,
 ) -> None:

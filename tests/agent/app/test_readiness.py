@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import pathlib
 from collections.abc import AsyncIterator
 
@@ -157,3 +158,17 @@ async def test_agent_without_a_previous_one_has_any_time() -> None:
     async with agent.running():
         await asyncio.sleep(1000)
         assert not agent.readiness.overdue.is_set()
+
+
+async def test_file_is_written_again_every_five_seconds(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet, or a person, may have removed it."""
+    written: list[float] = []
+    now = asyncio.get_running_loop().time
+    monkeypatch.setattr(readiness, "create", lambda directory: written.append(now()))
+    agent = Agent(tmp_path)
+    agent.problem = None
+    async with agent.running():
+        await asyncio.sleep(60)
+    assert {round(after - before) for before, after in itertools.pairwise(written)} == {5}

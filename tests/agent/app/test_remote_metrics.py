@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 import pytest
+import structlog.testing
 from aiohttp.test_utils import make_mocked_request
 
 from agent.admin import endpoints
@@ -18,6 +19,7 @@ from agent.app import remote_metrics
 from agent.app.remote_metrics import RemoteMetrics
 from agent.kube import self_signed
 from agent.kube.client import ApiClient
+from agent.logs import Event
 from agent.operate.page.server import StatusPage
 from agent.serving import peers
 from agent.serving.places import Places
@@ -202,7 +204,10 @@ async def test_renewed_certificate_is_used_and_a_broken_one_is_not(
     async with serving(api, files) as port:
         first = files[0].read_text()
         assert await get(port, headers=BEARER, authority=first) == (200, METRICS)
-        files[0].write_text("half a certificate")
+        with structlog.testing.capture_logs() as lines:
+            files[0].write_text("half a certificate")
+            await asyncio.sleep(0.3)
+        assert [line["event"] for line in lines] == [Event.METRICS_CERTIFICATE_UNREADABLE]
         assert await get(port, headers=BEARER, authority=first) == (200, METRICS)
         second = write_certificate(tmp_path, "node1")[0].read_text()
 

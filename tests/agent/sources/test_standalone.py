@@ -1,5 +1,6 @@
 """The pods of a kubelet without an API server: joined with sandboxes, saved, and confirmed."""
 
+import asyncio
 import pathlib
 
 import msgspec
@@ -9,7 +10,7 @@ from agent import labels
 from agent.kube.objects import ApiPod
 from agent.kube.pod_reports import KUBELET
 from agent.pods.conditions import Conditions
-from agent.pods.pod_modes import PodModes
+from agent.pods.pod_modes import NODE, PodModes
 from agent.pods.store import PodStore
 from agent.settings import Settings
 from agent.sources.standalone import StandalonePods, StandaloneSource
@@ -106,3 +107,17 @@ async def test_state_of_a_cluster_is_not_used(tmp_path: pathlib.Path) -> None:
     restored = StandalonePods(PodModes(Mode.AUDIT), file)
     restored.restore()
     assert not restored.is_synced
+
+
+@pytest.mark.parametrize("name", [NODE, SANDBOX.pod_namespace, "other"])
+async def test_sandbox_without_a_pod_follows_the_modes_of_node_and_namespace(
+    tmp_path: pathlib.Path, name: str
+) -> None:
+    source, _ = made(tmp_path)
+    source.start()
+    following = asyncio.create_task(source._follow_modes())
+    source._changed_modes.mark(name)
+    await asyncio.sleep(0.01)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    assert source._changed.take() == ([] if name == "other" else ["uid-web"])
