@@ -44,8 +44,9 @@ class OpenPorts:
     @property
     def problem(self) -> str:
         """What is open, and why, in one sentence; empty if no pod's ports are."""
-        is_any = any(map(_has_declared_ports, self._store.states()))
-        return self._explanation() if is_any else ""
+        explanation = self._explanation()
+        is_any = explanation and any(map(_has_declared_ports, self._store.states()))
+        return explanation if is_any else ""
 
     def problem_for(self, state: PodState) -> str:
         """As `problem`, for one pod."""

@@ -50,7 +50,7 @@ _ROUTES_SECONDS = 30.0
 # the same moment, another program deleted it) is then back. For 100 pods the message costs 0.2 ms.
 _WHOLE_SECONDS = 30.0
 # Targets are planned as pods change; so often those of all pods, which costs 5 ms for 100 pods.
-_PLAN_SECONDS = 10.0
+_PLAN_SECONDS = 30.0
 
 # This and twice the time for a response, within one period of the shortest probe.
 _WAY_SECONDS = 0.5

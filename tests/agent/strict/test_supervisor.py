@@ -277,11 +277,11 @@ async def test_targets_are_not_planned_again_each_second_without_a_change(
     plans_of_all = plans.update
     plans.update = update  # type: ignore[method-assign,assignment]
     await asyncio.sleep(60)
-    assert 5 <= len(updates) <= 7
+    assert 1 <= len(updates) <= 3
     assert set(updates) == {None}
     # A change without a mark.
     node.store.pods["uid-new"] = strict_pod("new", OTHER)
-    await asyncio.sleep(15)
+    await asyncio.sleep(35)
     assert len(node.launcher.newest.targets()) == 2
     node.add(strict_pod("third", "198.18.1.3"))
     await asyncio.sleep(1)
