@@ -13,6 +13,7 @@ from agent.admin import endpoints
 from agent.admin.endpoints import Observable
 from agent.admin.observations import Observations
 from agent.admin.report import AgentReport, DropEvents, Drops, RulesReport
+from agent.app import stacks
 from agent.operate.page.server import StatusPage
 from agent.serving import http
 from agent.serving.places import Limits
@@ -58,6 +59,7 @@ async def serve_admin(agent: AgentApi, listening: socket.socket) -> AsyncIterato
     """Serve the same and the admin API, to root."""
     admin = endpoints.application(agent)
     admin.router.add_get("/version", _version)
+    admin.router.add_get("/stacks", _stacks)
     admin.router.add_get("/status", _json(agent.report))
     admin.router.add_get("/drops", _json(agent.drops))
     admin.router.add_get("/observations", _json(agent.observations))
@@ -72,6 +74,10 @@ async def serve_admin(agent: AgentApi, listening: socket.socket) -> AsyncIterato
 
 async def _version(request: web.Request) -> web.Response:
     return web.Response(text=f"{VERSION}\n")
+
+
+async def _stacks(request: web.Request) -> web.Response:
+    return web.Response(text=stacks.text())
 
 
 def _json(

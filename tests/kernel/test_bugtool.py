@@ -132,6 +132,7 @@ def test_archive_has_no_secrets_whatever_state_the_agent_is_in(
     assert problems_of(files["alive"]) == {}
     assert json.loads(files["alive"]["agent/status.json"])["pods"]
     assert b"podgate_" in files["alive"]["agent/metrics.txt"]
+    assert b"\ntask readiness: " in files["alive"]["agent/stacks.txt"]
     assert json.loads(files["hung"]["agent/process.json"])["pid"]
     assert problems_of(files["hung"]) == {}
     assert problems_of(files["killed"]).keys() == {"agent/process.json"}

@@ -16,6 +16,7 @@ import msgspec
 from agent import labels as agent_labels
 from agent.admin import client as admin_client
 from agent.admin.report import AgentReport, PodStatus, RulesReport
+from agent.errors import AgentRequestError
 from agent.lab import agent_process
 from agent.lab.agent_process import AgentProcess
 from agent.settings import admin_socket
@@ -173,8 +174,12 @@ class Node:
             report = await asyncio.to_thread(self.operator.report)
             state = [one.sentence for one in report.findings] if report else "none, it hangs"
             lines = [json.dumps(line) for line in self.operator.log_lines()][-5:]
+            path, stacks = admin_socket(self.operator.run_directory), ""
+            with contextlib.suppress(AgentRequestError):
+                stacks = (await admin_client.fetch(path, "/stacks")).decode()
             raise polling.TimedOutError(
-                f"{error}; the agent's findings: {state}; its last lines: {lines}"
+                f"{error}; the agent's findings: {state}; its last lines: {lines}; its tasks and "
+                f"threads:\n{stacks}"
             ) from error
 
     async def ready(self, *pods: str) -> None:

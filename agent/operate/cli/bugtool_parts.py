@@ -60,7 +60,7 @@ def parts(
     if is_agent_alive:
         for name, resource in (
             *(("status.json", "/status"), ("drops.json", "/drops"), ("rules.json", "/rules")),
-            ("metrics.txt", "/metrics"),
+            *(("metrics.txt", "/metrics"), ("stacks.txt", "/stacks")),
         ):
             yield Part(f"agent/{name}", _fetched(socket_path, resource))
     yield Part("agent/process.json", lambda: agent_process(socket_path))

@@ -78,6 +78,8 @@ async def test_each_report_has_its_path(admin: aiohttp.ClientSession, agent: Ser
     }
     found = {path: await answer(admin, path) for path in expected}
     assert found == {path: (200, text) for path, text in expected.items()}
+    _, text = await answer(admin, "/stacks")
+    assert " test_each_report_has_its_path > " in text
     _, text = await answer(admin, "/status")
     assert [pod["name"] for pod in json.loads(text)["pods"]] == ["web", "vault"]
 
