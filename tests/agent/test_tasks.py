@@ -3,16 +3,20 @@
 import asyncio
 import contextlib
 import errno
+import json
 import os
+import re
 from collections.abc import Awaitable, Callable
 
 import pytest
+import structlog.testing
 
 from agent import tasks
 from agent.app import rings
 from agent.app.rings import Rings
 from agent.backoff import no_jitter
 from agent.linux.descriptors import Reserve
+from agent.logs import Event
 from agent.tasks import Supervisor, TaskEndedError
 
 pytestmark = pytest.mark.looptime
@@ -57,6 +61,53 @@ async def test_failed_component_starts_again_with_back_off_and_others_go_on() ->
     assert [round(at - began) for at in bad.starts] == [0, 1, 3, 7, 15, 31]
     assert len(good.starts) == 1
     assert supervisor.failures == {"bad": 5}
+
+
+async def decode() -> None:
+    json.loads("{")
+
+
+async def of_gates() -> None:
+    """As a module of bpf that calls the standard library."""
+    code = compile("json.loads('{')", "/usr/lib/podgate/bpf/gates.py", "exec")
+    exec(code, {"json": json})
+
+
+async def of_library() -> None:
+    """An error that no frame of podgate saw: it comes from a task of a library."""
+    error = ExceptionGroup("tasks", [ValueError()])
+    try:
+        json.loads("{")
+    except ValueError as caught:
+        traceback = caught.__traceback__
+        assert traceback is not None
+        error.exceptions[0].__traceback__ = traceback.tb_next
+    raise error
+
+
+async def ends() -> None:
+    """A component that returns."""
+
+
+@pytest.mark.parametrize(
+    ("run", "error", "place"),
+    [
+        (decode, "JSONDecodeError: Expecting property name", r"agent/test_tasks.py:\d+ in decode"),
+        (of_gates, "JSONDecodeError: Expecting", r"podgate/bpf/gates.py:1 in <module>"),
+        (of_library, "ValueError", r"[^/]+/json/\w+.py:\d+ in \w+"),
+        (ends, "TaskEndedError: task bad stopped unexpectedly", ""),
+    ],
+)
+async def test_failure_is_logged_with_the_place_in_podgate_that_it_came_from(
+    run: Run, error: str, place: str
+) -> None:
+    with structlog.testing.capture_logs() as lines:
+        await _run(0.5, (Supervisor(jitter=no_jitter), "bad", run))
+    (line,) = lines
+    assert (line["event"], line["log_level"]) == (Event.COMPONENT_FAILED, "error")
+    assert (line["component"], line["retry_seconds"]) == ("bad", 1.0)
+    assert line["error"].startswith(error)
+    assert re.fullmatch(f"(tests/)?{place}" if place else "", line["at"]), line["at"]
 
 
 async def test_component_that_ran_for_long_starts_again_soon() -> None:

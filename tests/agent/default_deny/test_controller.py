@@ -285,6 +285,27 @@ async def test_number_of_a_deleted_interface_is_blocked_again(
     assert 22 not in nftables.sets["not_pods"]
 
 
+async def test_new_tables_have_nothing_of_the_removed_ones(node: Node, nftables: Nftables) -> None:
+    """Neither released interfaces nor the time since when others are unclaimed."""
+    await node.controller.open(gated=[])
+    await node.release_unclaimed(21)
+    node.now = 11.0
+    await node.release_unclaimed(21, 22)
+    assert nftables.sets["not_pods"] == {1, 2, 7, 8, 21}
+    node.modes.set_node({labels.MAX_MODE_LABEL: "audit"})
+    await node.controller._follow_default()
+    assert nftables.families == set()
+    node.modes.set_node({})
+    await node.controller._follow_default()
+    assert nftables.sets["not_pods"] == {1, 2, 7, 8}
+    node.now = 22.0
+    await node.release_unclaimed(21, 22)
+    assert nftables.sets["not_pods"] == {1, 2, 7, 8}
+    node.now = 33.0
+    await node.release_unclaimed(21, 22)
+    assert nftables.sets["not_pods"] == {1, 2, 7, 8, 21, 22}
+
+
 async def test_changed_default_is_followed_while_running(node: Node, nftables: Nftables) -> None:
     later = Node(Mode.AUDIT)
     task = asyncio.create_task(later.controller.run())
@@ -396,6 +417,10 @@ async def test_interface_of_a_removed_pod_may_be_unclaimed(
         node.now = 10.1
         node.controller.hint_links()
         await polling.until("its release", lambda: 22 in nftables.sets["not_pods"])
+        # As a static pod that the kubelet starts again.
+        node.gate("web", 22)
+        await polling.until("its gate", lambda: 22 in nftables.sets["gated"])
+        assert 22 not in nftables.sets["not_pods"]
 
 
 async def test_lost_gates_change_nothing_without_a_table() -> None:

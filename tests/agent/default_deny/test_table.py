@@ -399,3 +399,29 @@ async def test_priority_of_the_kubelet_is_admitted_and_opens_later(
     assert "jump orphaned" not in nftables.scripts[-1].split("chain tag")[0]
     await table.admit("/kubelet")
     assert "timeout 5s" in nftables.scripts[-1]
+
+
+@pytest.mark.parametrize(("ends", "is_available"), [(3, True), (4, False)])
+async def test_tables_are_installed_though_cgroups_of_pods_end_meanwhile(
+    nftables: Nftables,
+    cgroup2: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: int,
+    is_available: bool,
+) -> None:
+    """nft rejects a script that names a cgroup without a directory; up to three times."""
+    pods = cgroup2 / "kubepods"
+    applied = []
+
+    async def apply(script: str, *, only_check: bool = False) -> None:
+        if not only_check:
+            applied.append('kubepods" return' in script)
+            if len(applied) <= ends:
+                await asyncio.to_thread(pods.rmdir if applied[-1] else pods.mkdir)
+                raise nft.NftError("Could not process rule: No such file or directory")
+        await nftables.apply(script, only_check=only_check)
+
+    monkeypatch.setattr(nft, "apply", apply)
+    table = await DefaultDenyTable.open(cgroup2=cgroup2)
+    assert table.available is is_available
+    assert applied == [True, False, True, False]
