@@ -236,6 +236,16 @@ async def test_component_outside_the_inner_ring_never_ends_the_agent() -> None:
     assert len(probes.starts) == 4
 
 
+def _hold(held: list[int]) -> int:
+    """Open all descriptors that are left; their number."""
+    count = 0
+    with contextlib.suppress(OSError):
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+            count += 1
+    return count
+
+
 async def test_inner_ring_gets_descriptors_when_others_have_used_all_up() -> None:
     """By the limit of this process, with descriptors that others hold."""
     import resource
@@ -254,9 +264,7 @@ async def test_inner_ring_gets_descriptors_when_others_have_used_all_up() -> Non
     os.close(highest)
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, limits[1]))
     try:
-        with contextlib.suppress(OSError):
-            while True:
-                held.append(os.open("/dev/null", os.O_RDONLY))
+        _hold(held)
         await _run(3, (both.supervisor("kubelet"), "kubelet", kubelet))
     finally:
         for descriptor in held:
@@ -264,6 +272,61 @@ async def test_inner_ring_gets_descriptors_when_others_have_used_all_up() -> Non
         both.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert len(opened) == 1
+
+
+async def test_reserve_is_taken_again_once_there_are_enough_descriptors() -> None:
+    """Until then, the few that are free are left to the components."""
+    import resource
+
+    both = _rings()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    highest = os.open("/dev/null", os.O_RDONLY)
+    os.close(highest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, limits[1]))
+    try:
+        _hold(held)
+        failing = Component(OSError(errno.EMFILE, ""), OSError(errno.EMFILE, ""))
+        with structlog.testing.capture_logs() as lines:
+            await _run(1, (both.supervisor("kubelet"), "kubelet", failing.run))
+        released = [line["released"] for line in lines if "released" in line]
+        assert (released, _hold(held)) == ([64], 64)
+        for _ in range(3):
+            os.close(held.pop())
+        await asyncio.sleep(6)
+        assert _hold(held) == 3
+        for _ in range(70):
+            os.close(held.pop())
+        await asyncio.sleep(6)
+        assert _hold(held) == 6
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        both.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+async def test_components_of_both_rings_are_reported() -> None:
+    both = _rings()
+    kubelet = Component(*(OSError(errno.ENOMEM, "Cannot allocate memory") for _ in range(2)))
+    probes = Component(ValueError("No such probe."))
+    with structlog.testing.capture_logs() as lines:
+        await _run(
+            10,
+            (both.supervisor("probes"), "probes", probes.run),
+            (both.supervisor("kubelet"), "kubelet", kubelet.run),
+        )
+    both.close()
+    assert {line["event"] for line in lines} == {Event.COMPONENT_FAILED}
+    assert list(both.problems()) == [
+        "Component kubelet fails and starts again: OSError: [Errno 12] Cannot allocate memory.",
+        "Component probes fails and starts again: ValueError: No such probe.",
+    ]
+    (metric,) = both.collect()
+    assert [(one.labels, one.value) for one in metric.samples] == [
+        ({"component": "kubelet"}, 2),
+        ({"component": "probes"}, 1),
+    ]
 
 
 def test_reserve_is_filled_again() -> None:
