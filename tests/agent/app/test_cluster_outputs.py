@@ -220,18 +220,9 @@ async def test_pod_that_is_deleted_and_has_no_sandbox_keeps_its_conditions(
     assert len(agent.patched()) == is_written
 
 
-async def test_pod_that_has_ended_is_not_written(agent: Agent) -> None:
-    thing = gated("web")
-    thing["status"]["phase"] = "Succeeded"
-    agent.add(thing)
-    agent.start()
-    agent.source.sandboxes.listed.set()
-    isolated(agent)
-    await asyncio.sleep(10)
-    assert agent.patched() == []
-
-
-async def test_api_server_that_rejects_conditions_is_a_problem(agent: Agent) -> None:
+async def test_api_server_that_rejects_conditions_is_a_problem_until_the_pod_ends(
+    agent: Agent,
+) -> None:
     async def fail(request: web.Request) -> web.StreamResponse | None:
         return web.Response(status=503) if request.method == "PATCH" else None
 
@@ -250,6 +241,15 @@ async def test_api_server_that_rejects_conditions_is_a_problem(agent: Agent) -> 
     assert status.pods_from == "API server, node node1; 1 sandboxes"
     assert status.pending_conditions == 1
     assert status.pending_seconds > 20
+    ended = gated("web")
+    ended["status"]["phase"] = "Succeeded"
+    agent.add(ended)
+    await asyncio.sleep(10)
+    assert agent.outputs.api_problems == {}
+    assert agent.outputs.status().pending_conditions == 0
+    tries = len(agent.server.patches())
+    await asyncio.sleep(60)
+    assert len(agent.server.patches()) == tries
 
 
 def stamped(kind: str, *, status: str = TRUE, sandbox: str = "sandbox-1") -> dict[str, Any]:

@@ -7,6 +7,7 @@ import ipaddress
 import itertools
 import math
 import pathlib
+import threading
 import time
 import types
 from collections.abc import AsyncIterator
@@ -102,6 +103,8 @@ class Flows:
         if self._task:
             self._task.cancel()
             await asyncio.wait([self._task])
+            names = {one.name for one in threading.enumerate()}
+            assert f"flows to {self._path}" not in names, "the output is closed"
         decoder = msgspec.json.Decoder(Record)
         return [decoder.decode(line) for line in self._path.read_bytes().splitlines()]
 

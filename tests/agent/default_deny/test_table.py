@@ -2,6 +2,7 @@
 
 import asyncio
 import pathlib
+from collections.abc import Awaitable, Callable
 
 import pytest
 import structlog
@@ -160,16 +161,29 @@ async def test_change_beside_an_own_one_is_not_missed(
     assert nftables.sets["gated"] == {7}
 
 
+@pytest.mark.parametrize(
+    ("change", "gated", "not_pods"),
+    [
+        (lambda table: table.gate([2]), {2, 7}, {1, 8}),
+        (lambda table: table.gate([9]), {7, 9}, {1, 2, 8}),
+        (lambda table: table.release([2]), {7}, {1, 8}),
+    ],
+    ids=["moved", "added", "removed"],
+)
 async def test_sets_are_listed_again_after_a_check_beside_a_pending_change(
-    nftables: Nftables, cgroup2: pathlib.Path
+    nftables: Nftables,
+    cgroup2: pathlib.Path,
+    change: Callable[[DefaultDenyTable], Awaitable[None]],
+    gated: set[int],
+    not_pods: set[int],
 ) -> None:
     table = await opened(cgroup2, 7)
     nftables.sets["gated"].add(8)
     nftables.change()
-    _, ensured, _ = await asyncio.gather(table.beat(), table.ensure(), table.gate([2]))
+    _, ensured, _ = await asyncio.gather(table.beat(), table.ensure(), change(table))
     assert not ensured
     assert await table.ensure()
-    assert nftables.sets["gated"] == {2, 7}
+    assert nftables.sets == {"gated": gated, "not_pods": not_pods}
 
 
 async def test_change_that_timed_out_is_written_though_the_ruleset_is_the_same(

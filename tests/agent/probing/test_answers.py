@@ -162,6 +162,8 @@ def test_same_request_with_the_same_check_has_one_answer() -> None:
     (request,) = plan(spec(sent, checks), (ADDRESS,)).requests
     types = (STARTUP, READINESS, LIVENESS)
     assert request.probes == tuple(ProbeName("app", type) for type in types)
+    # That of the first one, which stays if another probe is removed.
+    assert request.id == 0
 
 
 def test_same_request_of_another_container_is_ambiguous() -> None:
