@@ -90,15 +90,20 @@ async def test_change_is_reported_within_the_spread(
     ]
 
 
+@pytest.mark.parametrize("jitter", [0.0, 0.5, 0.9])
 async def test_node_that_changes_all_the_time_writes_once_a_minute(
-    server: ApiServer, api: ApiClient
+    server: ApiServer, api: ApiClient, jitter: float
 ) -> None:
+    """On average over nodes: from half a minute to one and a half."""
     node = Node()
-    async with running(api, node):
-        for number in range(3600):
+    async with running(api, node, jitter=jitter):
+        for number in range(900):
             node.status = _status(f"r{number}")
             await asyncio.sleep(1)
-    assert len(server.patches()) <= 3600 / PERIOD_SECONDS + 1
+    times = [one.at for one in server.patches()]
+    pauses = [after - before for before, after in itertools.pairwise(times)]
+    pause = PERIOD_SECONDS * (0.5 + jitter) + SPREAD_SECONDS * jitter
+    assert pauses == pytest.approx([pause] * len(pauses), abs=2)
 
 
 async def test_nothing_is_reported_while_gates_are_behind_or_the_node_is_unknown(

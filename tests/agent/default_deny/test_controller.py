@@ -134,6 +134,20 @@ async def test_without_a_previous_table_unknown_labels_install_none(
     assert nftables.families == set()
 
 
+@pytest.mark.parametrize("error", [nft.NftError("no permission"), TimeoutError()], ids=repr)
+async def test_tables_that_cannot_be_listed_are_none_of_a_previous_agent(
+    node: Node, nftables: Nftables, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def fail(*arguments: str) -> str:
+        raise error
+
+    await node.controller.open(gated=[])
+    monkeypatch.setattr(nft, "query", fail)
+    later = Node(Mode.AUDIT, has_labels=False)
+    await later.controller.open(gated=[7])
+    assert (later.controller.is_installed, later.controller.is_desired) == (False, False)
+
+
 async def test_labels_of_the_node_install_and_remove_the_table(
     node: Node, nftables: Nftables
 ) -> None:

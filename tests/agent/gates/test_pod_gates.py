@@ -508,3 +508,35 @@ async def test_network_that_is_gone_with_its_pod_is_no_error(node: Node) -> None
     assert problems == []
     assert [line["event"] for line in lines if line["log_level"] != "info"] == []
     assert node.gates.gates.keys() == {7}
+
+
+async def test_problem_of_one_interface_is_shown_beside_others_without(node: Node) -> None:
+    def fill(call: str) -> None:
+        node.gates.problem = "No room for 2 addresses." if call == "install web" else ""
+
+    node.gates.before_call = fill
+    node.add("web", 7)
+    network = node.networks["/run/netns/web"]
+    interfaces = (*network.interfaces, HostInterface(9, "veth9"))
+    node.networks["/run/netns/web"] = dataclasses.replace(network, interfaces=interfaces)
+    node.gates.failing["move first"] = BUSY
+    node.gates.displaced = {7}
+    await settled(node)
+    message = node.message("web")
+    assert message.startswith(
+        "Gate attached to veth7, veth9, sandbox net:[1007]. No room for 2 addresses. Another "
+        "program runs before the gate on veth7,"
+    )
+
+
+async def test_displaced_gate_of_a_later_pod_at_the_same_interface_is_logged(node: Node) -> None:
+    node.gates.failing["move first"] = BUSY
+    node.gates.displaced = {7}
+    with structlog.testing.capture_logs() as lines:
+        async with node.running():
+            for name in ("web", "db"):
+                node.add(name, 7)
+                await asyncio.sleep(1)
+                node.remove(name)
+                await asyncio.sleep(2)
+    assert [line["event"] for line in lines].count(Event.GATE_DISPLACED) == 2

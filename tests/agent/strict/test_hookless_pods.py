@@ -236,3 +236,15 @@ async def test_pods_for_whose_words_there_is_no_room_are_not_hookless() -> None:
         pods.tested.forget("web")
         pods.tested.compare()
         assert "last" in pods.tested
+
+
+async def test_report_that_concerns_no_pod_has_all_compared_again() -> None:
+    """The kernel compares nothing once it has reported."""
+    async with both() as pods:
+        pods.kernel.expected.clear()
+        pods.kernel.report(99)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert pods.hooked == []
+        assert pods.hookless() == {"web", "api"}
+        assert pods.kernel.expected == {1: 0, 2: 3, 3: 0, 4: 3}
