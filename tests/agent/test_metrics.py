@@ -32,7 +32,7 @@ def family(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> M
 def test_series_have_the_kind_of_their_family(family: MetricFamily, kind: str, name: str) -> None:
     registry = prometheus_client.CollectorRegistry()
     found = metrics.labelled(family, [(("web",), 2.0), (("db",), 3.0)])
-    registry.register(Collected(found))  # type: ignore[arg-type]
+    registry.register(Collected(found))
     assert prometheus_client.generate_latest(registry).decode().splitlines() == [
         f"# HELP {name} What is counted.",
         f"# TYPE {name} {kind}",

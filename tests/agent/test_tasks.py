@@ -75,7 +75,7 @@ async def of_gates() -> None:
 
 async def of_library() -> None:
     """An error that no frame of podgate saw: it comes from a task of a library."""
-    error = ExceptionGroup("tasks", [ValueError()])
+    error = ExceptionGroup("tasks", [ValueError(), OSError("a later one")])
     try:
         json.loads("{")
     except ValueError as caught:

@@ -48,6 +48,8 @@ class Path:
     """How many a rule set of the host still drops when they are sent."""
     gate: int = IFINDEX
     sent: int = 0
+    is_foreign: bool = False
+    """Whether only another program's packets arrive."""
 
 
 class Host:
@@ -101,7 +103,8 @@ class Host:
         if not (path.arrives and self.captures):
             return
         source = ipaddress.ip_address("198.18.0.1" if address.version == 4 else "fd00:18::1")
-        for number in (sequence ^ 1, sequence):  # the first is another program's
+        # The first is another program's.
+        for number in (sequence ^ 1, sequence)[: 1 if path.is_foreign else 2]:
             packet = packets.tcp_packet(
                 source.packed,
                 address.packed,
@@ -193,6 +196,9 @@ async def node(host: Host) -> AsyncIterator[Node]:
         pytest.param(Path(counted_from=2), CONFIRMED, 2, id="second SYN dropped"),
         pytest.param(Path(counted_from=3), CONFIRMED, 3, id="captured SYN dropped"),
         pytest.param(Path(arrives=True), BYPASSED, 3, id="arrives"),
+        pytest.param(
+            Path(arrives=True, is_foreign=True), UNREACHABLE, 3, id="only another's arrives"
+        ),
         pytest.param(Path(), UNREACHABLE, 3, id="lost"),
         pytest.param(Path(has_route=False), UNREACHABLE, 0, id="no route"),
         pytest.param(
