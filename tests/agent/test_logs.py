@@ -68,11 +68,11 @@ def test_lines_of_libraries_have_a_key_of_their_own(configure: Configure) -> Non
 
 def test_text_begins_with_time_level_and_sentence(configure: Configure) -> None:
     output = configure(LogFormat.TEXT)
-    structlog.get_logger().warning(Event.GATE_LOST, pod="default/web")
+    structlog.get_logger().warning(Event.GATE_LOST, pod="default/web", ifindex=7)
     time, rest = output.getvalue().split(maxsplit=1)
     assert time.endswith("Z")
     assert rest.startswith("[warning  ] Gate lost; attaching it again. ")
-    assert rest.split()[-2:] == ["event=gate_lost", "pod=default/web"]
+    assert rest.split()[-3:] == ["event=gate_lost", "pod=default/web", "ifindex=7"]
 
 
 @pytest.mark.parametrize(

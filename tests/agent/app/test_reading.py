@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -18,6 +19,8 @@ from agent.app.remote_metrics import RemoteMetrics
 from agent.errors import PodgateError
 from agent.kube.client import ApiClient
 from agent.operate.explain.model import PodExplanation
+from agent.serving import peers
+from agent.serving.places import Places
 from tests.agent.app.two_pods import Agent
 from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.test_token_reviews import ACCESS_REVIEWS, TOKEN_REVIEWS
@@ -124,6 +127,17 @@ async def test_others_get_nothing(client: Client, token: str) -> None:
         401,
         f"send a service account's token for the audience {AUDIENCE} in X-Podgate-Token\n",
     )
+
+
+async def test_client_that_may_read_gets_one_of_the_places_that_are_kept(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted: list[object] = []
+    monkeypatch.setattr(Places, "trust", lambda places, peer: trusted.append(peer))
+    assert (await client.get("/read/status", "shop"))[0] == 403
+    assert trusted == []
+    assert (await client.get("/read/status", "admin"))[0] == 200
+    assert trusted == [peers.of_user(os.getuid())]
 
 
 async def test_token_for_another_audience_is_rejected(client: Client) -> None:
