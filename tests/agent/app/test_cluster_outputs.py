@@ -46,7 +46,10 @@ def after(seconds: float) -> datetime.datetime:
 class Agent:
     """Its outputs; the test has the part of its source."""
 
-    def __init__(self, server: ApiServer, api: ApiClient, directory: pathlib.Path) -> None:
+    def __init__(
+        self, server: ApiServer, api: ApiClient, directory: pathlib.Path, *restored: dict[str, Any]
+    ) -> None:
+        """restored: pods that a previous agent saved."""
         self.server = server
         self.conditions = Conditions()
         self.store, self.events = PodStore(self.conditions), PodEvents()
@@ -57,6 +60,8 @@ class Agent:
         policies = ApiPolicies(api, state=directory / "policies.json")
         modes = PodModes(Mode.AUDIT)
         self.source = ClusterSource(api, settings, self.store, policies, modes)
+        for thing in restored:
+            self.source.pods.set_pod(API, msgspec.convert(server.put(thing), ApiPod))
         self.outputs = ClusterOutputs(
             api, settings, self.store, self.source, self.events, self.metrics
         )
@@ -123,7 +128,7 @@ async def agent(
     server: ApiServer, api: ApiClient, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Agent]:
     monkeypatch.setattr(cluster_outputs, "boot_id", lambda: BOOT)
-    made = Agent(server, api, tmp_path)
+    made = Agent(server, api, tmp_path, gated("restored"))
     running = asyncio.create_task(made.outputs.run())
     await asyncio.sleep(0.1)
     yield made
@@ -201,6 +206,14 @@ async def test_conditions_are_written_once_the_runtime_has_listed_its_sandboxes(
     text = f"All is well. (sandbox sandbox-1, boot {BOOT})"
     assert agent.patched() == [(labels.ISOLATION_READY, TRUE, text)]
     assert agent.outputs.status().pending_conditions == 0
+
+
+async def test_pod_that_was_restored_gets_its_conditions(agent: Agent) -> None:
+    agent.source.sandboxes.listed.set()
+    restored = Pod(uid="uid-restored", namespace="default", name="restored")
+    agent.conditions.set(restored, labels.ISOLATION_READY, TRUE, "Enforced", "All is well.")
+    await asyncio.sleep(10)
+    assert [kind for kind, _, _ in agent.patched()] == [labels.ISOLATION_READY]
 
 
 @pytest.mark.parametrize(
