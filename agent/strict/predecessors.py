@@ -50,7 +50,6 @@ class Predecessors:
         self._have_these_maps = have_these_maps
         self._now = now
         self._settled_at = now() + _LONGEST_SECONDS
-        self._is_synced = False
         self._released: dict[Predecessor, float] = {}
         """Those that drain their connections, and when they are overdue."""
 
@@ -60,9 +59,7 @@ class Predecessors:
 
     def note_synced(self) -> None:
         """All pods are reconciled. To be called in each pass from then on."""
-        if not self._is_synced:
-            self._is_synced = True
-            self._settled_at = min(self._settled_at, self._now() + _SETTLING_SECONDS)
+        self._settled_at = min(self._settled_at, self._now() + _SETTLING_SECONDS)
 
     def may_be_replaced(
         self, targets: Iterable[RelayTargetSpec], published: Callable[[], set[str]]

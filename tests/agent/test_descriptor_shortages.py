@@ -34,10 +34,13 @@ def shortage(number: int = errno.EMFILE) -> OSError:
 async def test_task_without_a_free_descriptor_starts_again() -> None:
     nested = ExceptionGroup("tasks", [shortage(), ExceptionGroup("more", [shortage()])])
     runs = Runs(shortage(), shortage(errno.ENFILE), nested)
+    now = asyncio.get_running_loop().time
+    began = now()
     with structlog.testing.capture_logs() as logged:
         async with asyncio.TaskGroup() as group:
             task = tasks.start(group, "links", runs.run)
             await runs.is_waiting.wait()
+            assert round(now() - began, 1) == 3.0
             task.cancel()
     assert [line["event"] for line in logged] == 3 * [Event.TASK_WITHOUT_DESCRIPTOR]
     assert {line["task"] for line in logged} == {"links"}

@@ -16,6 +16,13 @@ from agent.operate.cli import log_reference
 from tests import voice
 
 
+class Output(io.StringIO):
+    is_terminal = False
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+
 class Configure(Protocol):
     def __call__(self, log_format: LogFormat, level: LogLevel = ...) -> io.StringIO: ...
 
@@ -27,7 +34,7 @@ def configure(monkeypatch: pytest.MonkeyPatch) -> Iterator[Configure]:
     handlers, level = root.handlers[:], root.level
 
     def configured(log_format: LogFormat, level: LogLevel = LogLevel.INFO) -> io.StringIO:
-        output = io.StringIO()
+        output = Output()
         monkeypatch.setattr(sys, "stderr", output)
         logs.configure(log_format, level)
         return output
@@ -61,11 +68,31 @@ def test_lines_of_libraries_have_a_key_of_their_own(configure: Configure) -> Non
 
 def test_text_begins_with_time_level_and_sentence(configure: Configure) -> None:
     output = configure(LogFormat.TEXT)
-    structlog.get_logger().warning(Event.GATE_LOST, pod="default/web")
+    structlog.get_logger().warning(Event.GATE_LOST, pod="default/web", ifindex=7)
     time, rest = output.getvalue().split(maxsplit=1)
     assert time.endswith("Z")
     assert rest.startswith("[warning  ] Gate lost; attaching it again. ")
-    assert rest.split()[-2:] == ["event=gate_lost", "pod=default/web"]
+    assert rest.split()[-3:] == ["event=gate_lost", "pod=default/web", "ifindex=7"]
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "no_color", "has_colors"),
+    [(True, None, True), (True, "", True), (True, "1", False), (False, None, False)],
+)
+def test_text_has_colors_on_a_terminal_unless_they_are_switched_off(
+    configure: Configure,
+    monkeypatch: pytest.MonkeyPatch,
+    is_terminal: bool,
+    no_color: str | None,
+    has_colors: bool,
+) -> None:
+    monkeypatch.setattr(Output, "is_terminal", is_terminal)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color is not None:
+        monkeypatch.setenv("NO_COLOR", no_color)
+    output = configure(LogFormat.TEXT)
+    structlog.get_logger().info(Event.INTERFACE_GATED)
+    assert ("\x1b[" in output.getvalue()) is has_colors
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,20 @@
 import asyncio
 import contextlib
 import errno
+import json
 import os
+import re
 from collections.abc import Awaitable, Callable
 
 import pytest
+import structlog.testing
 
 from agent import tasks
 from agent.app import rings
 from agent.app.rings import Rings
 from agent.backoff import no_jitter
 from agent.linux.descriptors import Reserve
+from agent.logs import Event
 from agent.tasks import Supervisor, TaskEndedError
 
 pytestmark = pytest.mark.looptime
@@ -57,6 +61,53 @@ async def test_failed_component_starts_again_with_back_off_and_others_go_on() ->
     assert [round(at - began) for at in bad.starts] == [0, 1, 3, 7, 15, 31]
     assert len(good.starts) == 1
     assert supervisor.failures == {"bad": 5}
+
+
+async def decode() -> None:
+    json.loads("{")
+
+
+async def of_gates() -> None:
+    """As a module of bpf that calls the standard library."""
+    code = compile("json.loads('{')", "/usr/lib/podgate/bpf/gates.py", "exec")
+    exec(code, {"json": json})
+
+
+async def of_library() -> None:
+    """An error that no frame of podgate saw: it comes from a task of a library."""
+    error = ExceptionGroup("tasks", [ValueError(), OSError("a later one")])
+    try:
+        json.loads("{")
+    except ValueError as caught:
+        traceback = caught.__traceback__
+        assert traceback is not None
+        error.exceptions[0].__traceback__ = traceback.tb_next
+    raise error
+
+
+async def ends() -> None:
+    """A component that returns."""
+
+
+@pytest.mark.parametrize(
+    ("run", "error", "place"),
+    [
+        (decode, "JSONDecodeError: Expecting property name", r"agent/test_tasks.py:\d+ in decode"),
+        (of_gates, "JSONDecodeError: Expecting", r"podgate/bpf/gates.py:1 in <module>"),
+        (of_library, "ValueError", r"[^/]+/json/\w+.py:\d+ in \w+"),
+        (ends, "TaskEndedError: task bad stopped unexpectedly", ""),
+    ],
+)
+async def test_failure_is_logged_with_the_place_in_podgate_that_it_came_from(
+    run: Run, error: str, place: str
+) -> None:
+    with structlog.testing.capture_logs() as lines:
+        await _run(0.5, (Supervisor(jitter=no_jitter), "bad", run))
+    (line,) = lines
+    assert (line["event"], line["log_level"]) == (Event.COMPONENT_FAILED, "error")
+    assert (line["component"], line["retry_seconds"]) == ("bad", 1.0)
+    assert line["error"].startswith(error)
+    assert re.fullmatch(f"(tests/)?{place}" if place else "", line["at"]), line["at"]
 
 
 async def test_component_that_ran_for_long_starts_again_soon() -> None:
@@ -185,6 +236,16 @@ async def test_component_outside_the_inner_ring_never_ends_the_agent() -> None:
     assert len(probes.starts) == 4
 
 
+def _hold(held: list[int]) -> int:
+    """Open all descriptors that are left; their number."""
+    count = 0
+    with contextlib.suppress(OSError):
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+            count += 1
+    return count
+
+
 async def test_inner_ring_gets_descriptors_when_others_have_used_all_up() -> None:
     """By the limit of this process, with descriptors that others hold."""
     import resource
@@ -203,9 +264,7 @@ async def test_inner_ring_gets_descriptors_when_others_have_used_all_up() -> Non
     os.close(highest)
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, limits[1]))
     try:
-        with contextlib.suppress(OSError):
-            while True:
-                held.append(os.open("/dev/null", os.O_RDONLY))
+        _hold(held)
         await _run(3, (both.supervisor("kubelet"), "kubelet", kubelet))
     finally:
         for descriptor in held:
@@ -213,6 +272,61 @@ async def test_inner_ring_gets_descriptors_when_others_have_used_all_up() -> Non
         both.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert len(opened) == 1
+
+
+async def test_reserve_is_taken_again_once_there_are_enough_descriptors() -> None:
+    """Until then, the few that are free are left to the components."""
+    import resource
+
+    both = _rings()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    highest = os.open("/dev/null", os.O_RDONLY)
+    os.close(highest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, limits[1]))
+    try:
+        _hold(held)
+        failing = Component(OSError(errno.EMFILE, ""), OSError(errno.EMFILE, ""))
+        with structlog.testing.capture_logs() as lines:
+            await _run(1, (both.supervisor("kubelet"), "kubelet", failing.run))
+        released = [line["released"] for line in lines if "released" in line]
+        assert (released, _hold(held)) == ([64], 64)
+        for _ in range(3):
+            os.close(held.pop())
+        await asyncio.sleep(6)
+        assert _hold(held) == 3
+        for _ in range(70):
+            os.close(held.pop())
+        await asyncio.sleep(6)
+        assert _hold(held) == 6
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        both.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+async def test_components_of_both_rings_are_reported() -> None:
+    both = _rings()
+    kubelet = Component(*(OSError(errno.ENOMEM, "Cannot allocate memory") for _ in range(2)))
+    probes = Component(ValueError("No such probe."))
+    with structlog.testing.capture_logs() as lines:
+        await _run(
+            10,
+            (both.supervisor("probes"), "probes", probes.run),
+            (both.supervisor("kubelet"), "kubelet", kubelet.run),
+        )
+    both.close()
+    assert {line["event"] for line in lines} == {Event.COMPONENT_FAILED}
+    assert list(both.problems()) == [
+        "Component kubelet fails and starts again: OSError: [Errno 12] Cannot allocate memory.",
+        "Component probes fails and starts again: ValueError: No such probe.",
+    ]
+    (metric,) = both.collect()
+    assert [(one.labels, one.value) for one in metric.samples] == [
+        ({"component": "kubelet"}, 2),
+        ({"component": "probes"}, 1),
+    ]
 
 
 def test_reserve_is_filled_again() -> None:

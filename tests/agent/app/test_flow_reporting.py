@@ -4,8 +4,12 @@ import asyncio
 import contextlib
 import datetime
 import ipaddress
+import itertools
+import math
 import pathlib
+import threading
 import time
+import types
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -69,6 +73,8 @@ class Flows:
         self._path = folder / "flows.json"
         self._is_saved = folder / "history.json"
         self._reports = 0
+        self.reported_at: list[float] = []
+        """By the loop's clock."""
         self.reporting = FlowReporting(
             FlowSettings(output=FlowFileSettings(path=self._path), drops_per_second=2),
             node="n1",
@@ -97,12 +103,15 @@ class Flows:
         if self._task:
             self._task.cancel()
             await asyncio.wait([self._task])
+            names = {one.name for one in threading.enumerate()}
+            assert f"flows to {self._path}" not in names, "the output is closed"
         decoder = msgspec.json.Decoder(Record)
         return [decoder.decode(line) for line in self._path.read_bytes().splitlines()]
 
     async def _samples(self) -> list[RuleSample]:
         # A report begins with it.
         self._reports += 1
+        self.reported_at.append(asyncio.get_running_loop().time())
         return [RuleSample(name, "any", "tcp", "80", hits) for name, hits in self.hits.items()]
 
 
@@ -182,6 +191,23 @@ async def test_what_was_counted_before_the_start_has_no_record(flows: Flows) -> 
     await flows.start()
     await flows.pass_reports(4)
     assert [type(one) for one in await flows.records()] == [StartRecord]
+
+
+@pytest.mark.parametrize(("read_seconds", "period"), [(0.001, 10), (0.2, 20)])
+async def test_table_that_takes_long_to_read_is_read_more_rarely(
+    flows: Flows, monkeypatch: pytest.MonkeyPatch, read_seconds: float, period: int
+) -> None:
+    clock = itertools.count(0.0, read_seconds)
+    monkeypatch.setattr(
+        flow_reporting,
+        "time",
+        types.SimpleNamespace(monotonic=lambda: next(clock), monotonic_ns=time.monotonic_ns),
+    )
+    await flows.start()
+    await flows.pass_reports(3)
+    # The first reading has no duration yet.
+    times = [round(at) for at in flows.reported_at[2:]]
+    assert math.gcd(*times) == period
 
 
 async def test_admissions_are_counted_by_rule_since_the_last_record(flows: Flows) -> None:

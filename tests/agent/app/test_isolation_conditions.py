@@ -80,9 +80,15 @@ async def test_answer_that_was_shown_meanwhile_is_replaced(node: Node) -> None:
 
 async def test_deleted_pod_has_no_condition(node: Node) -> None:
     pod = strict_pod("web", "198.18.1.1")
+    other = strict_pod("other", "198.18.1.2")
     node.add(pod)
+    node.add(other)
     node.store.remove_pod(pod.pod.uid)
-    node.store.in_force.mark(pod.pod.uid)
+    node.changed.take()
+    node.problem = "the relay does not respond."
+    for one in (pod, other):
+        node.store.in_force.mark(one.pod.uid)
     node.pods.publish_all()
     node.published.publish()
-    assert node.changed.take() == []
+    assert node.changed.take() == [other.pod.uid]
+    assert node.conditions.of(pod.pod.uid) == []

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -18,6 +19,8 @@ from agent.app.remote_metrics import RemoteMetrics
 from agent.errors import PodgateError
 from agent.kube.client import ApiClient
 from agent.operate.explain.model import PodExplanation
+from agent.serving import peers
+from agent.serving.places import Places
 from tests.agent.app.two_pods import Agent
 from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.test_token_reviews import ACCESS_REVIEWS, TOKEN_REVIEWS
@@ -105,8 +108,11 @@ async def test_namespace_is_for_those_who_may_get_its_pods(client: Client) -> No
         assert msgspec.json.decode(body)["namespace"] == "shop"
         assert "vault" not in body
         for path in (f"/read/{kind}?namespace=bank", f"/read/{kind}", f"/read/{kind}?namespace="):
-            code, body = await client.get(path, "shop")
-            assert (code, "vault" in body) == (403, False)
+            what = "nor the pods of namespace bank" if "bank" in path else "of all namespaces"
+            assert await client.get(path, "shop") == (
+                403,
+                f"the token's service account may not get the non-resource URL /read {what}\n",
+            )
 
 
 async def test_all_namespaces_are_for_those_who_may_get_the_path(client: Client) -> None:
@@ -117,8 +123,21 @@ async def test_all_namespaces_are_for_those_who_may_get_the_path(client: Client)
 
 @pytest.mark.parametrize("token", ["", "stolen", "two words"])
 async def test_others_get_nothing(client: Client, token: str) -> None:
-    code, body = await client.get("/read/status", token)
-    assert (code, "web" in body) == (401, False)
+    assert await client.get("/read/status", token) == (
+        401,
+        f"send a service account's token for the audience {AUDIENCE} in X-Podgate-Token\n",
+    )
+
+
+async def test_client_that_may_read_gets_one_of_the_places_that_are_kept(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted: list[object] = []
+    monkeypatch.setattr(Places, "trust", lambda places, peer: trusted.append(peer))
+    assert (await client.get("/read/status", "shop"))[0] == 403
+    assert trusted == []
+    assert (await client.get("/read/status", "admin"))[0] == 200
+    assert trusted == [peers.of_user(os.getuid())]
 
 
 async def test_token_for_another_audience_is_rejected(client: Client) -> None:
@@ -144,8 +163,8 @@ async def test_pod_of_another_namespace_is_not_explained(client: Client) -> None
     code, body = await client.get("/read/explain-pod?namespace=shop&pod=shop/web", "shop")
     assert (code, '"name":"web"' in body) == (200, True)
     for pod in ("bank/vault", "vault", "shop", ""):
-        code, _ = await client.get(f"/read/explain-pod?namespace=shop&pod={pod}", "shop")
-        assert code == 404, pod
+        found = await client.get(f"/read/explain-pod?namespace=shop&pod={pod}", "shop")
+        assert found == (404, f"pod {pod} is not in namespace shop\n")
 
 
 async def test_clients_share_a_report_of_the_last_seconds(client: Client) -> None:

@@ -71,6 +71,32 @@ async def test_no_grace_period_runs_out_before_its_reply_table_is_filled(
     assert max(waits) < GRACE_SECONDS
 
 
+async def test_only_new_pods_wait_for_others_reply_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those that have a gate, nor one for which the runtime waits."""
+    node = Node(monkeypatch)
+    task = asyncio.create_task(node.reconciler.run())
+    for number in range(1, 153):
+        node.add(f"pod{number}", number)
+    await asyncio.sleep(20)
+    assert node.gates.gates.keys() == set(range(1, 153))
+    node.set_addresses("pod1", "198.18.9.9")
+    await asyncio.sleep(2)
+    assert node.gated_addresses(1) == ["198.18.9.9"]
+    node.store.awaited.add("awaited")
+    node.add("awaited", 200)
+    await asyncio.sleep(2)
+    assert node.status("awaited") == ENFORCED
+    node.add("late", 201)
+    await asyncio.sleep(100)
+    assert node.status("late") is None
+    filling = asyncio.create_task(node.grace_periods.run())
+    await asyncio.sleep(10)
+    assert node.status("late") == ENFORCED
+    task.cancel()
+    filling.cancel()
+    await asyncio.gather(task, filling, return_exceptions=True)
+
+
 async def test_no_gate_s_flows_are_recorded_after_its_removal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -165,7 +165,10 @@ async def test_nothing_is_written_before_the_pod_is_ready(
             status = msgspec.structs.replace(NEW.status, conditions=(one,))
             pods[1] = msgspec.structs.replace(NEW, status=status)
         await asyncio.sleep(600)
-    assert not server.patches()
+        assert not server.patches()
+        pods[1] = NEW
+        await asyncio.sleep(600)
+    assert server.patches()
 
 
 async def test_time_starts_again_with_readiness(server: ApiServer, api: ApiClient) -> None:

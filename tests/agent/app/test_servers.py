@@ -121,8 +121,10 @@ async def test_admin_socket_that_cannot_be_made_is_tried_again(
     monkeypatch.setattr(servers, "_RETRY_SECONDS", 0.02)
     settings.admin_socket.parent.write_text("a file")
     with structlog.testing.capture_logs() as logged:
-        async with serving(settings):
+        async with serving(settings) as made:
             await polling.until("the log", lambda: bool(logged))
             assert logged[0]["event"] is Event.ADMIN_API_NOT_SERVED
+            await polling.until("the port", lambda: bool(made.http.address))
+            assert await status_of(made.http.address, "healthz") == 200
             settings.admin_socket.parent.unlink()
             await polling.until("the socket", settings.admin_socket.exists)

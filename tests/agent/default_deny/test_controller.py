@@ -39,6 +39,8 @@ class Node:
         self.modes = PodModes(mode, is_complete=has_labels)
         self.lost: set[int] = set()
         """Interfaces without the gate that the reconciler has attached."""
+        self.searched: list[set[int]] = []
+        """Interfaces for whose gates was searched."""
         self.is_off = False
         """Whether the node has the mark, which the modes follow later."""
         self.read_at: float | None = None
@@ -56,6 +58,7 @@ class Node:
         )
 
     async def find_lost(self, ifindexes: Collection[int]) -> set[int]:
+        self.searched.append(set(ifindexes))
         return self.lost & set(ifindexes)
 
     def gate(self, name: str, *ifindexes: int) -> None:
@@ -131,6 +134,20 @@ async def test_without_a_previous_table_unknown_labels_install_none(
     assert nftables.families == set()
 
 
+@pytest.mark.parametrize("error", [nft.NftError("no permission"), TimeoutError()], ids=repr)
+async def test_tables_that_cannot_be_listed_are_none_of_a_previous_agent(
+    node: Node, nftables: Nftables, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def fail(*arguments: str) -> str:
+        raise error
+
+    await node.controller.open(gated=[])
+    monkeypatch.setattr(nft, "query", fail)
+    later = Node(Mode.AUDIT, has_labels=False)
+    await later.controller.open(gated=[7])
+    assert (later.controller.is_installed, later.controller.is_desired) == (False, False)
+
+
 async def test_labels_of_the_node_install_and_remove_the_table(
     node: Node, nftables: Nftables
 ) -> None:
@@ -167,6 +184,10 @@ async def test_each_interface_of_a_gated_pod_is_opened_once(node: Node, nftables
         await polling.until("the second", lambda: 9 in nftables.sets["gated"])
         assert len(nftables.scripts) == 1
         assert "007" not in nftables.scripts[0]
+        node.gate("web", 7, 9)
+        await polling.until("another pass", lambda: node.controller._changes.is_empty)
+        await node.controller.opened(node.store.pods["web"])
+        assert node.searched == [{7}, {9}]
 
 
 async def test_gates_of_one_pass_are_one_transaction(node: Node, nftables: Nftables) -> None:
@@ -285,6 +306,49 @@ async def test_number_of_a_deleted_interface_is_blocked_again(
     assert 22 not in nftables.sets["not_pods"]
 
 
+async def test_new_tables_have_nothing_of_the_removed_ones(node: Node, nftables: Nftables) -> None:
+    """Neither released interfaces nor the time since when others are unclaimed."""
+    await node.controller.open(gated=[])
+    await node.release_unclaimed(21)
+    node.now = 11.0
+    await node.release_unclaimed(21, 22)
+    assert nftables.sets["not_pods"] == {1, 2, 7, 8, 21}
+    node.modes.set_node({labels.MAX_MODE_LABEL: "audit"})
+    await node.controller._follow_default()
+    assert nftables.families == set()
+    node.modes.set_node({})
+    await node.controller._follow_default()
+    assert nftables.sets["not_pods"] == {1, 2, 7, 8}
+    node.now = 22.0
+    await node.release_unclaimed(21, 22)
+    assert nftables.sets["not_pods"] == {1, 2, 7, 8}
+    node.now = 33.0
+    await node.release_unclaimed(21, 22)
+    assert nftables.sets["not_pods"] == {1, 2, 7, 8, 21, 22}
+
+
+async def test_gate_that_is_attached_while_tables_are_installed_is_in_them(
+    nftables: Nftables, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(Mode.AUDIT)
+    await node.controller.open(gated=[])
+    apply = nftables.apply
+
+    async def gate_meanwhile(script: str, *, only_check: bool = False) -> None:
+        await apply(script, only_check=only_check)
+        if "late" not in node.store.pods:
+            node.gate("late", 9)
+            await polling.until("its pass", lambda: node.controller._changes.is_empty)
+
+    monkeypatch.setattr(nft, "apply", gate_meanwhile)
+    async with node.following():
+        node.gate("web", 7)
+        await polling.until("its pass", lambda: node.controller._changes.is_empty)
+        node.modes.set_node({labels.MODE_LABEL: "enforce"})
+        await node.controller._follow_default()
+        await polling.until("both gates", lambda: {7, 9} <= nftables.sets["gated"])
+
+
 async def test_changed_default_is_followed_while_running(node: Node, nftables: Nftables) -> None:
     later = Node(Mode.AUDIT)
     task = asyncio.create_task(later.controller.run())
@@ -396,6 +460,11 @@ async def test_interface_of_a_removed_pod_may_be_unclaimed(
         node.now = 10.1
         node.controller.hint_links()
         await polling.until("its release", lambda: 22 in nftables.sets["not_pods"])
+        # As a static pod that the kubelet starts again.
+        node.gate("web", 22)
+        await node.controller.opened(node.store.pods["web"])
+        assert 22 in nftables.sets["gated"]
+        assert 22 not in nftables.sets["not_pods"]
 
 
 async def test_lost_gates_change_nothing_without_a_table() -> None:
@@ -407,6 +476,7 @@ async def test_lost_gates_change_nothing_without_a_table() -> None:
         await polling.until("its pass", lambda: node.controller._changes.is_empty)
         node.gate("late", 8)
         await polling.until("the next pass", lambda: node.controller._changes.is_empty)
+    assert node.searched == []
 
 
 async def test_tables_are_compared_every_thirty_seconds(

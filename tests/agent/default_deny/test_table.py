@@ -2,6 +2,7 @@
 
 import asyncio
 import pathlib
+from collections.abc import Awaitable, Callable
 
 import pytest
 import structlog
@@ -160,16 +161,29 @@ async def test_change_beside_an_own_one_is_not_missed(
     assert nftables.sets["gated"] == {7}
 
 
+@pytest.mark.parametrize(
+    ("change", "gated", "not_pods"),
+    [
+        (lambda table: table.gate([2]), {2, 7}, {1, 8}),
+        (lambda table: table.gate([9]), {7, 9}, {1, 2, 8}),
+        (lambda table: table.release([2]), {7}, {1, 8}),
+    ],
+    ids=["moved", "added", "removed"],
+)
 async def test_sets_are_listed_again_after_a_check_beside_a_pending_change(
-    nftables: Nftables, cgroup2: pathlib.Path
+    nftables: Nftables,
+    cgroup2: pathlib.Path,
+    change: Callable[[DefaultDenyTable], Awaitable[None]],
+    gated: set[int],
+    not_pods: set[int],
 ) -> None:
     table = await opened(cgroup2, 7)
     nftables.sets["gated"].add(8)
     nftables.change()
-    _, ensured, _ = await asyncio.gather(table.beat(), table.ensure(), table.gate([2]))
+    _, ensured, _ = await asyncio.gather(table.beat(), table.ensure(), change(table))
     assert not ensured
     assert await table.ensure()
-    assert nftables.sets["gated"] == {2, 7}
+    assert nftables.sets == {"gated": gated, "not_pods": not_pods}
 
 
 async def test_change_that_timed_out_is_written_though_the_ruleset_is_the_same(
@@ -399,3 +413,29 @@ async def test_priority_of_the_kubelet_is_admitted_and_opens_later(
     assert "jump orphaned" not in nftables.scripts[-1].split("chain tag")[0]
     await table.admit("/kubelet")
     assert "timeout 5s" in nftables.scripts[-1]
+
+
+@pytest.mark.parametrize(("ends", "is_available"), [(3, True), (4, False)])
+async def test_tables_are_installed_though_cgroups_of_pods_end_meanwhile(
+    nftables: Nftables,
+    cgroup2: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: int,
+    is_available: bool,
+) -> None:
+    """nft rejects a script that names a cgroup without a directory; up to three times."""
+    pods = cgroup2 / "kubepods"
+    applied = []
+
+    async def apply(script: str, *, only_check: bool = False) -> None:
+        if not only_check:
+            applied.append('kubepods" return' in script)
+            if len(applied) <= ends:
+                await asyncio.to_thread(pods.rmdir if applied[-1] else pods.mkdir)
+                raise nft.NftError("Could not process rule: No such file or directory")
+        await nftables.apply(script, only_check=only_check)
+
+    monkeypatch.setattr(nft, "apply", apply)
+    table = await DefaultDenyTable.open(cgroup2=cgroup2)
+    assert table.available is is_available
+    assert applied == [True, False, True, False]

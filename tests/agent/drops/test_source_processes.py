@@ -78,6 +78,14 @@ async def test_the_aggregate_is_read_as_a_whole_only_for_a_report(followed: Foll
     assert followed.aggregate.calls[-1] == "read"
 
 
+async def test_new_sources_of_a_report_have_their_names(followed: Followed) -> None:
+    followed.add(5)
+    followed.paths[5] = "/system.slice/scraper.service"
+    followed.add(6)
+    names = [(name.cgroup, name.path) for _, name in followed.processes.read()]
+    assert names == [(5, "/system.slice/scraper.service"), (6, GONE)]
+
+
 async def test_a_cgroup_that_is_gone_is_searched_once(followed: Followed) -> None:
     followed.add(5)
     await followed.run(60)

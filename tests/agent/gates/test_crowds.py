@@ -7,6 +7,8 @@ import structlog.testing
 
 from agent.logs import Event
 from agent.pods.conditions import TRUE
+from agent.pods.pod import Pod
+from bpf.verdicts import Mode
 from tests.agent.app.node import BUSY, GONE, Node
 
 pytestmark = pytest.mark.looptime
@@ -132,8 +134,10 @@ async def test_pod_that_ends_while_its_batch_waits_gets_no_reply_table(node: Nod
 
 async def test_networks_of_pods_without_a_gate_are_read_side_by_side(node: Node) -> None:
     node.read_seconds = 1.0
+    # One of them has no namespace yet.
+    node.store.set_pod(Pod(uid="first", namespace="demo", name="first", mode=Mode.ENFORCE))
     async with node.running():
-        names = add(node, 8)
+        names = add(node, 7)
         await asyncio.sleep(1.5)
         assert {node.status(name) for name in names} == {ENFORCED}
 

@@ -2,11 +2,16 @@
 
 import asyncio
 import functools
+import os
+import select
 import socket
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from agent.gates import gate_thread as gate_thread_module
 from agent.gates.gate_thread import GateThread
 
 
@@ -187,10 +192,50 @@ async def test_thread_that_has_ended_may_be_closed_again(
     gate_thread: GateThread, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (thread,) = (one for one in threading.enumerate() if one.name == "gates")
+    before = await asyncio.to_thread(os.listdir, "/proc/self/fd")
     gate_thread.close()
     await asyncio.to_thread(thread.join, 60)
     gate_thread.close()
     assert capfd.readouterr() == ("", "")
+    # What wakes it, and what it waits by.
+    assert len(await asyncio.to_thread(os.listdir, "/proc/self/fd")) == len(before) - 2
+
+
+class _Waits:
+    """An epoll that counts how often a wait has ended."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+        self._epoll = select.epoll()
+        self.register = self._epoll.register
+        self.close = self._epoll.close
+
+    def poll(self) -> None:
+        self._epoll.poll()
+        self.ended += 1
+
+
+async def test_thread_sleeps_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = _Waits()
+    monkeypatch.setattr(
+        gate_thread_module, "select", SimpleNamespace(epoll=lambda: waits, EPOLLIN=select.EPOLLIN)
+    )
+    gate_thread = GateThread()
+    for _ in range(3):
+        await gate_thread.run(lambda: None)
+        await asyncio.sleep(0.002)
+    assert waits.ended <= 3
+    gate_thread.close()
+
+
+def test_thread_waits_for_pythons_lock_for_less_than_a_millisecond() -> None:
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(0.005)
+        GateThread().close()
+        assert sys.getswitchinterval() < 0.001
+    finally:
+        sys.setswitchinterval(before)
 
 
 async def test_closed_thread_takes_no_call(gate_thread: GateThread) -> None:

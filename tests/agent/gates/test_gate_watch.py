@@ -346,6 +346,19 @@ async def test_chains_are_read_again_and_again_while_a_gate_cannot_be_put_back(n
         assert node.put_back_at[0] - mended_at < 0.1
 
 
+async def test_each_check_reads_the_chains_once_while_a_gate_is_lost(node: Node) -> None:
+    node.chains = Chains()
+    async with running(node):
+        await asyncio.sleep(1)
+        node.is_full = True
+        node.lost.add(IFINDEX)
+        node.watch.hint({IFINDEX})
+        await asyncio.sleep(0.01)
+        reads, checks = node.chains.reads, len(node.checks)
+        await asyncio.sleep(1)
+        assert node.chains.reads - reads == len(node.checks) - checks > 5
+
+
 async def test_change_of_filters_is_checked_at_once(node: Node) -> None:
     node.attachment = Attachment.CLSACT
     async with running(node):

@@ -48,6 +48,8 @@ class Path:
     """How many a rule set of the host still drops when they are sent."""
     gate: int = IFINDEX
     sent: int = 0
+    is_foreign: bool = False
+    """Whether only another program's packets arrive."""
 
 
 class Host:
@@ -101,7 +103,8 @@ class Host:
         if not (path.arrives and self.captures):
             return
         source = ipaddress.ip_address("198.18.0.1" if address.version == 4 else "fd00:18::1")
-        for number in (sequence ^ 1, sequence):  # the first is another program's
+        # The first is another program's.
+        for number in (sequence ^ 1, sequence)[: 1 if path.is_foreign else 2]:
             packet = packets.tcp_packet(
                 source.packed,
                 address.packed,
@@ -193,6 +196,9 @@ async def node(host: Host) -> AsyncIterator[Node]:
         pytest.param(Path(counted_from=2), CONFIRMED, 2, id="second SYN dropped"),
         pytest.param(Path(counted_from=3), CONFIRMED, 3, id="captured SYN dropped"),
         pytest.param(Path(arrives=True), BYPASSED, 3, id="arrives"),
+        pytest.param(
+            Path(arrives=True, is_foreign=True), UNREACHABLE, 3, id="only another's arrives"
+        ),
         pytest.param(Path(), UNREACHABLE, 3, id="lost"),
         pytest.param(Path(has_route=False), UNREACHABLE, 0, id="no route"),
         pytest.param(
@@ -297,17 +303,17 @@ async def test_new_results_are_logged_for_each_address(node: Node) -> None:
 
 async def test_connections_to_a_previous_sandbox_are_none_of_this_one(node: Node) -> None:
     state = node.add()
-    record = dataclasses.replace(_record(state, CONFIRMED, age=46), probes_admitted=3)
+    record = dataclasses.replace(_record(state, CONFIRMED, age=46), probes_admitted=1)
     for netns, is_seen in ((state.gated_netns, False), (Netns("/run/netns/old", 4, 101), True)):
         assert netns is not None
         state.path_test = dataclasses.replace(record, netns=netns)
-        node.host.probes_admitted = 3
+        node.host.probes_admitted = 1
         node.tester.enqueue(state)
         node.tester.repeat({IFINDEX})
         await node.changes.next()
         await polling.until("its end", lambda: not node.tester._running)
         assert state.path_test is not None
-        assert (state.path_test.is_kubelet_seen, state.path_test.probes_admitted) == (is_seen, 3)
+        assert (state.path_test.is_kubelet_seen, state.path_test.probes_admitted) == (is_seen, 1)
 
 
 async def test_pod_that_is_queued_during_its_test_is_tested_again_after_it(
@@ -353,6 +359,32 @@ async def test_test_that_a_failed_run_cancelled_is_made_by_the_next_one(
         assert await node.changes.next() == ["web"]
     assert state.path_test is not None
     assert state.path_test.results == {V4: BYPASSED}
+
+
+@pytest.mark.parametrize(("is_first", "at_once"), [(True, 10), (False, 4)])
+async def test_tests_without_a_result_are_made_side_by_side(
+    node: Node, monkeypatch: pytest.MonkeyPatch, is_first: bool, at_once: int
+) -> None:
+    """Repeated ones leave time to others."""
+    may_continue = asyncio.Event()
+    waiting: list[str] = []
+
+    async def wait(path: Any, capture: socket.socket) -> bool:
+        waiting.append(str(path.address))
+        await may_continue.wait()
+        return False
+
+    monkeypatch.setattr(path_test._Path, "_arrives", wait)
+    for number in range(10):
+        state = node.add(f"pod{number}", addresses=f"198.18.0.{number + 10}")
+        if not is_first:
+            state.path_test = _record(state, UNREACHABLE, age=46)
+        node.tester.enqueue(state)
+    await polling.until("all that may run", lambda: len(waiting) == at_once)
+    await asyncio.sleep(0.02)
+    assert len(waiting) == at_once
+    may_continue.set()
+    await polling.until("the others", lambda: len(waiting) == 10)
 
 
 async def test_a_capture_that_cannot_be_opened_is_a_failed_test(node: Node) -> None:

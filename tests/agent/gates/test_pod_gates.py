@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import errno
+import gc
 import ipaddress
 
 import msgspec
@@ -20,7 +21,7 @@ from bpf.errors import BpfError
 from bpf.gates import GateConfig
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode
-from probes.netns import Netns, NetnsError, NetnsUnreadableError
+from probes.netns import Netns, NetnsError, NetnsGoneError, NetnsUnreadableError
 from tests.agent.app.node import BUSY, GONE, Node
 
 pytestmark = pytest.mark.looptime
@@ -474,3 +475,71 @@ async def test_pod_with_an_interface_that_cannot_be_gated_is_not_supported(node:
     assert node.message("web") == "eth1 is a macvlan; eth2 is a device of the host."
     # What can be gated is.
     assert set(node.gates.gates) == {7}
+
+
+async def test_network_that_is_gone_with_its_pod_is_no_error(node: Node) -> None:
+    """It is read beside another one's, and the pod is removed before its own pass."""
+    problems: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda loop, context: problems.append(context["message"])
+    )
+
+    def remove(call: str) -> None:
+        if call == "install web":
+            node.store.remove_pod("gone")
+
+    read = node.read
+
+    async def interrupted(netns: Netns) -> PodNetwork:
+        if netns.path.endswith("web"):
+            return await read(netns)
+        try:
+            await asyncio.sleep(100)
+        finally:
+            raise NetnsGoneError("/run/netns/gone does not exist.")
+
+    node.gates.before_call = remove
+    node.read = interrupted  # type: ignore[method-assign]
+    node.add("web", 7)
+    node.add("gone", 8)
+    with structlog.testing.capture_logs() as lines:
+        await settled(node)
+    gc.collect()
+    assert problems == []
+    assert [line["event"] for line in lines if line["log_level"] != "info"] == []
+    assert node.gates.gates.keys() == {7}
+
+
+async def test_problem_of_one_interface_is_shown_beside_others_without(node: Node) -> None:
+    def fill(call: str) -> None:
+        node.gates.problem = "No room for 2 addresses." if call == "install web" else ""
+        if call == "move first web":
+            raise BUSY
+
+    node.gates.before_call = fill
+    node.add("web", 7)
+    network = node.networks["/run/netns/web"]
+    interfaces = (*network.interfaces, HostInterface(9, "veth9"))
+    node.networks["/run/netns/web"] = dataclasses.replace(network, interfaces=interfaces)
+    # Only the gate on veth9 can be moved.
+    node.gates.displaced = {7, 9}
+    await settled(node)
+    assert node.gates.displaced == {7}
+    message = node.message("web")
+    assert message.startswith(
+        "Gate attached to veth7, veth9, sandbox net:[1007]. No room for 2 addresses. Another "
+        "program runs before the gate on veth7,"
+    )
+
+
+async def test_displaced_gate_of_a_later_pod_at_the_same_interface_is_logged(node: Node) -> None:
+    node.gates.failing["move first"] = BUSY
+    node.gates.displaced = {7}
+    with structlog.testing.capture_logs() as lines:
+        async with node.running():
+            for name in ("web", "db"):
+                node.add(name, 7)
+                await asyncio.sleep(1)
+                node.remove(name)
+                await asyncio.sleep(2)
+    assert [line["event"] for line in lines].count(Event.GATE_DISPLACED) == 2

@@ -43,6 +43,13 @@ def sent_bytes(*lines: str) -> HttpRequest:
     return HttpRequest("".join(f"{line}\r\n" for line in (*lines, "")).encode())
 
 
+def test_answers_of_a_pod_have_numbers_of_their_own_that_other_probes_do_not_change() -> None:
+    checks = {"liveness": OWN_CHECK, "readiness": OWN_CHECK}
+    both = {"livenessProbe": HEALTHZ, "readinessProbe": http("/ready")}
+    assert [answer.id for answer in answers(spec(both, checks))] == [1, 2]
+    assert [answer.id for answer in answers(liveness(HEALTHZ))] == [2]
+
+
 def test_nothing_is_answered_unless_the_pod_requests_it() -> None:
     found = spec({"livenessProbe": HEALTHZ}, {"liveness": {"tcp": {"port": 9000}}})
     assert plan(found, (ADDRESS,)) == AnswerPlan()
@@ -162,6 +169,8 @@ def test_same_request_with_the_same_check_has_one_answer() -> None:
     (request,) = plan(spec(sent, checks), (ADDRESS,)).requests
     types = (STARTUP, READINESS, LIVENESS)
     assert request.probes == tuple(ProbeName("app", type) for type in types)
+    # That of the first one, which stays if another probe is removed.
+    assert request.id == 0
 
 
 def test_same_request_of_another_container_is_ambiguous() -> None:

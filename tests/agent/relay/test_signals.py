@@ -1,8 +1,11 @@
 """Signals to a relay: handled at once, also while it waits for events."""
 
+import contextlib
+import fcntl
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -51,4 +54,21 @@ def test_signals_are_handled_once(poller: EpollPoller, handled: list[None]) -> N
         os.kill(os.getpid(), number)
     poller.poll(LONG_SECONDS)
     poller.poll(0)
+    assert handled == [None]
+
+
+def test_signals_without_a_wait_are_no_error(
+    poller: EpollPoller, handled: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Python writes for each of them has no room any more."""
+    errors: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", errors.append)
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if not os.get_blocking(int(name)):
+                fcntl.fcntl(int(name), fcntl.F_SETPIPE_SZ, 4096)
+    for _ in range(4200):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert errors == []
+    poller.poll(LONG_SECONDS)
     assert handled == [None]

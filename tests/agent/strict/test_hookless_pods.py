@@ -33,6 +33,7 @@ class Kernel:
         self.expected: dict[int, int] = {}
         self.stopped_at = math.inf
         self.error: BpfError | None = None
+        self.closed = 0
         self._started_at = 0.0
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
@@ -75,6 +76,7 @@ class Kernel:
         return int(min(asyncio.get_running_loop().time(), self.stopped_at) - self._started_at)
 
     def close(self) -> None:
+        self.closed += 1
         self._reader.close()
         self._writer.close()
 
@@ -129,6 +131,8 @@ async def test_pod_is_hookless_once_the_kernel_compares_its_words() -> None:
         assert "new" not in pods.tested
         pods.tested.compare()
         assert "new" in pods.tested
+    # As both of what it is.
+    assert pods.kernel.closed == 2
 
 
 async def test_pod_with_rules_is_never_hookless() -> None:
@@ -236,3 +240,15 @@ async def test_pods_for_whose_words_there_is_no_room_are_not_hookless() -> None:
         pods.tested.forget("web")
         pods.tested.compare()
         assert "last" in pods.tested
+
+
+async def test_report_that_concerns_no_pod_has_all_compared_again() -> None:
+    """The kernel compares nothing once it has reported."""
+    async with both() as pods:
+        pods.kernel.expected.clear()
+        pods.kernel.report(99)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert pods.hooked == []
+        assert pods.hookless() == {"web", "api"}
+        assert pods.kernel.expected == {1: 0, 2: 3, 3: 0, 4: 3}

@@ -95,6 +95,7 @@ def test_connection_without_a_response_has_no_duration(stats: ConnectionStats) -
 
 def test_samples_of_a_deleted_pod_are_discarded(stats: ConnectionStats, store: PodStore) -> None:
     stats.add([sample(WEB, 8080)])
+    stats.answers.add([answers(WEB, "healthy", 1)])
     store.remove_pod(WEB.uid)
     unknown = OutcomeSample("", 80, "unknown_address", 5, 0.0, (0,) * len(OPEN_BUCKETS))
     stats.add([sample(WEB, 8080), unknown, sample(DB, 5432)])
@@ -106,6 +107,10 @@ def test_samples_of_a_deleted_pod_are_discarded(stats: ConnectionStats, store: P
     assert [(pod.name, count) for pod, _, _, count in stats.answers.items()] == [("db", 2)]
     assert stats.unknown_address == 5
     assert stats.status(WEB.uid) == []
+    # As a static pod that the kubelet starts again.
+    store.set_pod(WEB)
+    assert [pod.name for pod, _, _ in stats.items()] == ["db"]
+    assert [pod.name for pod, _, _, _ in stats.answers.items()] == ["db"]
 
 
 class _Relays:
