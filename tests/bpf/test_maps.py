@@ -1,6 +1,7 @@
 """Maps as keys and values, in some system calls."""
 
 import errno
+import io
 import struct
 
 import pytest
@@ -78,6 +79,16 @@ def test_map_without_room_is_named(
 def test_value_of_all_cpus_is_as_long_as_theirs_together(opened: maps.Map) -> None:
     assert opened.value_size == 8
     assert maps.Map(FD, PER_CPU).value_size == 8 * maps.possible_cpus()
+
+
+@pytest.mark.parametrize(
+    ("possible", "count"), [("0\n", 1), ("0-3\n", 4), ("0,2\n", 3), ("0-3,8-11\n", 12)]
+)
+def test_map_has_a_value_for_each_cpu_up_to_the_last_possible_one(
+    monkeypatch: pytest.MonkeyPatch, possible: str, count: int
+) -> None:
+    monkeypatch.setattr(maps, "open", lambda path, encoding: io.StringIO(possible), raising=False)
+    assert maps.possible_cpus.__wrapped__() == count
 
 
 def test_map_has_the_shape_of_its_description(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -252,9 +252,12 @@ def test_host_network_is_reported() -> None:
     assert specs.parse_pod(pod({}, hostNetwork=True)).host_network
 
 
-def test_bad_port_declaration_is_reported() -> None:
-    parsed = specs.parse_pod(pod({"ports": [{"name": "web", "containerPort": 70000}]}))
-    assert [error.path for error in parsed.errors] == [f"{CONTAINER}.ports[0].containerPort"]
+@pytest.mark.parametrize("number", [0, -1, 65536, True, "80", 80.0, None])
+def test_bad_port_declaration_is_reported(number: object) -> None:
+    ports = [{"containerPort": 1}, {"name": "web", "containerPort": number}]
+    parsed = specs.parse_pod(pod({"ports": [*ports, {"containerPort": 65535}]}))
+    assert [error.path for error in parsed.errors] == [f"{CONTAINER}.ports[1].containerPort"]
+    assert [(port.name, port.number) for port in parsed.container_ports] == [("", 1), ("", 65535)]
 
 
 def test_tcp_and_grpc_probes_declare_their_port() -> None:
