@@ -1,0 +1,55 @@
+"""What is the same in every run of a probe is prepared once."""
+
+import pytest
+
+from probes.engine import prober
+from probes.engine.families import NO_INTERFACES
+from probes.spec.definitions import Exec, Probe, TcpSocket
+from probes.spec.handlers import kind_of
+
+ADDRESSES = ("198.18.0.1", "fd00:18::1", "198.18.0.2", "fd00:18::2")
+
+
+@pytest.mark.parametrize(
+    ("count", "timeout", "delay"),
+    [
+        # Half of the time is divided among the addresses after the first.
+        (1, 0.2, 0.1),
+        (2, 0.2, 0.1),
+        (3, 0.2, 0.05),
+        (4, 0.9, 0.15),
+        (1, 2.0, 0.25),
+        (2, 0.5, 0.25),
+        (4, 2.0, 0.25),
+    ],
+)
+def test_each_address_has_half_of_the_time_or_a_quarter_of_a_second_passes(
+    count: int, timeout: float, delay: float
+) -> None:
+    plan = prober.plan(Probe(TcpSocket(80), timeout_seconds=timeout), ADDRESSES[:count])
+    assert [candidate.address for candidate in plan.candidates] == list(ADDRESSES[:count])
+    assert len(plan.groups) == 1
+    assert (plan.timeout_seconds, plan.rejection, plan.is_unknown) == (timeout, "", False)
+    assert plan.attempt_delay_seconds == pytest.approx(delay)
+
+
+@pytest.mark.parametrize(
+    ("probe", "text"),
+    [
+        (Probe(Exec(("true",))), "are run by the kubelet, never by podgate"),
+        (Probe(TcpSocket(80), timeout_seconds=0.0), "must be positive, not 0.0"),
+        (Probe(TcpSocket(80), timeout_seconds=-0.5), "must be positive, not -0.5"),
+        (Probe(TcpSocket(80), timeout_seconds=float("nan")), "must be positive, not nan"),
+    ],
+)
+def test_probe_that_cannot_be_run_is_rejected(probe: Probe, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        prober.plan(probe, ADDRESSES)
+
+
+def test_pod_without_an_address_has_a_plan_that_names_the_reason() -> None:
+    target = kind_of(TcpSocket(80)).target
+    assert target is not None
+    plan = prober.plan(Probe(TcpSocket(80)), ["fe80::1"], NO_INTERFACES)
+    assert plan == prober.ProbePlan((), 1.0, 1.0, "the pod has no address to probe")
+    assert plan.candidates == ()
