@@ -306,6 +306,15 @@ def test_only_hooks_are_https_hooks(
     assert specs.PortUser(action, "app", handler).is_https_hook is is_https_hook
 
 
+def test_hook_beside_one_of_another_host_is_the_pod_s() -> None:
+    other, own = {"httpGet": {"host": "b", "port": 1}}, {"httpGet": {"port": 81}}
+    for first, second, name in ((other, own, "preStop"), (own, other, "postStart")):
+        parsed = specs.parse_pod(pod({"lifecycle": {"postStart": first, "preStop": second}}))
+        assert parsed.hooks == (specs.PodHook("app", name, specs.HttpGet(81)),)
+        assert [host.host for host in parsed.hosts] == ["b"]
+        assert parsed.declared == specs.DeclaredPorts(any_port=True, ports=frozenset({81}))
+
+
 def test_each_host_is_named_by_container_and_handler() -> None:
     tcp, http = {"tcpSocket": {"host": "a", "port": 1}}, {"httpGet": {"host": "b", "port": "web"}}
     container = {
