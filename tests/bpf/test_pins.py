@@ -18,6 +18,34 @@ def test_schema_is_part_of_every_path() -> None:
     assert str(installation.programs) == f"{below}/progs"
 
 
+def test_each_map_that_is_pinned_is_checked_and_closed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installation = pins.Pins(tmp_path)
+    maps.check_pinned(installation)
+    installation.maps.mkdir(parents=True)
+    present = [abi.GATES, abi.COUNTERS]
+    for spec in present:
+        pathlib.Path(installation.map(spec)).touch()
+    opened: list[tuple[str, abi.MapSpec]] = []
+
+    def open_map(path: str, spec: abi.MapSpec) -> maps.Map:
+        opened.append((path, spec))
+        if spec == refused:
+            raise errors.PinError("it is another map")
+        return maps.Map(os.open(path, os.O_RDONLY), spec)
+
+    monkeypatch.setattr(maps.Map, "open", open_map)
+    before = os.listdir("/proc/self/fd")
+    refused: abi.MapSpec | None = None
+    maps.check_pinned(installation)
+    assert opened == [(installation.map(spec), spec) for spec in present]
+    assert os.listdir("/proc/self/fd") == before
+    refused = abi.COUNTERS
+    with pytest.raises(errors.PinError, match="it is another map"):
+        maps.check_pinned(installation)
+
+
 def test_default_is_where_every_distribution_mounts_it() -> None:
     assert pins.Pins().bpffs == pathlib.Path("/sys/fs/bpf")
 

@@ -1,11 +1,14 @@
 """What is the same in every run of a probe is prepared once."""
 
+import msgspec
 import pytest
 
 from probes.engine import prober
 from probes.engine.families import NO_INTERFACES
+from probes.engine.prober import ProbePlan
+from probes.protocols.client_certificates import ClientCertificate
 from probes.spec.definitions import Exec, Probe, TcpSocket
-from probes.spec.handlers import kind_of
+from tests.probes.authorities import Authority
 
 ADDRESSES = ("198.18.0.1", "fd00:18::1", "198.18.0.2", "fd00:18::2")
 
@@ -48,8 +51,23 @@ def test_probe_that_cannot_be_run_is_rejected(probe: Probe, text: str) -> None:
 
 
 def test_pod_without_an_address_has_a_plan_that_names_the_reason() -> None:
-    target = kind_of(TcpSocket(80)).target
-    assert target is not None
     plan = prober.plan(Probe(TcpSocket(80)), ["fe80::1"], NO_INTERFACES)
-    assert plan == prober.ProbePlan((), 1.0, 1.0, "the pod has no address to probe")
+    assert plan == ProbePlan((), 1.0, 1.0, "the pod has no address to probe")
     assert plan.candidates == ()
+
+
+def test_plans_have_the_same_certificate_or_lack_it_for_the_same_reason() -> None:
+    authority = Authority()
+    one, other = (ClientCertificate(*authority.issue()) for _ in range(2))
+    plans = [
+        ProbePlan((), 1.0, 1.0),
+        ProbePlan((), 1.0, 1.0, certificate=one),
+        ProbePlan((), 1.0, 1.0, certificate=other),
+        ProbePlan((), 1.0, 1.0, certificate_problem="it does not exist"),
+        ProbePlan((), 1.0, 1.0, certificate_problem="it has expired"),
+    ]
+    for place, plan in enumerate(plans):
+        found = [plan.has_certificate_of(each) for each in plans]
+        assert found == [number == place for number in range(len(plans))]
+        later = msgspec.structs.replace(plan, timeout_seconds=2.0, rejection="no address")
+        assert plan.has_certificate_of(later)

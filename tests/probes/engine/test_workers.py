@@ -370,7 +370,9 @@ def test_abandoned_probe_counts_for_nothing() -> None:
     assert (run.cached, run.due) == (ProbeResult.SUCCESS, 20.0)
 
 
-@pytest.mark.parametrize(("late", "due"), [(0.0, 20.0), (9.9, 20.0), (10.0, 30.0), (25.0, 40.0)])
+@pytest.mark.parametrize(
+    ("late", "due"), [(-0.1, 20.0), (0.0, 20.0), (9.9, 20.0), (10.0, 30.0), (25.0, 40.0)]
+)
 def test_tick_whose_probe_starts_now_is_over_with_those_missed(late: float, due: float) -> None:
     run = Run(period=10.0)
     run.probe(GOOD)

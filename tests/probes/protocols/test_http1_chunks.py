@@ -16,7 +16,7 @@ def test_no_more_is_read_than_there_is_room_for(room: int, found: bytes) -> None
     assert ChunkReader().feed(bytearray(BODY), room) == found
 
 
-def test_what_follows_the_room_is_not_judged() -> None:
+def test_what_follows_the_room_does_not_count() -> None:
     for room in (0, 2, 3):
         assert ChunkReader().feed(bytearray(b"3\r\nabc and more"), room) == b"abc"[:room]
     with pytest.raises(HttpError, match="malformed chunked encoding"):
