@@ -1,9 +1,11 @@
 """Paths of an installation, and the errors where pinning is impossible."""
 
+import ctypes
 import errno
 import os
 import pathlib
 import stat
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,6 +69,33 @@ def test_directory_of_another_file_system_is_an_error(tmp_path: pathlib.Path) ->
         "name another with --bpffs"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("result", "magic", "is_one"),
+    [
+        (0, 0xCAFE4A11, True),
+        # As a number with a sign.
+        (0, 0xCAFE4A11 - (1 << 32), True),
+        (0, 0xCAFE4A10, False),
+        (0, 0x01021994, False),
+        (-1, 0xCAFE4A11, False),
+    ],
+)
+def test_file_system_counts_by_its_magic_number(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    result: int,
+    magic: int,
+    is_one: bool,
+) -> None:
+    def statfs(path: bytes, buffer: ctypes.Array[ctypes.c_char]) -> int:
+        assert path == os.fsencode(tmp_path)
+        ctypes.c_long.from_buffer(buffer).value = magic
+        return result
+
+    monkeypatch.setattr(pins, "_libc", SimpleNamespace(statfs=statfs))
+    assert pins.is_bpffs(tmp_path) is is_one
 
 
 def test_missing_directory_is_an_error(tmp_path: pathlib.Path) -> None:
