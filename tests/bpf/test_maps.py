@@ -202,7 +202,7 @@ def test_template_has_types_unless_it_then_accepts_no_map_without(
 
 
 def test_map_like_a_template_has_its_types(made: Maps, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = struct.pack("=6I16s2I2Q3I", 1, 7, 4, 8, 600, 0, b"", 0, 0, 0, 0, 33, 1, 2)
+    info = struct.pack("=6I16s2I2Q3I", 1, 7, 4, 8, 600, 0, b"", 0, 0, 0, 0, 33, 1001, 1002)
     monkeypatch.setattr(syscalls, "object_info", lambda fd, size: info[:size])
 
     def by_id(command: syscalls.Command, number: int) -> int:
