@@ -4,6 +4,7 @@ import ctypes
 import errno
 import os
 import pathlib
+import stat
 from typing import Final
 
 # The same number on all architectures (Linux 5.6, fs/open.c); glibc has no wrapper.
@@ -42,10 +43,14 @@ def read_file(directory: int, name: str, max_bytes: int) -> bytes:
     and CSI drivers replace `..data`. Raises OSError, also for a longer file."""
     # A FIFO must not block.
     descriptor = _open(directory, name, os.O_RDONLY | os.O_NONBLOCK, _BENEATH | _NO_MAGICLINKS)
-    with open(descriptor, "rb") as file:
-        if not os.path.isfile(f"/proc/self/fd/{descriptor}"):
+    try:
+        # open() raises for a directory, and leaves its descriptor open.
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
-        content = file.read(max_bytes + 1)
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(max_bytes + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"longer than {max_bytes} bytes")
     return content

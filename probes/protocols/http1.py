@@ -125,7 +125,6 @@ class Http1ResponseReader:
         # The first value counts, and an empty one is none.
         (location, *_) = head.fields.get(b"location", (b"",))
         self.location = location.decode("latin-1") or None
-        self.complete = self._left == 0
         self.status = head.status
 
     def _read_body(self) -> None:

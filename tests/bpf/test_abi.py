@@ -76,6 +76,21 @@ def test_per_cpu_values_need_no_padding() -> None:
     assert all(spec.value_size % 8 == 0 for spec in abi.MAPS if spec.is_per_cpu)
 
 
+def test_maps_differ_in_how_they_are_read() -> None:
+    """Without keys, by a value for each CPU, through mmap(2)."""
+    assert {spec.name for spec in abi.MAPS if not spec.is_listed} == {
+        *("drop_events", "socket_histories"),
+    }
+    assert [spec.name for spec in abi.MAPS if (spec.key_size, spec.value_size) == (0, 0)] == [
+        "drop_events"
+    ]
+    assert [spec.name for spec in abi.MAPS if spec.is_mmapable] == ["injectable"]
+    assert {spec.name for spec in abi.MAPS if spec.is_per_cpu} == {
+        *("frequent_counts", "rule_hits", "drop_src_lost", "recent_source"),
+        *("event_budget", "packet_budget", "clock_readings"),
+    }
+
+
 def test_struct_has_no_hole() -> None:
     """The kernel compares and copies all bytes of a value, so none may be left to chance."""
     for structure in (

@@ -39,10 +39,12 @@ class Types:
         ]
         self.add(kind, name, b"".join(packed), len(members), flag)
 
-    def write(self, path: pathlib.Path) -> pathlib.Path:
-        sizes = (0, len(self._types), len(self._types), len(self._strings))
+    def write(self, path: pathlib.Path, gap: bytes = b"") -> pathlib.Path:
+        """gap: before the types, and before the names."""
+        names_at = 2 * len(gap) + len(self._types)
+        sizes = (len(gap), len(self._types), names_at, len(self._strings))
         header = struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, *sizes)
-        path.write_bytes(header + self._types + self._strings)
+        path.write_bytes(header + gap + self._types + gap + self._strings)
         return path
 
     def _string(self, text: str) -> int:
@@ -78,6 +80,15 @@ def test_offsets_are_in_bytes(types: Types, tmp_path: pathlib.Path) -> None:
         ("cgroup", "kn"): 24,
         ("cgroup", "root"): 256,
     }
+
+
+def test_types_and_names_are_where_the_header_has_them(
+    types: Types, tmp_path: pathlib.Path
+) -> None:
+    types.add_struct("cgroup", {"kn": 192})
+    path = types.write(tmp_path / "btf", gap=b"\0main\0\0\0")
+    assert (btf.function_id("main", path), btf.struct_id("cgroup", path)) == (6, 12)
+    assert btf.member_offsets({"cgroup": ["kn"]}, path) == {("cgroup", "kn"): 24}
 
 
 def test_structs_are_found_in_any_order(types: Types, tmp_path: pathlib.Path) -> None:

@@ -147,6 +147,8 @@ def test_messages_of_another_request_are_left_out(monkeypatch: pytest.MonkeyPatc
     answered = Answered(fileno=end.detach())
     monkeypatch.setattr("bpf.netlink.socket.socket", lambda *_: answered)
     with ours, contextlib.closing(netlink.RequestSocket()) as requests:
+        # A kernel that does not answer is an error some time later.
+        assert answered.gettimeout()
         ours.send(message(_NEWLINK, b"late", 0, 0) + message(_DONE, b"", 0, 0))
         ours.send(message(_NEWLINK, b"link"))
         ours.send(message(_DONE, b""))

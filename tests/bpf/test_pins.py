@@ -1,9 +1,11 @@
 """Paths of an installation, and the errors where pinning is impossible."""
 
+import ctypes
 import errno
 import os
 import pathlib
 import stat
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +18,34 @@ def test_schema_is_part_of_every_path() -> None:
     assert installation.map(abi.GATES) == f"{below}/maps/gates"
     assert installation.link("gate_egress", 7) == f"{below}/links/gate_egress-7"
     assert str(installation.programs) == f"{below}/progs"
+
+
+def test_each_map_that_is_pinned_is_checked_and_closed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installation = pins.Pins(tmp_path)
+    maps.check_pinned(installation)
+    installation.maps.mkdir(parents=True)
+    present = [abi.GATES, abi.COUNTERS]
+    for spec in present:
+        pathlib.Path(installation.map(spec)).touch()
+    opened: list[tuple[str, abi.MapSpec]] = []
+
+    def open_map(path: str, spec: abi.MapSpec) -> maps.Map:
+        opened.append((path, spec))
+        if spec == refused:
+            raise errors.PinError("it is another map")
+        return maps.Map(os.open(path, os.O_RDONLY), spec)
+
+    monkeypatch.setattr(maps.Map, "open", open_map)
+    before = os.listdir("/proc/self/fd")
+    refused: abi.MapSpec | None = None
+    maps.check_pinned(installation)
+    assert opened == [(installation.map(spec), spec) for spec in present]
+    assert os.listdir("/proc/self/fd") == before
+    refused = abi.COUNTERS
+    with pytest.raises(errors.PinError, match="it is another map"):
+        maps.check_pinned(installation)
 
 
 def test_default_is_where_every_distribution_mounts_it() -> None:
@@ -39,6 +69,33 @@ def test_directory_of_another_file_system_is_an_error(tmp_path: pathlib.Path) ->
         "name another with --bpffs"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("result", "magic", "is_one"),
+    [
+        (0, 0xCAFE4A11, True),
+        # As a number with a sign.
+        (0, 0xCAFE4A11 - (1 << 32), True),
+        (0, 0xCAFE4A10, False),
+        (0, 0x01021994, False),
+        (-1, 0xCAFE4A11, False),
+    ],
+)
+def test_file_system_counts_by_its_magic_number(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    result: int,
+    magic: int,
+    is_one: bool,
+) -> None:
+    def statfs(path: bytes, buffer: ctypes.Array[ctypes.c_char]) -> int:
+        assert path == os.fsencode(tmp_path)
+        ctypes.c_long.from_buffer(buffer).value = magic
+        return result
+
+    monkeypatch.setattr(pins, "_libc", SimpleNamespace(statfs=statfs))
+    assert pins.is_bpffs(tmp_path) is is_one
 
 
 def test_missing_directory_is_an_error(tmp_path: pathlib.Path) -> None:

@@ -112,7 +112,10 @@ def test_drop_event_has_all_that_the_kernel_has_recorded(
     ring.put(event.pack(78, 0, bytes(16), bytes(16), 0, 0, 0, 0, 17, 2, 19, b""))
     assert events.fileno() == ring.fd
     found = events.read()
+    assert events.read() == []
     events.close()
+    with pytest.raises(ValueError, match="closed"):
+        events.read()
     v4, v6 = ipaddress.ip_address("198.18.0.1"), ipaddress.ip_address(destination)
     assert found == [
         DropEvent(

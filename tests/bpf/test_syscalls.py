@@ -15,6 +15,8 @@ from bpf.syscalls import Command
 
 MAP, PROGRAM, LINK = 9, 5, 7
 """Descriptors."""
+OF_MAP = struct.pack("=2I", MAP, 0)
+"""The descriptor, and four bytes that the kernel wants to be zero."""
 
 Attributes = ctypes.Array[ctypes.c_char]
 Answer = Callable[[Attributes], int]
@@ -75,7 +77,7 @@ class KernelMap:
         }
 
     def _look_up(self, attributes: Attributes) -> int:
-        assert (u32(attributes, 0), u32(attributes, 24)) == (MAP, 0)
+        assert (attributes.raw[:8], attributes.raw[24:]) == (OF_MAP, bytes(8))
         value = self.entries.get(pointed(attributes, 8, 4))
         if value is None:
             return -errno.ENOENT
@@ -83,15 +85,16 @@ class KernelMap:
         return 0
 
     def _update(self, attributes: Attributes) -> int:
-        assert (u32(attributes, 0), u32(attributes, 24)) == (MAP, 0)
+        assert (attributes.raw[:8], attributes.raw[24:]) == (OF_MAP, bytes(8))
         self.entries[pointed(attributes, 8, 4)] = pointed(attributes, 16, 8)
         return 0
 
     def _delete(self, attributes: Attributes) -> int:
-        assert u32(attributes, 0) == MAP
+        assert (attributes.raw[:8], attributes.raw[16:]) == (OF_MAP, bytes(16))
         return 0 if self.entries.pop(pointed(attributes, 8, 4), None) else -errno.ENOENT
 
     def _next(self, attributes: Attributes) -> int:
+        assert (attributes.raw[:8], attributes.raw[24:]) == (OF_MAP, bytes(8))
         keys = list(self.entries)
         is_first = not struct.unpack_from("=Q", attributes, 8)[0]
         place = 0 if is_first else keys.index(pointed(attributes, 8, 4)) + 1
@@ -114,14 +117,16 @@ class KernelMap:
         return -errno.ENOENT if is_last else 0
 
     def _update_batch(self, attributes: Attributes) -> int:
-        assert u32(attributes, 36) == MAP
+        assert (attributes.raw[:16], u32(attributes, 36)) == (bytes(16), MAP)
+        assert attributes.raw[40:] == bytes(16)
         for number in range(u32(attributes, 32)):
             key = pointed(attributes, 16, 4 * number + 4)[-4:]
             self.entries[key] = pointed(attributes, 24, 8 * number + 8)[-8:]
         return 0
 
     def _delete_batch(self, attributes: Attributes) -> int:
-        assert u32(attributes, 36) == MAP
+        assert (attributes.raw[:16], u32(attributes, 36)) == (bytes(16), MAP)
+        assert attributes.raw[40:] == bytes(16)
         for number in range(u32(attributes, 32)):
             del self.entries[pointed(attributes, 16, 4 * number + 4)[-4:]]
         return 0
@@ -352,7 +357,9 @@ def test_chains_are_those_of_interfaces_that_exist(kernel: Kernel) -> None:
     by_ifindex = {8: [30, 10], 10: [], 11: [5]}
 
     def query(attributes: Attributes) -> int:
-        assert u32(attributes, 4) == 47
+        assert (attributes.raw[4:16], attributes.raw[28:]) == (
+            *(struct.pack("=3I", 47, 0, 0), bytes(36)),
+        )
         found = by_ifindex.get(u32(attributes, 0))
         return -errno.ENODEV if found is None else chain(found)(attributes)
 
@@ -421,6 +428,7 @@ def test_rejected_program_has_the_verifiers_reason(kernel: Kernel, log: bytes, r
     def reject(attributes: Attributes) -> int:
         """log_level, log_size, log_buf."""
         if u32(attributes, 24):
+            assert u32(attributes, 24) == 1
             assert u32(attributes, 28) > len(log)
             put(attributes, 32, log)
         return -errno.EACCES
@@ -434,17 +442,17 @@ def test_rejected_program_has_the_verifiers_reason(kernel: Kernel, log: bytes, r
 
 def test_program_is_loaded_with_its_instructions(kernel: Kernel) -> None:
     def load(attributes: Attributes) -> int:
-        assert pointed(attributes, 8, 16) == bytes(range(16))
+        assert pointed(attributes, 8, 128) == bytes(range(128))
         assert pointed(attributes, 16, 4) == b"GPL\0"
         return 42
 
     kernel.answers[5] = load
     found = syscalls.program_load(
-        26, bytes(range(16)), attach_type=28, name="tcx_chains", attach_btf_id=99
+        26, bytes(range(128)), attach_type=28, name="tcx_chains", attach_btf_id=99
     )
     assert found == 42
     ((_, attributes),) = kernel.requests
-    assert attributes[:8] == struct.pack("=2I", 26, 2)
+    assert attributes[:8] == struct.pack("=2I", 26, 16)
     assert attributes[24:] == struct.pack(
         "=2IQ2I16s2I2IQ2IQ2I", 0, 0, 0, 0, 0, b"tcx_chains", 0, 28, *(0, 0, 0, 0, 0, 0, 0, 99)
     )
@@ -456,6 +464,8 @@ def test_program_runs_on_a_frame(kernel: Kernel) -> None:
         assert pointed(attributes, 48, 4) == b"mark"
         if u32(attributes, 44):
             put(attributes, 56, b"MARK")
+        else:
+            assert attributes.raw[56:64] == bytes(8)
         struct.pack_into("=i", attributes, 4, -1)
         struct.pack_into("=I", attributes, 36, 250)
         return 0

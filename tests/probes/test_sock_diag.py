@@ -96,15 +96,15 @@ def test_sockets_are_listed_with_what_the_kernel_reports_of_each() -> None:
     no_attribute = struct.pack("=HHQ", 12, CGROUP_ID, 5)
     others = response(V4, PEER_V4, (V6_ONLY, b"\0"), (99, no_attribute), (SOCKOPT, b"\xdf\0"))
     # The second family's list ends with its own message.
-    kernel = Kernel([plain + rich, others + code(DONE, 0), v6 + code(DONE, 0)])
+    kernel = Kernel([rich + plain, others + code(DONE, 0), v6 + code(DONE, 0)])
     with SockDiag(kernel) as diag:
         found = list(diag.sockets(TCP, 1 << 1 | 1 << 8))
     assert kernel.fileno() == -1
     of_v4 = sockid(V4, PEER_V4, COOKIE)
     ends = socket.AF_INET, TCP, mapped(V4), 8080, mapped(PEER_V4), 40_000, 77
     assert found == [
-        InetSocket(*ends, None, of_v4, user=1000),
         InetSocket(*ends, 1 << 40 | 5, of_v4, True, user=1000, is_transparent=True),
+        InetSocket(*ends, None, of_v4, user=1000),
         InetSocket(*ends, None, of_v4, user=1000),
         InetSocket(
             *(socket.AF_INET6, TCP, V6[0].packed, 8080, PEER_V6[0].packed, 40_000, 0, None),

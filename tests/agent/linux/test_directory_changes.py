@@ -3,14 +3,17 @@
 import asyncio
 import ctypes
 import errno
+import os
 import pathlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from agent.linux import directory_changes, inotify
+from agent.logs import Event
 
 
 class Followed:
@@ -129,6 +132,37 @@ async def test_missing_directory_is_polled_until_it_is_there(tmp_path: pathlib.P
         before = followed.count
         await asyncio.sleep(600)
         assert followed.count == before
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("call", "error", "count"),
+    [
+        # An instance that is there is not made again.
+        ("inotify_init1", errno.EMFILE, 1),
+        ("inotify_add_watch", errno.ENOSPC, 2),
+    ],
+)
+async def test_directory_that_is_not_watched_is_logged_once_until_it_is(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, call: str, error: int, count: int
+) -> None:
+    (tmp_path / "a").mkdir()
+    with capture_logs() as logs:
+        async with Followed(tmp_path / "a", at_least_every_seconds=5).running():
+            for _ in range(2):
+                with monkeypatch.context() as context:
+                    used_up(context, call, error)
+                    await asyncio.sleep(200)
+                await asyncio.sleep(200)
+        async with Followed(tmp_path / "missing").running():
+            await asyncio.sleep(200)
+    expected = {
+        "event": Event.DIRECTORY_NOT_WATCHED,
+        "log_level": "warning",
+        "directory": str(tmp_path / "a"),
+        "error": os.strerror(error),
+    }
+    assert logs == [expected] * count
 
 
 async def test_each_write_of_a_file_is_a_hint(tmp_path: pathlib.Path) -> None:

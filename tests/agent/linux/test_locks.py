@@ -116,9 +116,12 @@ def test_lock_is_held_while_another_process_has_it(
 
 def test_lock_that_others_can_open_is_not_used(tmp_path: pathlib.Path) -> None:
     (tmp_path / "lock").mkdir()
-    (tmp_path / "lock").chmod(0o755)
-    with pytest.raises(DirectoryError, match=r"open to other users \(mode 0755\)"):
-        locks.exclusive(tmp_path).__enter__()
+    before = os.listdir("/proc/self/fd")
+    for mode in (0o755, 0o710, 0o701, 0o720):
+        (tmp_path / "lock").chmod(mode)
+        with pytest.raises(DirectoryError, match=rf"open to other users \(mode {mode:04o}\)"):
+            locks.exclusive(tmp_path).__enter__()
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_link_in_place_of_a_lock_is_not_followed(tmp_path: pathlib.Path) -> None:
@@ -129,10 +132,13 @@ def test_link_in_place_of_a_lock_is_not_followed(tmp_path: pathlib.Path) -> None
 
 
 def test_run_directory_that_others_may_write_to_is_not_used(tmp_path: pathlib.Path) -> None:
-    directories.ensure_own(tmp_path / "run")
-    (tmp_path / "run").chmod(0o777)
-    with pytest.raises(DirectoryError, match=r"open to other users \(mode 0777\)"):
-        directories.ensure_own(tmp_path / "run")
+    for mode in (0o755, 0o700):
+        directories.ensure_own(tmp_path / "a" / "run")
+        (tmp_path / "a" / "run").chmod(mode)
+    for mode in (0o777, 0o775, 0o757):
+        (tmp_path / "a" / "run").chmod(mode)
+        with pytest.raises(DirectoryError, match=rf"open to other users \(mode {mode:04o}\)"):
+            directories.ensure_own(tmp_path / "a" / "run")
 
 
 def test_holder_of_a_lock_is_found_and_one_that_waits_is_none(tmp_path: pathlib.Path) -> None:

@@ -50,14 +50,19 @@ _LINKS, _IPV4_ADDRESSES = 1, 5
 
 
 def test_socket_is_a_member_of_the_groups_and_blocks_nothing() -> None:
-    groups = (_LINKS, _IPV4_ADDRESSES)
-    with contextlib.closing(netlink_groups.joined(socket.NETLINK_ROUTE, groups)) as sock:
-        members = sock.getsockopt(netlink_groups.SOL_NETLINK, _LIST_MEMBERSHIPS, 64)
-        expected = 1 << _LINKS - 1 | 1 << _IPV4_ADDRESSES - 1
-        assert int.from_bytes(members, sys.byteorder) == expected
-        assert netlink_groups.received(sock) == []
-        assert not os.get_inheritable(sock.fileno())
-        assert sock.getsockname()[0] != 0
+    numbers = set()
+    with contextlib.ExitStack() as close:
+        for groups in ((_LINKS, _IPV4_ADDRESSES), (_IPV4_ADDRESSES,), ()):
+            sock = netlink_groups.joined(socket.NETLINK_ROUTE, groups)
+            close.callback(sock.close)
+            members = sock.getsockopt(netlink_groups.SOL_NETLINK, _LIST_MEMBERSHIPS, 64)
+            expected = sum(1 << group - 1 for group in groups)
+            assert int.from_bytes(members, sys.byteorder) == expected
+            assert netlink_groups.received(sock) == []
+            assert not os.get_inheritable(sock.fileno())
+            numbers.add(sock.getsockname()[0])
+    # The kernel gives each socket a number of its own.
+    assert len(numbers - {0}) == 3
 
 
 def test_socket_of_a_group_that_does_not_exist_is_closed() -> None:

@@ -154,6 +154,20 @@ async def test_startup_that_the_kubelet_reports_is_no_problem(bench: Bench) -> N
     )
 
 
+@pytest.mark.parametrize("started", [True, None])
+async def test_readiness_that_fails_is_a_problem_of_a_container_that_has_started(
+    bench: Bench, started: bool | None
+) -> None:
+    bench.pods.answers[2] = BAD
+    bench.scheduler.set_pod(pod(startup=probe(1), readiness=probe(2), started=started))
+    await asyncio.sleep(1)
+    assert bench.scheduler.passing("a") == (
+        False,
+        "ProbeFailing",
+        'Container "app": readiness probe failed: ill.',
+    )
+
+
 async def test_container_that_is_not_created_is_not_passing(bench: Bench) -> None:
     bench.scheduler.set_pod(pod(readiness=probe(1), container_id=""))
     assert bench.scheduler.passing("a")[1] == "ContainerNotRunning"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -367,6 +368,42 @@ def test_abandoned_probe_counts_for_nothing() -> None:
     run.worker.start(10.0)
     run.worker.abandon()
     assert (run.cached, run.due) == (ProbeResult.SUCCESS, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("late", "due"), [(-0.1, 20.0), (0.0, 20.0), (9.9, 20.0), (10.0, 30.0), (25.0, 40.0)]
+)
+def test_tick_whose_probe_starts_now_is_over_with_those_missed(late: float, due: float) -> None:
+    run = Run(period=10.0)
+    run.probe(GOOD)
+    run.worker.skip_tick(10.0 + late)
+    assert run.due == due
+
+
+@pytest.mark.parametrize(
+    ("type", "outcomes", "paused"),
+    [
+        # Is it on hold at first, while it is answered, and when it is not any more?
+        (STARTUP, (GOOD,), (True, False, True)),
+        (STARTUP, (BAD,), (False, False, False)),
+        (STARTUP, (BAD, BAD, BAD), (True, False, False)),
+        (LIVENESS, (BAD, BAD, BAD), (True, False, False)),
+        (READINESS, (GOOD,), (False, False, False)),
+    ],
+)
+def test_probe_that_is_answered_is_not_on_hold(
+    type: ProbeType, outcomes: tuple[ProbeOutcome, ...], paused: tuple[bool, ...]
+) -> None:
+    """Once it is no more, only one of a container that has started is."""
+    run = Run(type)
+    run.probe(*outcomes)
+    seen = [run.worker.is_paused]
+    for answered in (True, False):
+        probe = msgspec.structs.replace(run.worker.probe, answered=answered)
+        run.worker.change(probe, run.now)
+        seen.append(run.worker.is_paused)
+    assert seen == list(paused)
+    assert run.due == (None if paused[-1] else run.now)
 
 
 @given(

@@ -100,7 +100,15 @@ def test_serving_is_success() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "name"), [(0, "UNKNOWN"), (2, "NOT_SERVING"), (3, "SERVICE_UNKNOWN"), (9, "9")]
+    ("status", "name"),
+    [
+        (0, "UNKNOWN"),
+        (2, "NOT_SERVING"),
+        (3, "SERVICE_UNKNOWN"),
+        (9, "9"),
+        (127, "127"),
+        (128, "128"),
+    ],
 )
 def test_any_other_status_is_failure(status: int, name: str) -> None:
     assert Server().answer(response(status)) == failure(

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probes.engine import prober
-from probes.protocols import http_get
+from probes.protocols import h2c, http1_requests, http_get
+from probes.protocols.http1_errors import HttpError
 from probes.results import ExchangeResult, ProbeOutcome, ProbeResult
 from probes.spec.specs import HttpGet, Probe
 from tests.probes import servers
@@ -54,6 +55,13 @@ class Talk:
     def verdict(self) -> ExchangeResult:
         assert self.exchange.verdict is not None
         return self.exchange.verdict
+
+
+@pytest.mark.parametrize("value", ["a\r\nB: c", "a\nb", "a\0", "a\x7f"])
+def test_nothing_is_smuggled_into_a_request(value: str) -> None:
+    headers = (("X-B", "fine"), ("X-A", value))
+    with pytest.raises(HttpError, match='invalid header field value for "X-A"'):
+        h2c.get_request("/", "h", http1_requests.request_headers(headers, "agent"))
 
 
 def test_request_has_the_headers_of_a_probe() -> None:

@@ -238,6 +238,12 @@ def test_bad_chunks_are_rejected(data: bytes, words: str) -> None:
         (b"HTTP/1.1 200 OK\r\nA: b", f"{BROKEN}unexpected EOF"),
         (b"HTTP/1.1 200 OK\r\nA\1: b", f'{BROKEN}malformed MIME header line: "A\\x01: b"'),
         (b"HTTP/1.1 200 OK\r\nA\1: b\r\n", f'{BROKEN}malformed MIME header line: "A\\x01: b"'),
+        (b"HTTP/1.1 200 OK\r\nA\1: b\r\n c", f'{BROKEN}malformed MIME header line: "A\\x01: b c"'),
+        (b"HTTP/1.1 200 OK\r\nA\1: b\r\n ", f"{BROKEN}unexpected EOF"),
+        # Of a line as long as its buffer Go reads nothing.
+        (b"HTTP/1.1 200 OK\r\n" + b"A" * 4096, f"{BROKEN}unexpected EOF"),
+        (b"HTTP/1.1 200 OK\r\nA\1: b\r\n " + b"c" * 4095, f"{BROKEN}unexpected EOF"),
+        (b"H" * 4096, f"{BROKEN}unexpected EOF"),
         (b"HTTP/1.1 100 Continue\r\n\r\n", f"{BROKEN}unexpected EOF"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok", "unexpected EOF"),
         (CHUNKED + b"2\r\nok\r\n", "unexpected EOF"),

@@ -16,6 +16,13 @@ def test_no_more_is_read_than_there_is_room_for(room: int, found: bytes) -> None
     assert ChunkReader().feed(bytearray(BODY), room) == found
 
 
+def test_what_follows_the_room_does_not_count() -> None:
+    for room in (0, 2, 3):
+        assert ChunkReader().feed(bytearray(b"3\r\nabc and more"), room) == b"abc"[:room]
+    with pytest.raises(HttpError, match="malformed chunked encoding"):
+        ChunkReader().feed(bytearray(b"3\r\nabc and more"), 4)
+
+
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
 def test_body_in_pieces_is_complete_after_its_last_chunk(size: int) -> None:
     reader, buffer, found = ChunkReader(), bytearray(), b""
@@ -68,6 +75,8 @@ def test_trailer_has_a_maximum() -> None:
     assert reader.complete
     with pytest.raises(HttpError, match="suspiciously long trailer"):
         ChunkReader().feed(bytearray(trailer(4097)), 10)
+    with pytest.raises(HttpError, match="suspiciously long trailer"):
+        ChunkReader().feed(bytearray(trailer(4097)[: 3 + 4096]), 10)
     waiting, buffer = ChunkReader(), bytearray(trailer(4097)[: 3 + 4095])
     waiting.feed(buffer, 10)
     assert not waiting.complete

@@ -1,6 +1,7 @@
 """Responses over HTTP/2 are read alike, whether their bytes were received before or not."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import h2.config
 import h2.connection
@@ -148,6 +149,17 @@ def test_frames_in_between_are_read_alike_or_rejected(
         expected = read(pieces, http2.AnswerCache())
         assert read(pieces, cache) == expected
         assert read(pieces, cache) == expected
+
+
+def test_only_some_answers_are_kept_and_the_newest_is_among_them() -> None:
+    cache = http2.AnswerCache()
+    answers: list[Any] = [object() for _ in range(200)]
+    for number, answer in enumerate(answers):
+        cache.keep(bytes([number]), BODY_MAX_BYTES, answer)
+        assert cache.get(bytes([number]), BODY_MAX_BYTES) is answer
+        assert cache.get(bytes([number]), BODY_MAX_BYTES - 1) is None
+        found = [cache.get(bytes([each]), BODY_MAX_BYTES) for each in range(200)]
+        assert 200 - found.count(None) <= 100
 
 
 def test_reading_cached_bytes_needs_no_connection() -> None:

@@ -252,9 +252,12 @@ def test_host_network_is_reported() -> None:
     assert specs.parse_pod(pod({}, hostNetwork=True)).host_network
 
 
-def test_bad_port_declaration_is_reported() -> None:
-    parsed = specs.parse_pod(pod({"ports": [{"name": "web", "containerPort": 70000}]}))
-    assert [error.path for error in parsed.errors] == [f"{CONTAINER}.ports[0].containerPort"]
+@pytest.mark.parametrize("number", [0, -1, 65536, True, "80", 80.0, None])
+def test_bad_port_declaration_is_reported(number: object) -> None:
+    ports = [{"containerPort": 1}, {"name": "web", "containerPort": number}]
+    parsed = specs.parse_pod(pod({"ports": [*ports, {"containerPort": 65535}]}))
+    assert [error.path for error in parsed.errors] == [f"{CONTAINER}.ports[1].containerPort"]
+    assert [(port.name, port.number) for port in parsed.container_ports] == [("", 1), ("", 65535)]
 
 
 def test_tcp_and_grpc_probes_declare_their_port() -> None:
@@ -301,6 +304,15 @@ def test_only_hooks_are_https_hooks(
     action: specs.HttpGet | specs.TcpSocket, handler: str, is_https_hook: bool
 ) -> None:
     assert specs.PortUser(action, "app", handler).is_https_hook is is_https_hook
+
+
+def test_hook_beside_one_of_another_host_is_the_pod_s() -> None:
+    other, own = {"httpGet": {"host": "b", "port": 1}}, {"httpGet": {"port": 81}}
+    for first, second, name in ((other, own, "preStop"), (own, other, "postStart")):
+        parsed = specs.parse_pod(pod({"lifecycle": {"postStart": first, "preStop": second}}))
+        assert parsed.hooks == (specs.PodHook("app", name, specs.HttpGet(81)),)
+        assert [host.host for host in parsed.hosts] == ["b"]
+        assert parsed.declared == specs.DeclaredPorts(any_port=True, ports=frozenset({81}))
 
 
 def test_each_host_is_named_by_container_and_handler() -> None:
