@@ -791,6 +791,25 @@ async def test_pod_without_a_condition_of_another_sandbox_waits_for_nothing(
         assert server.patches() == []
 
 
+@pytest.mark.parametrize("is_withdrawn", [False, True])
+async def test_pod_waits_for_another_owners_condition_of_a_previous_boot_unless_it_is_withdrawn(
+    server: ApiServer, api: ApiClient, *, is_withdrawn: bool
+) -> None:
+    other = "example.com/warm"
+    server.put(with_condition(pod("a"), type=other, message=OF_BEFORE))
+    async with Agent(api).running() as agent:
+        if is_withdrawn:
+            agent.withdrawn.add(other)
+        else:
+            agent.know("a", other)
+        await agent.writer.correct("uid-a")
+        found = conditions(server, "a")[other]["message"]
+        assert found.endswith("boot before)" if is_withdrawn else f"boot {BOOT})")
+        await asyncio.sleep(5)
+        assert set(conditions(server, "a")) == (set() if is_withdrawn else {other})
+    assert len(server.patches()) == 1
+
+
 async def test_pod_that_is_deleted_meanwhile_waits_no_longer(
     server: ApiServer, api: ApiClient
 ) -> None:

@@ -1,6 +1,8 @@
 """The search for the kubelet, on a /proc and a cgroup tree of files."""
 
 import asyncio
+import errno
+import os
 import pathlib
 from typing import Any
 
@@ -411,6 +413,29 @@ def test_named_cgroup_may_be_empty_or_missing(node: Node) -> None:
     found = node.find(ByCgroup("/fixed"))
     assert found is not None
     assert found.pid is None
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EOPNOTSUPP])
+def test_shortage_of_the_agent_is_no_cgroup_without_processes(
+    node: Node, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A threaded cgroup has no list of processes."""
+    node.add(700, "anything", "/fixed")
+    read_bytes = pathlib.Path.read_bytes
+
+    def fail(path: pathlib.Path) -> bytes:
+        if path.name == "cgroup.procs":
+            raise OSError(number, os.strerror(number))
+        return read_bytes(path)
+
+    monkeypatch.setattr(pathlib.Path, "read_bytes", fail)
+    if number == errno.EOPNOTSUPP:
+        found = node.find(ByCgroup("/fixed"))
+        assert found is not None
+        assert found.pid is None
+    else:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            node.find(ByCgroup("/fixed"))
 
 
 def test_named_cgroup_of_pods_is_rejected(node: Node) -> None:

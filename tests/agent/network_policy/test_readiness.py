@@ -491,6 +491,11 @@ async def test_pod_that_is_gone_is_in_the_file_no_longer(node: Node) -> None:
         node.store.in_force.mark("uid-web")
         await asyncio.sleep(2)
         assert "uid-web" not in await asyncio.to_thread(node.state.read_text, "utf-8")
+        # Nor does this agent know it.
+        node.shown = NOT_IN_FORCE
+        node.put_web()
+        await asyncio.sleep(2)
+        assert node.found() == PENDING
 
 
 async def test_next_sandbox_of_a_pod_is_checked_instead(node: Node) -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 import pathlib
 from collections.abc import AsyncIterator
 
@@ -19,6 +21,7 @@ from agent.pods.store import PodStore
 from agent.sources.manifests import ManifestDirectory
 from bpf.verdicts import Mode
 from tests import polling
+from tests.blocking import may_block
 
 
 class Recorder(PodStore):
@@ -141,6 +144,43 @@ def test_json_file_must_be_json(recorder: Recorder) -> None:
     problem = recorder.pod("bad.json").manifest_problem
     assert problem is not None
     assert "not JSON" in problem.message
+
+
+def test_link_to_a_missing_file_is_no_manifest(recorder: Recorder) -> None:
+    recorder.write("a.yaml", manifest("a"))
+    (recorder.directory / "b.yaml").symlink_to("missing")
+    recorder.write("c.yaml", manifest("c"))
+    recorder.source.refresh()
+    assert recorder.changes == ["+a", "+c"]
+
+
+def test_directory_with_the_name_of_a_manifest_is_its_problem(recorder: Recorder) -> None:
+    (recorder.directory / "a.yaml").mkdir()
+    recorder.source.refresh()
+    text = "a.yaml cannot be read: Is a directory."
+    assert recorder.pod("a.yaml").manifest_problem == Problem("InvalidManifest", text)
+
+
+@may_block("the agent reads once before all else")
+def start(recorder: Recorder) -> None:
+    recorder.source.refresh()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+async def test_file_is_read_again_where_no_descriptor_is_free(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(_: pathlib.Path) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    await asyncio.to_thread(recorder.write, "a.yaml", manifest("a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "read_bytes", fail)
+        start(recorder)
+        assert recorder.changes == []
+    start(recorder)
+    assert recorder.changes == ["+a"]
+    assert recorder.pod("a").manifest_problem is None
 
 
 def test_huge_file_is_not_read(recorder: Recorder) -> None:
