@@ -1,4 +1,4 @@
-"""The status of one policy: its sentences, their order of precedence, and what stays of the previous one."""
+"""The status of one policy: its sentences, which of them comes first, and what stays as it was."""
 
 import datetime
 from typing import Any

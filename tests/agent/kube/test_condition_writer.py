@@ -776,9 +776,14 @@ async def test_pod_that_waits_for_it_has_no_condition_of_a_previous_boot_any_mor
         await agent.writer.correct("uid-a")
         assert asyncio.get_running_loop().time() - before < 0.1
         found = conditions(server, "a")
+        assert len(server.patches()) == 1
+        # The next sandbox gets the time to become gated.
+        agent.sandboxes["uid-a"] = "sandbox-2"
+        agent.know("a", status=FALSE, reason="NoInterface")
+        await asyncio.sleep(1)
+        assert len(server.patches()) == 1
     assert found[labels.ISOLATION_READY]["message"].endswith(f"boot {BOOT})")
     assert found[labels.PROBES_PASSING]["status"] == FALSE
-    assert len(server.patches()) == 1
 
 
 @pytest.mark.parametrize("name", ["a", "unknown"])

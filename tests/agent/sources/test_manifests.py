@@ -138,6 +138,38 @@ def test_invalid_manifest_is_one_problem(recorder: Recorder, content: str, text:
     assert "bad.yaml" in problem.message
 
 
+NO_POD = "bad.yaml is not a pod manifest"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        pytest.param("a:\n" + "- 1\n" * 19_997, NO_POD, id="values"),
+        pytest.param(
+            "a:\n" + "- 1\n" * 19_998,
+            "bad.yaml has a document of more than 20,000 values; split it.",
+            id="too many values",
+        ),
+        pytest.param(
+            "- 1\n" * 15_000 + "---\n" + "- 1\n" * 15_000,
+            "bad.yaml holds 2 documents",
+            id="values of two documents",
+        ),
+        pytest.param("[" * 100 + "]" * 100, NO_POD, id="depth"),
+        pytest.param("[" * 101 + "]" * 101, "bad.yaml is nested more than 100 deep.", id="deeper"),
+        pytest.param("- []\n" * 200, NO_POD, id="beside each other"),
+        pytest.param("#" * (1 << 20), NO_POD, id="size"),
+        pytest.param("#" * ((1 << 20) + 1), "bad.yaml is larger than 1 MiB.", id="larger"),
+    ],
+)
+def test_largest_file_is_read(recorder: Recorder, content: str, text: str) -> None:
+    recorder.write("bad.yaml", content)
+    recorder.source.refresh()
+    problem = recorder.pod("bad.yaml").manifest_problem
+    assert problem is not None
+    assert problem.message.startswith(text)
+
+
 def test_json_file_must_be_json(recorder: Recorder) -> None:
     recorder.write("bad.json", "kind: Pod")
     recorder.source.refresh()
