@@ -165,6 +165,15 @@ async def test_lease_that_was_lost_is_overdue_since_then(
     assert leases.writers == []
 
 
+async def test_lease_that_is_about_to_end_is_released(leases: Leases, api: ApiClient) -> None:
+    lease = candidate(api, "a")
+    await lease.acquire()
+    await asyncio.sleep(TIMING.renew_seconds - 0.5)
+    await lease.release()
+    assert "holderIdentity" not in leases.current["spec"]
+    assert lease.remaining_seconds() == 0
+
+
 async def test_conflict_about_metadata_alone_does_not_lose_the_lease(
     leases: Leases, api: ApiClient
 ) -> None:

@@ -210,6 +210,20 @@ async def test_saved_labels_count_as_listed(
     )
 
 
+@pytest.mark.parametrize(("path", "name"), [(NODES, "node1"), (NAMESPACES, "default")])
+async def test_each_change_of_labels_is_saved(
+    furnished: ApiServer, api: ApiClient, tmp_path: pathlib.Path, path: str, name: str
+) -> None:
+    state = tmp_path / "pods.json"
+    async with Published(api, state=state).running():
+        await asyncio.sleep(5)
+        furnished.put(labelled(name, mode="audit"), path=path)
+        await asyncio.sleep(5)
+    restarted = Published(api, state=state)
+    restarted.source.restore()
+    assert restarted.mode("a") is Mode.AUDIT
+
+
 async def test_nothing_is_published_before_the_labels_are_listed(
     furnished: ApiServer, api: ApiClient
 ) -> None:

@@ -224,6 +224,7 @@ async def test_sandbox_that_starts_replaces_a_ready_one_and_waits_for_its_gate(
     cluster.store.in_force.mark("uid-web")
     assert await starting
     assert not cluster.store.awaited
+    assert cluster.store.in_force._subscriptions == []
 
 
 @pytest.mark.parametrize("reason", ["NoInterface", "GateFailed"])
