@@ -2,7 +2,7 @@
 
 import asyncio
 import datetime
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -400,8 +400,17 @@ async def test_text_alone_is_written_once_a_minute(server: ApiServer, api: ApiCl
     assert conditions(server, "a")[labels.ISOLATION_READY]["message"].startswith("Try 599.")
 
 
+WRITES = (Event.CONDITION_WRITES_FAILING, Event.CONDITION_WRITES_RESUMED)
+
+
+@pytest.fixture
+def logs() -> Iterator[list[structlog.typing.EventDict]]:
+    with structlog.testing.capture_logs() as lines:
+        yield lines
+
+
 async def test_after_an_outage_each_changed_pod_costs_one_patch(
-    server: ApiServer, api: ApiClient
+    server: ApiServer, api: ApiClient, logs: list[structlog.typing.EventDict]
 ) -> None:
     for number in range(30):
         server.put(gated(f"a{number}"))
@@ -410,6 +419,7 @@ async def test_after_an_outage_each_changed_pod_costs_one_patch(
             agent.know(f"a{number}")
         await asyncio.sleep(5)
         before = len(server.patches())
+        logs.clear()
         server.faults.append(failing)
         for turn in range(20):
             for number in range(10):
@@ -428,6 +438,8 @@ async def test_after_an_outage_each_changed_pod_costs_one_patch(
         ]
         assert agent.writer.problem == ""
         assert conditions(server, "a3")[labels.ISOLATION_READY]["reason"] == "Turn19"
+    events = [(one["event"], one.get("code")) for one in logs if one["event"] in WRITES]
+    assert events == [(Event.CONDITION_WRITES_FAILING, 503), (Event.CONDITION_WRITES_RESUMED, None)]
 
 
 async def test_too_many_requests_are_waited_for(server: ApiServer, api: ApiClient) -> None:
@@ -537,7 +549,7 @@ async def test_pod_is_written_within_a_minute_after_its_failures_end(
 
 
 async def test_server_that_fails_every_pod_is_one_problem(
-    server: ApiServer, api: ApiClient
+    server: ApiServer, api: ApiClient, logs: list[structlog.typing.EventDict]
 ) -> None:
     names = tuple(f"a{number}" for number in range(30))
     for name in names:
@@ -550,6 +562,9 @@ async def test_server_that_fails_every_pod_is_one_problem(
         # Eight at once before anything is known, then one each half minute.
         assert len(server.patches()) < 8 + 30
         assert agent.writer.problem
+    assert [one["event"] for one in logs if one["event"] in WRITES] == [
+        Event.CONDITION_WRITES_FAILING
+    ]
 
 
 async def test_failure_of_a_pod_that_is_deleted_is_no_problem_of_later(

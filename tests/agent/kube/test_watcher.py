@@ -642,6 +642,8 @@ async def test_objects_of_a_resource_go_when_it_is_absent_twice(
             assert (handled, watcher.is_absent) == (["+"], True)
             await asyncio.sleep(240)
             assert (handled, watcher.objects) == (["+", "-"], {})
+            versions = [one.query["resourceVersion"] for one in server.of()]
+            assert versions[:4] == ["", "101", "101", ""]
             server.faults.clear()
             await asyncio.sleep(60)
             assert (handled, watcher.is_absent) == (["+", "-", "+"], False)
@@ -770,18 +772,24 @@ async def test_late_change_of_a_pod_that_another_has_replaced_changes_nothing(
         assert seen.handled == ["+a", "-a", "+a", "-a", "+a"]
 
 
-async def test_object_that_cannot_be_read_costs_no_other(server: ApiServer, api: ApiClient) -> None:
+@pytest.mark.parametrize("can_stream_lists", [True, False])
+async def test_object_that_cannot_be_read_costs_no_other(
+    server: ApiServer, api: ApiClient, *, can_stream_lists: bool
+) -> None:
+    server.can_stream_lists = can_stream_lists
     server.put(pod("a"))
     server.put({**pod("b"), "spec": {"containers": "none"}})
     with structlog.testing.capture_logs() as lines:
         async with Seen(api).running() as seen:
             assert seen.names == {"a"}
+            stream = await server.watched(count=1 if can_stream_lists else 2)
             server.put({**pod("a"), "status": "gone"})
             server.put(pod("c"))
-            server.stream().send(line({"type": "ADDED", "object": {"metadata": 1}}))
+            stream.send(line({"type": "ADDED", "object": {"metadata": 1}}))
             await asyncio.sleep(1)
             assert seen.handled == ["+a", "+c"]
-    assert [(one["event"], one["resource"], one["object"]) for one in lines] == [
+    invalid = [line for line in lines if line["event"] is Event.OBJECT_INVALID]
+    assert [(one["event"], one["resource"], one["object"]) for one in invalid] == [
         (Event.OBJECT_INVALID, "pods", "default/b"),
         (Event.OBJECT_INVALID, "pods", "default/a"),
         (Event.OBJECT_INVALID, "pods", ""),

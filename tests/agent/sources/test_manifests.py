@@ -118,6 +118,7 @@ def test_file_with_another_pod_removes_the_old_one(recorder: Recorder) -> None:
     ("content", "text"),
     [
         ("a: [", "not YAML at line"),
+        ("a: b\n\nc: [}\n", "bad.yaml is not YAML at line 3: "),
         ("\x00", "not YAML"),
         ("kind: Service\nmetadata: {name: x}", "not a pod manifest"),
         ("[" * 5000, "nested"),

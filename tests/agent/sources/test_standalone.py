@@ -131,15 +131,19 @@ async def test_pod_follows_the_modes_of_node_and_namespace(tmp_path: pathlib.Pat
     source.pods.set_pod(KUBELET, static())
     following = asyncio.create_task(source._follow_modes())
     found = []
-    for change in (
-        lambda: modes.set_namespace("other", {labels.MODE_LABEL: "strict"}),
-        lambda: modes.set_namespace("default", {labels.MODE_LABEL: "strict"}),
-        lambda: modes.set_namespace("default", {}),
-        lambda: modes.set_node({labels.MODE_LABEL: "enforce"}),
+    for namespace, mode in (
+        ("other", "strict"),
+        ("default", "strict"),
+        ("default", ""),
+        ("", "off"),
     ):
-        change()
+        given = {labels.MODE_LABEL: mode} if mode else {}
+        if namespace:
+            modes.set_namespace(namespace, given)
+        else:
+            modes.set_node(given)
         await asyncio.sleep(0.01)
         found.append(source.pods.current["uid-web"].mode)
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
-    assert found == [Mode.AUDIT, Mode.STRICT, Mode.AUDIT, Mode.ENFORCE]
+    assert found == [Mode.AUDIT, Mode.STRICT, Mode.AUDIT, Mode.OFF]
