@@ -354,6 +354,11 @@ async def test_agent_without_its_file_takes_what_the_api_server_has(node: Node) 
     )
     async with node.agent():
         assert (node.found(), node.trials) == (PROGRAMMED, 0)
+        # Nor does it forget that.
+        node.reported.clear()
+        node.put_web()
+        await asyncio.sleep(1)
+        assert (node.found(), node.message(), node.trials) == (PROGRAMMED, "Seen.", 0)
 
 
 async def test_what_the_api_server_has_counts_also_when_it_comes_late(node: Node) -> None:
