@@ -603,6 +603,29 @@ async def test_failures_of_pods_that_are_deleted_do_not_count_for_the_server(
             await asyncio.sleep(0.5)
 
 
+async def test_change_is_pending_until_the_api_server_has_it(
+    server: ApiServer, api: ApiClient
+) -> None:
+    is_held = asyncio.Event()
+
+    async def hold(request: web.Request) -> web.StreamResponse | None:
+        if request.method == "PATCH":
+            await is_held.wait()
+        return None
+
+    for number in range(10):
+        server.put(gated(f"a{number}"))
+    server.faults.append(hold)
+    async with Agent(api).running() as agent:
+        for number in range(10):
+            agent.know(f"a{number}")
+        await asyncio.sleep(5)
+        assert (len(server.patches()), agent.writer.pending) == (AT_ONCE, 10)
+        is_held.set()
+        await asyncio.sleep(1)
+        assert (len(server.patches()), agent.writer.pending) == (10, 0)
+
+
 async def test_change_that_is_taken_back_in_time_is_not_pending(
     server: ApiServer, api: ApiClient
 ) -> None:

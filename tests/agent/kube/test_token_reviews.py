@@ -220,7 +220,7 @@ async def test_answer_that_is_no_review_admits_no_client(
 
 
 async def limited(reviews: TokenReviews, address: str, count: int, name: str) -> list[bool]:
-    """Whether each of so many new tokens is."""
+    """Whether each of this number of new tokens is."""
     found = [await reviews.access(f"{name}-{number}", address) for number in range(count)]
     assert set(found) <= {Access.UNAUTHENTICATED, Access.LIMITED}
     return [one is Access.LIMITED for one in found]

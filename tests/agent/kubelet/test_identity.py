@@ -482,20 +482,29 @@ async def test_problems_are_sentences_and_changes_are_published_once(node: Node)
     identity = KubeletIdentity(
         ByProcess(), published.append, procfs=Procfs(node.proc), cgroup2=node.cgroup2
     )
-    await identity.refresh()
-    await identity.refresh()
-    assert published == [None]
-    assert identity.problem.startswith("no process named kubelet on this node")
-    node.add(700)
-    await asyncio.gather(identity.refresh())
-    await identity.refresh()
-    assert published == [None, identity.current]
-    assert identity.problem == ""
-    node.cgroup_directory(f"{UNIT}/kubepods")
-    await identity.refresh()
-    assert published[2:] == [None]
-    assert "also holds pods" in identity.problem
-    assert identity.is_rejected
+    with structlog.testing.capture_logs() as lines:
+        await identity.refresh()
+        await identity.refresh()
+        assert published == [None]
+        assert identity.problem == (
+            "no process named kubelet on this node; set --kubelet, and run with hostPID."
+        )
+        node.add(700)
+        await asyncio.gather(identity.refresh())
+        await identity.refresh()
+        assert published == [None, identity.current]
+        assert identity.problem == ""
+        node.cgroup_directory(f"{UNIT}/kubepods")
+        await identity.refresh()
+        await identity.refresh()
+        assert published[2:] == [None]
+        assert "also holds pods" in identity.problem
+        assert identity.is_rejected
+    assert [line["event"] for line in lines] == [
+        Event.KUBELET_NOT_FOUND,
+        Event.KUBELET_FOUND,
+        Event.KUBELET_NOT_FOUND,
+    ]
 
 
 async def test_rejection_of_the_first_kubelet_is_published(node: Node) -> None:
