@@ -241,7 +241,8 @@ async def test_witness_or_policy_that_changes_is_worth_a_try_at_once(node: Node)
     node.shown = IN_FORCE
     async with node.agent():
         node.put_web()
-        await asyncio.sleep(60)
+        # Between two of the tries that come every ten seconds.
+        await asyncio.sleep(65)
         assert node.found() == ("False", outcomes.NO_WITNESS)
         node.put_witness()
         await asyncio.sleep(0.2)
@@ -249,7 +250,7 @@ async def test_witness_or_policy_that_changes_is_worth_a_try_at_once(node: Node)
         assert node.policies
         node.policies.problem = "They are not listed."
         node.put(strict_pod("next", "198.18.0.4"), awaits_policies=True)
-        await asyncio.sleep(60)
+        await asyncio.sleep(65)
         assert node.found("next") == ("False", outcomes.UNKNOWN)
         node.policies.problem = ""
         node.policies.changed.set()

@@ -307,6 +307,16 @@ async def test_modes_of_all_pods_are_decided_again_once_policies_are_listed(
         assert seen.changed.take() == []
 
 
+async def test_cluster_without_policies_is_saved_as_such(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    async with Followed(api, state).running():
+        await asyncio.sleep(5)
+    again = Followed(api, state)
+    assert again.source.is_settled
+    assert again.modes.kept_up_to("shop") is Mode.OFF
+
+
 @pytest.mark.parametrize("late", [POLICIES.path, NETWORK_POLICIES.path])
 async def test_gates_keep_their_mode_until_both_lists(
     server: ApiServer, api: ApiClient, state: pathlib.Path, late: str
