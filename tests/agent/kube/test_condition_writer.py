@@ -853,11 +853,17 @@ async def test_pod_waits_for_another_owners_condition_of_a_previous_boot_unless_
     assert len(server.patches()) == 1
 
 
+@pytest.mark.parametrize("is_silent", [False, True])
 async def test_pod_that_is_deleted_meanwhile_waits_no_longer(
-    server: ApiServer, api: ApiClient
+    server: ApiServer, api: ApiClient, *, is_silent: bool
 ) -> None:
+    async def hang(request: web.Request) -> web.StreamResponse | None:
+        if request.method == "PATCH":
+            await asyncio.sleep(1000)
+        return None
+
     server.put(with_condition(gated("a"), message=OF_BEFORE))
-    server.faults.append(failing)
+    server.faults.append(hang if is_silent else failing)
     async with Agent(api).running() as agent:
         waiting = asyncio.create_task(agent.writer.correct("uid-a"))
         await asyncio.sleep(1)

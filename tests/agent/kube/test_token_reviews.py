@@ -175,6 +175,22 @@ async def test_tokens_that_were_accepted_last_are_remembered(
     assert found == {"a": Access.ALLOWED, "b": Access.UNAVAILABLE, "c": Access.ALLOWED}
 
 
+async def test_rejected_tokens_are_forgotten_before_accepted_ones_and_the_oldest_first(
+    cluster: Cluster, reviews: TokenReviews, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_reviews, "_MAX_REMEMBERED", 2)
+    for name in ("good", "bad-1", "bad-2"):
+        await reviews.access(name, ADDRESS)
+    requests = cluster.requests
+    assert await reviews.access("bad-2", ADDRESS) is Access.UNAUTHENTICATED
+    assert cluster.requests == requests
+    assert await reviews.access("bad-1", ADDRESS) is Access.UNAUTHENTICATED
+    assert cluster.requests == requests + 1
+    cluster.is_away = True
+    await asyncio.sleep(61)
+    assert await reviews.access("good", ADDRESS) is Access.ALLOWED
+
+
 async def test_flood_does_not_lock_out_who_was_accepted(
     cluster: Cluster, reviews: TokenReviews
 ) -> None:
