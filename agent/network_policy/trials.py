@@ -63,14 +63,14 @@ async def run(checks: Checks, pod: Place, witness: Place) -> Trial:
 async def _observe(
     arrivals: Arrivals, dropped: Flow | None, admitted: Flow | None
 ) -> tuple[bool, bool]:
-    """Whether each of them arrives."""
+    """Whether each of them arrives. One of them is None at most."""
     if admitted is not None:
         late = arrivals.send(dropped) if dropped else None
         is_reached = await _arrives(arrivals, arrivals.send(admitted), _ARRIVAL_SECONDS)
         return late is not None and await _arrives(arrivals, late, _LATE_SECONDS), is_reached
+    assert dropped is not None
     all_sent = []
-    for _ in range(_SILENT_TRIES if dropped else 0):
-        assert dropped is not None
+    for _ in range(_SILENT_TRIES):
         all_sent.append(arrivals.send(dropped))
         await _arrives(arrivals, all_sent[-1], _SILENCE_SECONDS)
         # One of those before may be late.

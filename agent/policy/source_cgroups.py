@@ -80,8 +80,9 @@ class _Reading:
                 of_pods = self._of_pods()
                 found = [path for uid in uids for path in of_pods.get(uid, [])]
             case _:
-                found = [self._root / source.name[1:]]
-                self._depend_on(found[0])
+                path = self._root / source.name[1:]
+                self._depend_on(path)
+                found = [path]
         made = [cgroup for path in found if (cgroup := self._cgroup(path))]
         return tuple(sorted(made, key=lambda cgroup: cgroup.id))
 

@@ -86,12 +86,11 @@ class StandaloneSource(NodeSource):
         return self.runtime_unready_reason
 
     def status(self) -> PodSourceStatus:
-        problems = self.runtime_problems()
-        if self.kubelet_pods.problem:
-            problems.insert(0, SourceProblem(part="kubelet", text=self._problem))
+        is_away = bool(self.kubelet_pods.problem)
+        problems = [SourceProblem(part="kubelet", text=self._problem)] if is_away else []
         return PodSourceStatus(
             pods_from=f"kubelet without an API server; {len(self.sandboxes.current)} sandboxes",
-            problems=problems,
+            problems=[*problems, *self.runtime_problems()],
         )
 
     @property

@@ -44,6 +44,15 @@ def test_replaced_certificate_stays_trusted_while_replicas_serve_it(earlier: str
     assert replaced.serving.certificate in replaced.trusted
 
 
+@pytest.mark.parametrize(("left", "is_kept"), [(MINUTE, True), (0 * MINUTE, False)])
+def test_certificate_is_kept_while_half_of_a_lifetime_is_left(
+    left: datetime.timedelta, *, is_kept: bool
+) -> None:
+    pair = self_signed.certificate("podgate-controller", NAMES, START, LIFETIME / 2 + DAY)
+    found = Certificates(pair, pair.certificate)
+    assert (certificates.following(found, NAMES, START + DAY - left) is found) is is_kept
+
+
 @pytest.mark.parametrize("problem", ["expired", "of the future", "other names"])
 def test_certificate_that_cannot_be_used_is_replaced_and_not_trusted(problem: str) -> None:
     names = ["podgate-controller.other.svc"] if problem == "other names" else NAMES

@@ -165,6 +165,15 @@ async def test_lease_that_was_lost_is_overdue_since_then(
     assert leases.writers == []
 
 
+async def test_lease_that_is_about_to_end_is_released(leases: Leases, api: ApiClient) -> None:
+    lease = candidate(api, "a")
+    await lease.acquire()
+    await asyncio.sleep(TIMING.renew_seconds - 0.5)
+    await lease.release()
+    assert "holderIdentity" not in leases.current["spec"]
+    assert lease.remaining_seconds() == 0
+
+
 async def test_conflict_about_metadata_alone_does_not_lose_the_lease(
     leases: Leases, api: ApiClient
 ) -> None:
@@ -288,12 +297,16 @@ async def test_nothing_is_written_without_the_lease(
             await lease.acquire()
             await client.request("PATCH", "/api/v1/things/one", body={})
             # As after the process was stopped: nothing was renewed, and no task has run since.
-            await asyncio.sleep(TIMING.renew_seconds)
+            await asyncio.sleep(TIMING.renew_seconds - 0.5)
+            await client.request("PATCH", "/api/v1/things/one", body={})
+            await asyncio.sleep(0.5)
             with pytest.raises(NotLeaderError):
                 await client.request("PATCH", "/api/v1/things/one", body={})
+            # Who writes nothing may read.
+            await client.request("GET", f"{PATH}/podgate-controller")
         finally:
             await client.aclose()
-    assert len(server.of("/api/v1/things/one", method="PATCH")) == 1
+    assert len(server.of("/api/v1/things/one", method="PATCH")) == 2
     assert server.of(PATH, method="POST")
 
 

@@ -9,13 +9,23 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog.testing
 from aiohttp import web
 
-from agent.controller.policies import NAMESPACES, POLICIES, REPORTS, PolicyStatusWriter
+from agent.controller.policies import (
+    HOST_ACCESS,
+    HOST_EGRESS,
+    NAMESPACES,
+    POLICIES,
+    REPORTS,
+    PolicyStatusWriter,
+    ReportedKind,
+)
 from agent.kube import node_report
 from agent.kube.client import ApiClient
 from agent.kube.node_report import NodeReport
 from agent.kube.objects import ObjectMetadata
+from agent.logs import Event
 from tests.agent.controller.leases import recorded
 from tests.agent.kube.apiserver import NODES, ApiServer, Json
 
@@ -100,15 +110,21 @@ def cluster(server: ApiServer) -> Cluster:
 
 
 @asynccontextmanager
-async def running(api: ApiClient) -> AsyncIterator[None]:
+async def running(
+    api: ApiClient, *, kind: ReportedKind = HOST_ACCESS
+) -> AsyncIterator[list[datetime.datetime]]:
+    """The times at which it compares what is and what should be."""
     loop = asyncio.get_running_loop()
+    passes: list[datetime.datetime] = []
 
     def now() -> datetime.datetime:
-        return START + datetime.timedelta(seconds=loop.time())
+        passes.append(START + datetime.timedelta(seconds=loop.time()))
+        return passes[-1]
 
-    task = asyncio.create_task(PolicyStatusWriter(api, now=now, jitter=lambda: 0.5).run())
+    made = PolicyStatusWriter(api, kind=kind, now=now, jitter=lambda: 0.5)
+    task = asyncio.create_task(made.run())
     try:
-        yield
+        yield passes
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -398,10 +414,17 @@ async def test_status_that_is_not_written_is_tried_again_unless_the_policy_is_an
     cluster.node("one")
     cluster.policy("a")
     cluster.report("one")
-    async with running(api):
-        await asyncio.sleep(60)
-        assert len(attempts) == (4 if is_tried_again else 1)
-        assert bool(cluster.status("a")) is is_tried_again
+    with structlog.testing.capture_logs() as lines:
+        async with running(api):
+            await asyncio.sleep(60)
+            assert len(attempts) == (4 if is_tried_again else 1)
+            assert bool(cluster.status("a")) is is_tried_again
+            # Each outage is logged once.
+            attempts.clear()
+            cluster.policy("a")
+            await asyncio.sleep(60)
+    logged = [line["code"] for line in lines if line["event"] is Event.POLICY_STATUS_NOT_WRITTEN]
+    assert logged == ([code] * 2 if is_tried_again else [])
 
 
 async def test_nodes_that_come_and_go_count(cluster: Cluster, api: ApiClient) -> None:
@@ -416,6 +439,131 @@ async def test_nodes_that_come_and_go_count(cluster: Cluster, api: ApiClient) ->
         cluster.server.delete("two", namespace="", path=NODES)
         await asyncio.sleep(20)
         assert cluster.status("a")["nodes"] == {"selected": 1, "programmed": 1, "failed": 0}
+
+
+@pytest.mark.parametrize("path", [NODES, REPORTS.path])
+async def test_status_waits_for_the_first_lists(
+    cluster: Cluster, api: ApiClient, path: str
+) -> None:
+    is_listed = asyncio.Event()
+
+    async def hold(request: web.Request) -> web.StreamResponse | None:
+        if request.path == path:
+            await is_listed.wait()
+        return None
+
+    cluster.server.faults.insert(0, hold)
+    cluster.node("one")
+    cluster.policy("a")
+    cluster.report("one")
+    async with running(api):
+        await asyncio.sleep(10)
+        assert cluster.writes == []
+        is_listed.set()
+        await asyncio.sleep(10)
+    ((name, status),) = cluster.writes
+    assert (name, status["nodes"]) == ("a", {"selected": 1, "programmed": 1, "failed": 0})
+
+
+async def test_node_may_report_each_set_of_policies_that_there_was(
+    cluster: Cluster, api: ApiClient
+) -> None:
+    """Also one that was the newest for less than the time between two passes."""
+    cluster.node("one")
+    cluster.policy("a")
+    cluster.report("one")
+    async with running(api):
+        await asyncio.sleep(20)
+        cluster.policy("b")
+        between = cluster.revision()
+        cluster.policy("c")
+        cluster.report("one", revision=between)
+        await asyncio.sleep(20)
+        found = {name: cluster.condition(name, "Programmed")[1] for name in "abc"}
+        assert found == {"a": "Programmed", "b": "Programmed", "c": "Pending"}
+
+
+async def test_writes_of_nodes_and_namespaces_that_change_no_status_cause_no_work(
+    cluster: Cluster, api: ApiClient
+) -> None:
+    """The kubelet writes each node all the time; what expires is found within two minutes."""
+    cluster.node("one")
+    cluster.namespace("shop")
+    cluster.policy("a")
+    cluster.report("one")
+    async with running(api) as passes:
+        await asyncio.sleep(30)
+        count = len(passes)
+        cluster.node("one")
+        cluster.namespace("shop")
+        await asyncio.sleep(30)
+        assert len(passes) == count
+        await asyncio.sleep(125)
+        assert len(passes) == count + 1
+        cluster.node("one", pool="edge")
+        await asyncio.sleep(10)
+        assert len(passes) == count + 2
+        cluster.namespace("other")
+        await asyncio.sleep(10)
+        assert len(passes) == count + 3
+        cluster.server.delete("other", namespace="", path=NAMESPACES.path)
+        await asyncio.sleep(10)
+        assert len(passes) == count + 4
+
+
+async def test_many_statuses_are_written_at_a_bounded_rate(
+    cluster: Cluster, api: ApiClient
+) -> None:
+    """Each is an event for every node."""
+    cluster.node("one")
+    for number in range(60):
+        cluster.policy(f"p{number}")
+    cluster.report("one")
+    async with running(api):
+        await asyncio.sleep(20)
+    times = [one.at for one in cluster.server.patches()]
+    assert len(times) == 60
+    assert times[49] - times[0] < 0.1
+    assert times[59] - times[49] == pytest.approx(0.5, abs=0.1)
+
+
+async def test_egress_policies_have_a_status_from_what_nodes_report_of_them(
+    cluster: Cluster, api: ApiClient
+) -> None:
+    path = HOST_EGRESS.query.path
+    metadata = {"name": "metadata", "uid": "uid-metadata", "generation": 2}
+    pods = {"namespaces": ["shpo"]}
+    subjects = [{"hostNetworkPods": pods}]
+    spec = {"subjects": subjects, "deny": [{"preset": "Metadata"}], "action": "Enforce"}
+    revision = node_report.revision([msgspec.convert(metadata, ObjectMetadata)])
+
+    async def answer(request: web.Request) -> web.StreamResponse | None:
+        if request.method != "PATCH" or not request.path.startswith(path):
+            return None
+        current = cluster.server.get("metadata", namespace="", path=path)
+        cluster.server.put(current | {"status": (await request.json())["status"]}, path=path)
+        return web.json_response({})
+
+    def report(programmed: str) -> None:
+        status = {"policies": {"revision": "x"}, "egressPolicies": {"revision": programmed}}
+        cluster.server.put(
+            {"metadata": {"name": "one", "uid": "r-one"}, "status": status}, path=REPORTS.path
+        )
+
+    cluster.server.faults.insert(0, answer)
+    cluster.node("one")
+    cluster.server.put({"metadata": metadata, "spec": spec}, path=path)
+    report("x")
+    async with running(api, kind=HOST_EGRESS):
+        await asyncio.sleep(10)
+        found = cluster.server.get("metadata", namespace="", path=path)["status"]
+        assert found["observedGeneration"] == 2
+        assert [one["reason"] for one in found["conditions"]] == ["NamespaceMissing", "Pending"]
+        report(revision)
+        await asyncio.sleep(10)
+        found = cluster.server.get("metadata", namespace="", path=path)["status"]
+        reasons = [one["reason"] for one in found["conditions"]]
+        assert reasons == ["NamespaceMissing", "Programmed"]
 
 
 def test_recorded_report_is_read() -> None:

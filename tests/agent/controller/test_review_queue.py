@@ -78,6 +78,17 @@ async def test_largest_review_is_rejected_when_all_together_are_too_large(held: 
     running.cancel()
 
 
+async def test_small_reviews_come_first_also_after_one_was_rejected(held: Held) -> None:
+    running = await _run(held.queue)
+    first = await held.start()
+    waiting = [await held.add(size) for size in (3, 22, 7, 12, 23, 1, 19, 17)]
+    held.release()
+    found = await asyncio.gather(first, *waiting, return_exceptions=True)
+    assert [isinstance(one, ReviewsOverloadedError) for one in found].index(True) == 5
+    assert held.answered == [1, 3, 7, 12, 17, 19, 22]
+    running.cancel()
+
+
 async def test_review_whose_client_is_gone_is_not_answered(held: Held) -> None:
     running = await _run(held.queue)
     first = await held.start()

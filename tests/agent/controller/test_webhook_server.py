@@ -1,14 +1,17 @@
 """The webhook within limits: any pod of the cluster can connect, and API servers are served."""
 
 import asyncio
+import base64
 import contextlib
 import datetime
 import io
+import json
 import pathlib
 import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -21,10 +24,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from agent.controller import metrics, review, webhook_server
+from agent.controller.review_queue import ReviewQueue
 from agent.controller.settings import WebhookSettings
 from agent.controller.webhook_server import WebhookServer
 from agent.kube import self_signed
 from agent.kube.self_signed import KeyPair
+from agent.serving import http
+from agent.serving.places import Limits
 from tests import polling, unprivileged
 
 NAME = "podgate-controller"
@@ -55,15 +61,19 @@ class Webhook:
         self.tls = ssl.create_default_context(cadata=authority.decode())
 
     async def review(self, body: bytes = REVIEW) -> int:
-        url = f"https://127.0.0.1:{self.port}{review.PROBE_SPEC_PATH}"
+        status, _, _ = await self.answer(review.PROBE_SPEC_PATH, body)
+        return status
+
+    async def answer(self, path: str, body: bytes) -> tuple[int, str, bytes]:
+        """Status, content type and content."""
+        url = f"https://127.0.0.1:{self.port}{path}"
         async with (
             aiohttp.ClientSession() as session,
             session.post(
                 url, data=io.BytesIO(body), ssl=self.tls, server_hostname=NAME
             ) as response,
         ):
-            await response.read()
-            return response.status
+            return response.status, response.content_type, await response.read()
 
     async def hold(self) -> asyncio.StreamWriter:
         """A review whose last byte does not come."""
@@ -169,6 +179,59 @@ async def test_event_loop_runs_while_a_review_is_answered(
 
 async def test_what_is_no_review_is_rejected(webhook: Webhook) -> None:
     assert await webhook.review(b"{}") == 400
+    assert await webhook.review() == 200
+
+
+@pytest.mark.parametrize("gate", sorted(review.INJECT_PATHS))
+async def test_each_gate_is_injected_at_its_path(webhook: Webhook, gate: str) -> None:
+    request = {"uid": "1", "object": {"spec": {"containers": []}}}
+    body = msgspec.json.encode({"request": request})
+    answer = review.inject(review.read(body), gate)
+    found = await webhook.answer(review.INJECT_PATHS[gate], body)
+    assert found == (200, "application/json", msgspec.json.encode(answer))
+    gates = json.loads(base64.b64decode(answer["response"]["patch"]))[0]["value"]
+    assert gates == [{"conditionType": gate}]
+
+
+async def test_review_that_finds_no_room_is_not_answered(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API server then ignores the webhook."""
+    monkeypatch.setattr(webhook_server, "ReviewQueue", lambda: ReviewQueue(len(REVIEW)))
+    pair, port = new_pair(), free_port()
+    write(tmp_path, pair)
+    async with serving(WebhookSettings(host="127.0.0.1", port=port, directory=tmp_path)):
+        found = Webhook(port, pair.certificate)
+        await polling.request_until("an answer", lambda: status_of(found), lambda one: one == 200)
+        assert await found.review(REVIEW + b" ") == 503
+
+
+@pytest.mark.parametrize("has_authorities", [False, True])
+async def test_places_are_kept_for_api_servers_where_certificates_show_them(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *, has_authorities: bool
+) -> None:
+    served: list[Limits] = []
+    serve = http.serve
+
+    def record(*arguments: Any, **named: Any) -> Any:
+        served.append(arguments[2])
+        return serve(*arguments, **named)
+
+    monkeypatch.setattr(http, "serve", record)
+    pair, authorities = new_pair(), tmp_path / "ca.crt"
+    write(tmp_path, pair)
+    authorities.write_bytes(new_client("kube-apiserver").certificate)
+    settings = WebhookSettings(
+        host="127.0.0.1",
+        port=free_port(),
+        directory=tmp_path,
+        client_ca=authorities if has_authorities else None,
+    )
+    async with serving(settings) as made:
+        await polling.until("it is ready", lambda: made.unready_reason() is None)
+    (limits,) = served
+    assert limits.connections == 512
+    assert limits.trusted_connections == (256 if has_authorities else 0)
 
 
 async def test_replica_with_a_certificate_is_ready_once_it_serves(tmp_path: pathlib.Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog.testing
 from aiohttp import web
 
 from agent import labels as agent_labels
@@ -17,7 +18,9 @@ from agent.kube.api_pods import ApiPods
 from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod
 from agent.kube.pod_reports import KUBELET
+from agent.logs import Event
 from agent.pods.changes import Subscription
+from agent.pods.object_labels import LabelSnapshot
 from agent.pods.pod import Pod
 from agent.pods.pod_modes import PodModes
 from bpf.verdicts import Mode
@@ -146,10 +149,16 @@ async def test_labels_of_namespace_and_node_decide_and_are_followed(
         furnished.put(labelled("node1", mode="strict", max_mode="off"), path=NODES)
         await asyncio.sleep(1)
         assert published.mode("a") is Mode.OFF
+        # Selectors have the same.
+        assert published.source.labels.snapshot() == LabelSnapshot(
+            {"podgate.io/mode": "strict", "podgate.io/max-mode": "off"},
+            {"default": {"podgate.io/mode": "audit"}},
+        )
         furnished.put(labelled("node1"), path=NODES)
         furnished.delete("default", namespace="", path=NAMESPACES)
         await asyncio.sleep(1)
         assert published.mode("a") is Mode.ENFORCE
+        assert published.source.labels.snapshot() == LabelSnapshot()
 
 
 async def test_namespace_is_stricter_than_the_nodes_default(
@@ -188,11 +197,31 @@ async def test_saved_labels_count_as_listed(
     furnished: ApiServer, api: ApiClient, tmp_path: pathlib.Path
 ) -> None:
     state = tmp_path / "pods.json"
-    async with Published(api, state=state).running():
+    furnished.put(labelled("node1", mode="strict"), path=NODES)
+    furnished.put(labelled("default", mode="audit"), path=NAMESPACES)
+    async with Published(api, state=state).running() as published:
         await asyncio.sleep(5)
     restarted = Published(api, state=state)
     restarted.source.restore()
     assert restarted.pods["uid-a"].kept_up_to is Mode.OFF
+    assert restarted.source.labels.snapshot() == published.source.labels.snapshot()
+    assert restarted.source.labels.snapshot() == LabelSnapshot(
+        {"podgate.io/mode": "strict"}, {"default": {"podgate.io/mode": "audit"}}
+    )
+
+
+@pytest.mark.parametrize(("path", "name"), [(NODES, "node1"), (NAMESPACES, "default")])
+async def test_each_change_of_labels_is_saved(
+    furnished: ApiServer, api: ApiClient, tmp_path: pathlib.Path, path: str, name: str
+) -> None:
+    state = tmp_path / "pods.json"
+    async with Published(api, state=state).running():
+        await asyncio.sleep(5)
+        furnished.put(labelled(name, mode="audit"), path=path)
+        await asyncio.sleep(5)
+    restarted = Published(api, state=state)
+    restarted.source.restore()
+    assert restarted.mode("a") is Mode.AUDIT
 
 
 async def test_nothing_is_published_before_the_labels_are_listed(
@@ -217,17 +246,28 @@ async def test_nothing_is_published_before_the_labels_are_listed(
 
 
 async def test_without_the_right_to_see_namespaces_the_nodes_default_holds(
-    furnished: ApiServer, api: ApiClient
+    furnished: ApiServer, api: ApiClient, tmp_path: pathlib.Path
 ) -> None:
     async def forbid(request: web.Request) -> web.StreamResponse | None:
         return apiserver.error_response(403, "Forbidden") if request.path == NAMESPACES else None
 
     furnished.faults.append(forbid)
-    async with Published(api).running() as published:
-        await asyncio.sleep(15)
-        assert published.published == ["+a"]
-        assert published.mode("a") is Mode.ENFORCE
-        assert published.source.namespaces.problem == "Forbidden"
+    state = tmp_path / "pods.json"
+    with structlog.testing.capture_logs() as lines:
+        async with Published(api, state=state).running() as published:
+            await asyncio.sleep(15)
+            assert published.published == ["+a"]
+            assert published.mode("a") is Mode.ENFORCE
+            assert published.source.namespaces.problem == "Forbidden"
+            assert (published.source.is_synced, published.source.is_confirmed) == (True, True)
+        problems = [line["problem"] for line in lines if line["event"] is Event.LABELS_UNKNOWN]
+        assert problems == ["Forbidden"]
+        # The next agent has the pods as they were.
+        lines.clear()
+        async with Published(api, state=state).running() as published:
+            await asyncio.sleep(15)
+            assert published.published == ["+a"]
+        assert [line for line in lines if line["event"] is Event.LABELS_UNKNOWN] == []
 
 
 async def test_annotation_without_effect_is_published(furnished: ApiServer, api: ApiClient) -> None:

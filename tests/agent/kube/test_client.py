@@ -291,6 +291,34 @@ async def test_request_that_is_never_answered_ends(server: ApiServer, api: ApiCl
     assert asyncio.get_running_loop().time() - started < 40
 
 
+@pytest.mark.looptime
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_response_that_never_ends_is_an_error(
+    server: ApiServer, api: ApiClient, *, is_cut: bool
+) -> None:
+    async def begin(request: web.Request) -> web.StreamResponse | None:
+        response = web.StreamResponse(headers={"Content-Length": "100"})
+        await response.prepare(request)
+        await response.write(b"{")
+        assert request.transport is not None
+        if is_cut:
+            request.transport.close()
+        else:
+            await asyncio.sleep(100_000)
+        return response
+
+    server.faults.append(begin)
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(ApiError) as raised:
+        await request_pods(api)
+    assert (raised.value.code, raised.value.is_transient) == (0, True)
+    if not is_cut:
+        assert str(raised.value) == "the API server does not respond in time"
+        assert 29 < asyncio.get_running_loop().time() - started < 40
+    server.faults.clear()
+    await request_pods(api)
+
+
 async def test_error_has_the_message_of_the_status(server: ApiServer, api: ApiClient) -> None:
     async def reject(request: web.Request) -> web.StreamResponse | None:
         return apiserver.as_recorded("patch-wrong-uid")

@@ -2,7 +2,7 @@
 
 import asyncio
 import datetime
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -400,8 +400,17 @@ async def test_text_alone_is_written_once_a_minute(server: ApiServer, api: ApiCl
     assert conditions(server, "a")[labels.ISOLATION_READY]["message"].startswith("Try 599.")
 
 
+WRITES = (Event.CONDITION_WRITES_FAILING, Event.CONDITION_WRITES_RESUMED)
+
+
+@pytest.fixture
+def logs() -> Iterator[list[structlog.typing.EventDict]]:
+    with structlog.testing.capture_logs() as lines:
+        yield lines
+
+
 async def test_after_an_outage_each_changed_pod_costs_one_patch(
-    server: ApiServer, api: ApiClient
+    server: ApiServer, api: ApiClient, logs: list[structlog.typing.EventDict]
 ) -> None:
     for number in range(30):
         server.put(gated(f"a{number}"))
@@ -410,6 +419,7 @@ async def test_after_an_outage_each_changed_pod_costs_one_patch(
             agent.know(f"a{number}")
         await asyncio.sleep(5)
         before = len(server.patches())
+        logs.clear()
         server.faults.append(failing)
         for turn in range(20):
             for number in range(10):
@@ -428,6 +438,8 @@ async def test_after_an_outage_each_changed_pod_costs_one_patch(
         ]
         assert agent.writer.problem == ""
         assert conditions(server, "a3")[labels.ISOLATION_READY]["reason"] == "Turn19"
+    events = [(one["event"], one.get("code")) for one in logs if one["event"] in WRITES]
+    assert events == [(Event.CONDITION_WRITES_FAILING, 503), (Event.CONDITION_WRITES_RESUMED, None)]
 
 
 async def test_too_many_requests_are_waited_for(server: ApiServer, api: ApiClient) -> None:
@@ -537,7 +549,7 @@ async def test_pod_is_written_within_a_minute_after_its_failures_end(
 
 
 async def test_server_that_fails_every_pod_is_one_problem(
-    server: ApiServer, api: ApiClient
+    server: ApiServer, api: ApiClient, logs: list[structlog.typing.EventDict]
 ) -> None:
     names = tuple(f"a{number}" for number in range(30))
     for name in names:
@@ -550,6 +562,9 @@ async def test_server_that_fails_every_pod_is_one_problem(
         # Eight at once before anything is known, then one each half minute.
         assert len(server.patches()) < 8 + 30
         assert agent.writer.problem
+    assert [one["event"] for one in logs if one["event"] in WRITES] == [
+        Event.CONDITION_WRITES_FAILING
+    ]
 
 
 async def test_failure_of_a_pod_that_is_deleted_is_no_problem_of_later(
@@ -586,6 +601,29 @@ async def test_failures_of_pods_that_are_deleted_do_not_count_for_the_server(
             assert agent.writer.problem == ""
             server.delete(name)
             await asyncio.sleep(0.5)
+
+
+async def test_change_is_pending_until_the_api_server_has_it(
+    server: ApiServer, api: ApiClient
+) -> None:
+    is_held = asyncio.Event()
+
+    async def hold(request: web.Request) -> web.StreamResponse | None:
+        if request.method == "PATCH":
+            await is_held.wait()
+        return None
+
+    for number in range(10):
+        server.put(gated(f"a{number}"))
+    server.faults.append(hold)
+    async with Agent(api).running() as agent:
+        for number in range(10):
+            agent.know(f"a{number}")
+        await asyncio.sleep(5)
+        assert (len(server.patches()), agent.writer.pending) == (AT_ONCE, 10)
+        is_held.set()
+        await asyncio.sleep(1)
+        assert (len(server.patches()), agent.writer.pending) == (10, 0)
 
 
 async def test_change_that_is_taken_back_in_time_is_not_pending(
@@ -776,9 +814,14 @@ async def test_pod_that_waits_for_it_has_no_condition_of_a_previous_boot_any_mor
         await agent.writer.correct("uid-a")
         assert asyncio.get_running_loop().time() - before < 0.1
         found = conditions(server, "a")
+        assert len(server.patches()) == 1
+        # The next sandbox gets the time to become gated.
+        agent.sandboxes["uid-a"] = "sandbox-2"
+        agent.know("a", status=FALSE, reason="NoInterface")
+        await asyncio.sleep(1)
+        assert len(server.patches()) == 1
     assert found[labels.ISOLATION_READY]["message"].endswith(f"boot {BOOT})")
     assert found[labels.PROBES_PASSING]["status"] == FALSE
-    assert len(server.patches()) == 1
 
 
 @pytest.mark.parametrize("name", ["a", "unknown"])
@@ -791,11 +834,36 @@ async def test_pod_without_a_condition_of_another_sandbox_waits_for_nothing(
         assert server.patches() == []
 
 
-async def test_pod_that_is_deleted_meanwhile_waits_no_longer(
-    server: ApiServer, api: ApiClient
+@pytest.mark.parametrize("is_withdrawn", [False, True])
+async def test_pod_waits_for_another_owners_condition_of_a_previous_boot_unless_it_is_withdrawn(
+    server: ApiServer, api: ApiClient, *, is_withdrawn: bool
 ) -> None:
+    other = "example.com/warm"
+    server.put(with_condition(pod("a"), type=other, message=OF_BEFORE))
+    async with Agent(api).running() as agent:
+        if is_withdrawn:
+            agent.withdrawn.add(other)
+        else:
+            agent.know("a", other)
+        await agent.writer.correct("uid-a")
+        found = conditions(server, "a")[other]["message"]
+        assert found.endswith("boot before)" if is_withdrawn else f"boot {BOOT})")
+        await asyncio.sleep(5)
+        assert set(conditions(server, "a")) == (set() if is_withdrawn else {other})
+    assert len(server.patches()) == 1
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+async def test_pod_that_is_deleted_meanwhile_waits_no_longer(
+    server: ApiServer, api: ApiClient, *, is_silent: bool
+) -> None:
+    async def hang(request: web.Request) -> web.StreamResponse | None:
+        if request.method == "PATCH":
+            await asyncio.sleep(1000)
+        return None
+
     server.put(with_condition(gated("a"), message=OF_BEFORE))
-    server.faults.append(failing)
+    server.faults.append(hang if is_silent else failing)
     async with Agent(api).running() as agent:
         waiting = asyncio.create_task(agent.writer.correct("uid-a"))
         await asyncio.sleep(1)

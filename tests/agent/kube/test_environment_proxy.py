@@ -59,3 +59,24 @@ def test_names_in_upper_case_come_first(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert environment_proxy.find("https://10.96.0.1:443") == proxy
+
+
+@pytest.mark.parametrize(
+    ("network", "is_exempt"),
+    [
+        ("::ffff:0.0.0.0/96", True),
+        ("::ffff:10.0.0.0/104", True),
+        ("::ffff:11.0.0.0/104", False),
+        ("::ffff:0.0.0.0/95", False),
+        ("::/0", False),
+    ],
+)
+def test_network_of_ipv4_may_be_written_as_one_of_ipv6(
+    network: str, monkeypatch: pytest.MonkeyPatch, *, is_exempt: bool
+) -> None:
+    """net.IPNet.Contains of Go takes them for the same."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", network)
+    assert environment_proxy.find("https://10.96.0.1:443") == (
+        "" if is_exempt else "http://proxy:3128"
+    )

@@ -175,6 +175,22 @@ async def test_tokens_that_were_accepted_last_are_remembered(
     assert found == {"a": Access.ALLOWED, "b": Access.UNAVAILABLE, "c": Access.ALLOWED}
 
 
+async def test_rejected_tokens_are_forgotten_before_accepted_ones_and_the_oldest_first(
+    cluster: Cluster, reviews: TokenReviews, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_reviews, "_MAX_REMEMBERED", 2)
+    for name in ("good", "bad-1", "bad-2"):
+        await reviews.access(name, ADDRESS)
+    requests = cluster.requests
+    assert await reviews.access("bad-2", ADDRESS) is Access.UNAUTHENTICATED
+    assert cluster.requests == requests
+    assert await reviews.access("bad-1", ADDRESS) is Access.UNAUTHENTICATED
+    assert cluster.requests == requests + 1
+    cluster.is_away = True
+    await asyncio.sleep(61)
+    assert await reviews.access("good", ADDRESS) is Access.ALLOWED
+
+
 async def test_flood_does_not_lock_out_who_was_accepted(
     cluster: Cluster, reviews: TokenReviews
 ) -> None:
@@ -217,3 +233,118 @@ async def test_answer_that_is_no_review_admits_no_client(
 
     cluster.server.faults.insert(0, broken)
     assert await reviews.access("good", ADDRESS) is Access.UNAVAILABLE
+
+
+async def limited(reviews: TokenReviews, address: str, count: int, name: str) -> list[bool]:
+    """Whether each of this number of new tokens is, which come at the same time."""
+    tokens = [f"{name}-{number}" for number in range(count)]
+    found = await asyncio.gather(*(reviews.access(token, address) for token in tokens))
+    assert set(found) <= {Access.UNAUTHENTICATED, Access.LIMITED}
+    return [one is Access.LIMITED for one in found]
+
+
+async def test_address_has_one_new_token_in_five_seconds_after_the_first_five(
+    cluster: Cluster, reviews: TokenReviews
+) -> None:
+    now = asyncio.get_running_loop().time
+    started = now()
+    assert await limited(reviews, ADDRESS, 7, "a") == [False] * 5 + [True] * 2
+    await asyncio.sleep(started + 4.5 - now())
+    assert await limited(reviews, ADDRESS, 1, "b") == [True]
+    await asyncio.sleep(started + 5.5 - now())
+    assert await limited(reviews, ADDRESS, 2, "c") == [False, True]
+    assert await limited(reviews, "198.18.0.8", 1, "d") == [False]
+    assert cluster.requests == 7
+
+
+async def test_clients_behind_a_proxy_share_the_budget_of_all(
+    cluster: Cluster, api: ApiClient
+) -> None:
+    now = asyncio.get_running_loop().time
+    reviews = TokenReviews(api, path="/metrics", is_proxied=True)
+    started = now()
+    assert await limited(reviews, ADDRESS, 22, "a") == [False] * 20 + [True] * 2
+    await asyncio.sleep(max(0.0, started + 60 - now()))
+    assert await limited(reviews, "198.18.0.8", 21, "b") == [False] * 20 + [True]
+
+
+async def test_rejected_token_is_not_requested_again_for_half_a_minute(
+    cluster: Cluster, reviews: TokenReviews
+) -> None:
+    for _ in range(2):
+        assert await reviews.access("late", ADDRESS) is Access.UNAUTHENTICATED
+        cluster.accounts["late"] = "allowed"
+        await asyncio.sleep(29)
+    assert cluster.requests == 1
+    await asyncio.sleep(1)
+    assert await reviews.access("late", ADDRESS) is Access.ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("audience", "audiences", "access"),
+    [
+        ("", [], Access.ALLOWED),
+        ("", ["other"], Access.ALLOWED),
+        ("podgate", ["other", "podgate"], Access.ALLOWED),
+        ("podgate", ["other"], Access.UNAUTHENTICATED),
+        # As of an authenticator that knows none.
+        ("podgate", [], Access.UNAUTHENTICATED),
+    ],
+)
+async def test_token_must_have_been_made_for_the_audience(
+    cluster: Cluster, api: ApiClient, audience: str, audiences: list[str], access: Access
+) -> None:
+    async def answer(request: web.Request) -> web.Response | None:
+        if request.path != TOKEN_REVIEWS:
+            return None
+        review = RECORDED["allowed"]["tokenReview"]
+        status = {**review["status"], "audiences": audiences}
+        return web.json_response({**review, "status": status}, status=201)
+
+    cluster.server.faults.insert(0, answer)
+    reviews = TokenReviews(api, path="/metrics", audience=audience)
+    assert await reviews.access("good", ADDRESS) is access
+    (request,) = cluster.server.of(TOKEN_REVIEWS, method="POST")
+    assert request.body["spec"] == {"token": "good"} | (
+        {"audiences": [audience]} if audience else {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("statuses", "access"),
+    [
+        ({"path": {"allowed": True}}, Access.ALLOWED),
+        ({"path": {"allowed": True, "denied": True}}, Access.FORBIDDEN),
+        ({"path": {"allowed": False}, "pods": {"allowed": True}}, Access.ALLOWED),
+        ({"path": {"allowed": False}, "pods": {"allowed": False}}, Access.FORBIDDEN),
+        ({"path": {}, "pods": {"allowed": True, "denied": True}}, Access.FORBIDDEN),
+    ],
+)
+async def test_right_to_the_pods_of_a_namespace_is_enough(
+    cluster: Cluster, reviews: TokenReviews, statuses: dict[str, Any], access: Access
+) -> None:
+    async def answer(request: web.Request) -> web.Response | None:
+        if request.path != ACCESS_REVIEWS:
+            return None
+        is_of_path = "nonResourceAttributes" in cluster.server.received[-1].body["spec"]
+        status = statuses.get("path" if is_of_path else "pods", {})
+        return web.json_response({"status": status}, status=201)
+
+    cluster.server.faults.insert(0, answer)
+    assert await reviews.access("good", ADDRESS, namespace="shop") is access
+    of_pods = [
+        one.body["spec"]["resourceAttributes"]
+        for one in cluster.server.of(ACCESS_REVIEWS, method="POST")
+        if "resourceAttributes" in one.body["spec"]
+    ]
+    needs_pods = not (statuses["path"].get("allowed") and not statuses["path"].get("denied"))
+    pods = {"namespace": "shop", "resource": "pods", "verb": "get"}
+    assert of_pods == ([pods] if needs_pods else [])
+    # What counts for one namespace does not for another, nor for all.
+    statuses["pods"] = {"allowed": False}
+    other = access if not needs_pods else Access.FORBIDDEN
+    assert await reviews.access("good", ADDRESS, namespace="bank") is other
+    requests = cluster.requests
+    assert await reviews.access("good", ADDRESS) is other
+    assert cluster.requests == requests + 2
+    assert await reviews.access("good", ADDRESS, namespace="shop") is access

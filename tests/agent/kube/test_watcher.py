@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import structlog.testing
 from aiohttp import web
 
 from agent.kube.client import ApiClient
 from agent.kube.objects import ApiPod, MetadataOnly
 from agent.kube.watcher import Query, Watcher
+from agent.logs import Event
 from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import PODS, ApiServer, line, pod
 
@@ -81,7 +83,8 @@ async def test_only_the_nodes_objects_are_requested(server: ApiServer, api: ApiC
     async with Seen(api).running():
         assert server.of()[0].query["fieldSelector"] == "spec.nodeName=node1"
         assert server.of()[0].query["allowWatchBookmarks"] == "true"
-        assert 300 <= int(server.of()[0].query["timeoutSeconds"]) <= 600
+        # Five to ten minutes: clients change servers one by one.
+        assert server.of()[0].query["timeoutSeconds"] == "450"
 
 
 async def test_server_without_streamed_lists_is_listed(server: ApiServer, api: ApiClient) -> None:
@@ -379,6 +382,64 @@ async def test_retry_after_is_respected(server: ApiServer, api: ApiClient) -> No
     assert server.of()[1].is_streamed_list
 
 
+async def test_each_outage_is_logged_once_with_its_end(server: ApiServer, api: ApiClient) -> None:
+    async def reject(request: web.Request) -> web.StreamResponse | None:
+        return apiserver.error_response(503, "Unavailable")
+
+    server.put(pod("a"))
+    with structlog.testing.capture_logs() as lines:
+        async with Seen(api).running() as seen:
+            for _ in range(2):
+                server.faults.append(reject)
+                server.stream().end()
+                await asyncio.sleep(60)
+                assert seen.watcher.problem == "Unavailable"
+                server.faults.clear()
+                await asyncio.sleep(60)
+    assert [(line["event"], line["resource"], line.get("code")) for line in lines] == 2 * [
+        (Event.WATCH_INTERRUPTED, "pods", 503),
+        (Event.WATCH_RESUMED, "pods", None),
+    ]
+
+
+async def test_each_event_and_bookmark_ends_the_silence_of_a_server(
+    server: ApiServer, api: ApiClient
+) -> None:
+    def silent_seconds() -> float:
+        assert seen.watcher.received_at is not None
+        return asyncio.get_running_loop().time() - seen.watcher.received_at
+
+    server.put(pod("a"))
+    seen = Seen(api)
+    assert seen.watcher.received_at is None
+    async with seen.running():
+        assert silent_seconds() < 1
+        for send in (server.bookmark, lambda: server.put(pod("b"))):
+            await asyncio.sleep(20)
+            assert silent_seconds() > 15
+            send()
+            await asyncio.sleep(1)
+            assert silent_seconds() < 2
+
+
+@pytest.mark.parametrize(
+    ("code", "is_streamed"),
+    [(401, True), (403, True), (429, True), (503, True), (400, False), (422, False), (500, False)],
+)
+async def test_server_can_stream_lists_unless_its_error_is_about_that(
+    server: ApiServer, api: ApiClient, code: int, *, is_streamed: bool
+) -> None:
+    async def reject(request: web.Request) -> web.StreamResponse | None:
+        is_first = len(server.of()) == 1
+        return apiserver.error_response(code, "Error") if is_first else None
+
+    server.faults.append(reject)
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        assert seen.names == {"a"}
+        assert server.of()[1].is_streamed_list is is_streamed
+
+
 @pytest.mark.parametrize("code", [500, 503, 504])
 async def test_a_minute_of_errors(server: ApiServer, api: ApiClient, code: int) -> None:
     async def reject(request: web.Request) -> web.StreamResponse | None:
@@ -556,6 +617,43 @@ async def test_resource_that_may_be_absent_is_requested_about_once_a_minute(
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_objects_of_a_resource_go_when_it_is_absent_twice(
+    server: ApiServer, api: ApiClient
+) -> None:
+    """A server that is starting may respond so once."""
+
+    async def lack(request: web.Request) -> web.StreamResponse:
+        return apiserver.error_response(404, "NotFound")
+
+    server.put(pod("a"))
+    handled: list[str] = []
+    watcher = Watcher(
+        api,
+        Query("pods", PODS, ApiPod, may_be_absent=True),
+        on_change=lambda old, new: handled.append("+" if new else "-"),
+        jitter=lambda: 0.5,
+    )
+    task = asyncio.create_task(watcher.run())
+    try:
+        with structlog.testing.capture_logs() as lines:
+            await watcher.synced.wait()
+            server.faults.append(lack)
+            server.stream().end()
+            await asyncio.sleep(30)
+            assert (handled, watcher.is_absent) == (["+"], True)
+            await asyncio.sleep(240)
+            assert (handled, watcher.objects) == (["+", "-"], {})
+            versions = [one.query["resourceVersion"] for one in server.of()]
+            assert versions[:4] == ["", "101", "101", ""]
+            server.faults.clear()
+            await asyncio.sleep(60)
+            assert (handled, watcher.is_absent) == (["+", "-", "+"], False)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert [line["event"] for line in lines] == [Event.RESOURCE_NOT_SERVED]
+
+
 async def test_server_that_is_behind_is_listed_again(server: ApiServer, api: ApiClient) -> None:
     server.can_stream_lists = False
     server.put(pod("a"))
@@ -654,15 +752,49 @@ async def test_pod_replaced_under_the_same_name_in_the_wrong_order(
         assert seen.handled == ["+a", "-a", "+a", "-a"]
 
 
-async def test_object_that_cannot_be_read_costs_no_other(server: ApiServer, api: ApiClient) -> None:
+async def test_late_change_of_a_pod_that_another_has_replaced_changes_nothing(
+    server: ApiServer, api: ApiClient
+) -> None:
+    server.put(pod("a"))
+    async with Seen(api).running() as seen:
+        stream = server.stream()
+        old = server.get("a")
+        for kind, version in (("ADDED", "103"), ("DELETED", "104")):
+            new = pod("a", uid="another", resourceVersion=version)
+            stream.send(line({"type": kind, "object": new}))
+        old["metadata"]["resourceVersion"] = "102"
+        stream.send(line({"type": "MODIFIED", "object": old}))
+        await asyncio.sleep(1)
+        assert seen.handled == ["+a", "-a", "+a", "-a"]
+        # It is the same one again, restored from a backup.
+        old["metadata"]["resourceVersion"] = "105"
+        stream.send(line({"type": "ADDED", "object": old}))
+        await asyncio.sleep(1)
+        assert seen.handled == ["+a", "-a", "+a", "-a", "+a"]
+
+
+@pytest.mark.parametrize("can_stream_lists", [True, False])
+async def test_object_that_cannot_be_read_costs_no_other(
+    server: ApiServer, api: ApiClient, *, can_stream_lists: bool
+) -> None:
+    server.can_stream_lists = can_stream_lists
     server.put(pod("a"))
     server.put({**pod("b"), "spec": {"containers": "none"}})
-    async with Seen(api).running() as seen:
-        assert seen.names == {"a"}
-        server.put({**pod("a"), "status": "gone"})
-        server.put(pod("c"))
-        await asyncio.sleep(1)
-        assert seen.handled == ["+a", "+c"]
+    with structlog.testing.capture_logs() as lines:
+        async with Seen(api).running() as seen:
+            assert seen.names == {"a"}
+            stream = await server.watched(count=1 if can_stream_lists else 2)
+            server.put({**pod("a"), "status": "gone"})
+            server.put(pod("c"))
+            stream.send(line({"type": "ADDED", "object": {"metadata": 1}}))
+            await asyncio.sleep(1)
+            assert seen.handled == ["+a", "+c"]
+    invalid = [line for line in lines if line["event"] is Event.OBJECT_INVALID]
+    assert [(one["event"], one["resource"], one["object"]) for one in invalid] == [
+        (Event.OBJECT_INVALID, "pods", "default/b"),
+        (Event.OBJECT_INVALID, "pods", "default/a"),
+        (Event.OBJECT_INVALID, "pods", ""),
+    ]
 
 
 async def test_line_that_is_no_event_ends_the_stream_and_not_the_watch(

@@ -1,6 +1,8 @@
 """The search for the kubelet, on a /proc and a cgroup tree of files."""
 
 import asyncio
+import errno
+import os
 import pathlib
 from typing import Any
 
@@ -413,6 +415,29 @@ def test_named_cgroup_may_be_empty_or_missing(node: Node) -> None:
     assert found.pid is None
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EOPNOTSUPP])
+def test_shortage_of_the_agent_is_no_cgroup_without_processes(
+    node: Node, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A threaded cgroup has no list of processes."""
+    node.add(700, "anything", "/fixed")
+    read_bytes = pathlib.Path.read_bytes
+
+    def fail(path: pathlib.Path) -> bytes:
+        if path.name == "cgroup.procs":
+            raise OSError(number, os.strerror(number))
+        return read_bytes(path)
+
+    monkeypatch.setattr(pathlib.Path, "read_bytes", fail)
+    if number == errno.EOPNOTSUPP:
+        found = node.find(ByCgroup("/fixed"))
+        assert found is not None
+        assert found.pid is None
+    else:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            node.find(ByCgroup("/fixed"))
+
+
 def test_named_cgroup_of_pods_is_rejected(node: Node) -> None:
     node.cgroup_directory("/kubepods.slice")
     with pytest.raises(KubeletCgroupError, match=r"/kubepods.slice is a pod's"):
@@ -457,20 +482,29 @@ async def test_problems_are_sentences_and_changes_are_published_once(node: Node)
     identity = KubeletIdentity(
         ByProcess(), published.append, procfs=Procfs(node.proc), cgroup2=node.cgroup2
     )
-    await identity.refresh()
-    await identity.refresh()
-    assert published == [None]
-    assert identity.problem.startswith("no process named kubelet on this node")
-    node.add(700)
-    await asyncio.gather(identity.refresh())
-    await identity.refresh()
-    assert published == [None, identity.current]
-    assert identity.problem == ""
-    node.cgroup_directory(f"{UNIT}/kubepods")
-    await identity.refresh()
-    assert published[2:] == [None]
-    assert "also holds pods" in identity.problem
-    assert identity.is_rejected
+    with structlog.testing.capture_logs() as lines:
+        await identity.refresh()
+        await identity.refresh()
+        assert published == [None]
+        assert identity.problem == (
+            "no process named kubelet on this node; set --kubelet, and run with hostPID."
+        )
+        node.add(700)
+        await asyncio.gather(identity.refresh())
+        await identity.refresh()
+        assert published == [None, identity.current]
+        assert identity.problem == ""
+        node.cgroup_directory(f"{UNIT}/kubepods")
+        await identity.refresh()
+        await identity.refresh()
+        assert published[2:] == [None]
+        assert "also holds pods" in identity.problem
+        assert identity.is_rejected
+    assert [line["event"] for line in lines] == [
+        Event.KUBELET_NOT_FOUND,
+        Event.KUBELET_FOUND,
+        Event.KUBELET_NOT_FOUND,
+    ]
 
 
 async def test_rejection_of_the_first_kubelet_is_published(node: Node) -> None:

@@ -137,6 +137,8 @@ class FakeKubelet:
         self.streams = 0
         self.known: set[str] | None = None
         """Uids that GetPod finds; None: all."""
+        self.failing: list[grpc.StatusCode] = []
+        """With what the next requests of GetPod end."""
         self.newest: dict[str, bytes] = {}
         """What GetPod returns for a uid, as of its request."""
         self.gate = asyncio.Event()
@@ -162,6 +164,8 @@ class FakeKubelet:
     async def get(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         """As pkg/kubelet/apis/pods/server.go does."""
         self.requested.append(request.podUID)
+        if self.failing:
+            await context.abort(self.failing.pop(0), "it fails")
         if self.known is not None and request.podUID not in self.known:
             message = f"pod with UID {request.podUID} not found"
             await context.abort(grpc.StatusCode.NOT_FOUND, message)
@@ -449,6 +453,28 @@ async def test_pod_whose_end_the_stream_missed_goes_when_the_kubelet_has_forgott
         kubelet.known.clear()
         await until(lambda: seen.names == set())
         assert kubelet.streams == 1
+
+
+@pytest.mark.parametrize(
+    "codes",
+    [
+        pytest.param([grpc.StatusCode.NOT_FOUND], id="it has just started"),
+        pytest.param([grpc.StatusCode.UNAVAILABLE] * 4, id="it does not respond"),
+        pytest.param(
+            [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND],
+            id="both",
+        ),
+    ],
+)
+async def test_pod_stays_until_the_kubelet_has_it_no_more_twice_in_a_row(
+    server: ApiServer, api: ApiClient, socket: pathlib.Path, codes: list[grpc.StatusCode]
+) -> None:
+    kubelet = FakeKubelet()
+    kubelet.failing = list(codes)
+    kubelet.first = [(ADDED, encoded(_stored("a")))]
+    async with kubelet.running(socket), Following(api, socket).running() as seen:
+        await until(lambda: len(kubelet.requested) >= len(codes) + 2)
+        assert seen.names == {"a"}
 
 
 async def test_pods_of_api_server_and_manifests_are_not_confirmed(

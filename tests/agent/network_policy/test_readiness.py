@@ -241,7 +241,8 @@ async def test_witness_or_policy_that_changes_is_worth_a_try_at_once(node: Node)
     node.shown = IN_FORCE
     async with node.agent():
         node.put_web()
-        await asyncio.sleep(60)
+        # Between two of the tries that come every ten seconds.
+        await asyncio.sleep(65)
         assert node.found() == ("False", outcomes.NO_WITNESS)
         node.put_witness()
         await asyncio.sleep(0.2)
@@ -249,7 +250,7 @@ async def test_witness_or_policy_that_changes_is_worth_a_try_at_once(node: Node)
         assert node.policies
         node.policies.problem = "They are not listed."
         node.put(strict_pod("next", "198.18.0.4"), awaits_policies=True)
-        await asyncio.sleep(60)
+        await asyncio.sleep(65)
         assert node.found("next") == ("False", outcomes.UNKNOWN)
         node.policies.problem = ""
         node.policies.changed.set()
@@ -354,6 +355,11 @@ async def test_agent_without_its_file_takes_what_the_api_server_has(node: Node) 
     )
     async with node.agent():
         assert (node.found(), node.trials) == (PROGRAMMED, 0)
+        # Nor does it forget that.
+        node.reported.clear()
+        node.put_web()
+        await asyncio.sleep(1)
+        assert (node.found(), node.message(), node.trials) == (PROGRAMMED, "Seen.", 0)
 
 
 async def test_what_the_api_server_has_counts_also_when_it_comes_late(node: Node) -> None:
@@ -491,6 +497,11 @@ async def test_pod_that_is_gone_is_in_the_file_no_longer(node: Node) -> None:
         node.store.in_force.mark("uid-web")
         await asyncio.sleep(2)
         assert "uid-web" not in await asyncio.to_thread(node.state.read_text, "utf-8")
+        # Nor does this agent know it.
+        node.shown = NOT_IN_FORCE
+        node.put_web()
+        await asyncio.sleep(2)
+        assert node.found() == PENDING
 
 
 async def test_next_sandbox_of_a_pod_is_checked_instead(node: Node) -> None:

@@ -108,6 +108,7 @@ def test_labels_of_the_node_replace_the_agents_settings() -> None:
             found.default.label == (label or setting)
             and found.ceiling.label == (max_label or max_setting)
             and (agent_labels.MAX_MODE_LABEL in found.ceiling_from) == (max_label is not None)
+            and found.is_labelled is (label is not None)
             and not found.problems
         )
         if not is_right:
@@ -141,6 +142,14 @@ def test_problems_of_all_labels_are_listed() -> None:
     decision = modes.decide(found, NamespaceModes(read("y")), read("z"))
     reasons = [problem.reason for problem in decision.problems]
     assert (decision.mode, reasons) == (AUDIT, [INVALID, INVALID, INVALID, LIMITED])
+
+
+def test_problems_of_the_nodes_labels_are_in_order() -> None:
+    of_node, of_ceiling, of_cluster = (read(text) for text in "xyz")
+    found = modes.node_modes(AUDIT, STRICT, of_node, of_ceiling, cluster=of_cluster)
+    assert found.problems == (of_node.problem, of_ceiling.problem, of_cluster.problem)
+    found = modes.node_modes(AUDIT, STRICT, ModeLabel(), of_ceiling)
+    assert found.problems == (of_ceiling.problem,)
 
 
 def messages(decision: modes.ModeDecision) -> list[str]:

@@ -11,7 +11,7 @@ import yaml
 from agent import labels
 from agent.pods.pod import SANDBOX_MISSING, Pod, PodError, Problem, read_pod
 from probes.spec.fields import FieldProblem
-from probes.spec.specs import PodSpec
+from probes.spec.specs import PodSpec, parse_pod
 
 MANIFEST: dict[str, Any] = {
     "apiVersion": "v1",
@@ -46,9 +46,19 @@ def changed(path: str, value: object) -> dict[str, Any]:
 
 
 def test_a_whole_manifest_is_read() -> None:
-    pod = read(MANIFEST)
-    assert (pod.namespace, pod.name, pod.uid) == ("shop", "web", "b7c1")
-    assert pod.netns_path == "/run/netns/web"
+    document = changed("status", {"podIPs": [{"ip": "198.18.1.1"}]})
+    assert read(document) == Pod(
+        uid="b7c1",
+        namespace="shop",
+        name="web",
+        netns_path="/run/netns/web",
+        labels={labels.MODE_LABEL: "enforce"},
+        spec=parse_pod(document),
+        source="web.yaml",
+        manifest=document,
+        reported_addresses=(ipaddress.ip_address("198.18.1.1"),),
+    )
+    assert read(changed("metadata/namespace", None)).namespace == "default"
 
 
 def test_a_pod_without_a_uid_gets_the_same_one_every_time() -> None:

@@ -7,9 +7,11 @@ import pathlib
 
 import msgspec
 import pytest
+import structlog.testing
 
 from agent.labels import ISOLATION_READY
 from agent.linux.pod_network import HostInterface, PodNetwork
+from agent.logs import Event
 from agent.pods.conditions import TRUE, Conditions
 from agent.pods.pod import SANDBOX_MISSING, Pod, Problem
 from agent.pods.pod_state import AddressClaims, IsolationStatus
@@ -31,12 +33,27 @@ def gated(netns_path: str = "/run/netns/web") -> PodStore:
 def test_conditions_of_a_deleted_pod_are_forgotten() -> None:
     store = gated()
     state = store.pods["u"]
+    changes = store.desired.subscribe()
+    with structlog.testing.capture_logs() as lines:
+        store.remove_pod("u")
+        assert (store.get("u"), store.pod("u")) == (None, None)
+        assert not store.conditions.of("u")
+        assert store.removed == {"u": state}
+        assert changes.take() == ["u"]
+        store.remove_pod("u")
+        assert (store.removed, changes.take()) == ({"u": state}, [])
+    found = [(one["event"], one["pod"], one["uid"]) for one in lines]
+    assert found == [(Event.POD_REMOVED, "shop/web", "u")]
+
+
+async def test_changes_in_the_network_of_a_deleted_pod_mark_nothing() -> None:
+    store = gated()
+    # The last one waits, since they come too fast.
+    for _ in range(9):
+        store.network_changes.mark("u")
+    assert store.network_changes.mark_due() is not None
     store.remove_pod("u")
-    assert store.get("u") is None
-    assert not store.conditions.of("u")
-    assert store.removed == {"u": state}
-    store.remove_pod("u")
-    assert store.removed == {"u": state}
+    assert store.network_changes.mark_due() is None
 
 
 def test_conditions_of_another_sandbox_are_not_the_new_ones() -> None:

@@ -251,6 +251,25 @@ async def test_rules_are_listed_once_what_an_api_server_calls_is(
     assert Rules(api, state, STATIC_POD, disabled=["api-server"]).rules.is_listed
 
 
+@pytest.mark.parametrize(
+    ("path", "code", "is_known"),
+    [(API_SERVICES, 404, True), (API_SERVICES, 403, False), (VALIDATING, 404, False)],
+)
+@pytest.mark.usefixtures("callees")
+async def test_cluster_without_aggregated_apis_has_the_other_callees(
+    server: ApiServer, api: ApiClient, state: pathlib.Path, path: str, code: int, *, is_known: bool
+) -> None:
+    async def fail(request: web.Request) -> web.StreamResponse | None:
+        return web.Response(status=code) if request.path == path else None
+
+    server.faults.append(fail)
+    async with Rules(api, state, STATIC_POD).running() as node:
+        names = ("conversion:8443", "admission:8443", "mutation:8080")
+        assert set(node.calls) == (
+            {f"api-server/shop/{one}" for one in names} if is_known else set()
+        )
+
+
 async def test_callees_are_saved_for_an_api_server_s_rules_alone(
     api: ApiClient, state: pathlib.Path
 ) -> None:

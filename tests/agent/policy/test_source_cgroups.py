@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from agent.linux.inotify import DirectoryWatches
+from agent.linux.pods_cgroup import PodsCgroup
 from agent.policy.api_types import RuleSource
 from agent.policy.source_cgroups import SourceCgroups
 
@@ -168,6 +169,53 @@ def test_each_change_of_a_sources_cgroup_is_reported(
     assert bool(cgroups) is (there != path)
     (tmp_path / "unrelated").mkdir()
     watches.drain()
+
+
+class RecordedWatches:
+    """Which directories are to be watched."""
+
+    def __init__(self, root: pathlib.Path) -> None:
+        self.directories: set[str] = set()
+        self._root = root
+
+    def watch_only(self, directories: set[pathlib.Path]) -> bool:
+        self.directories = {str(one.relative_to(self._root)) for one in directories}
+        return False
+
+
+class ConfirmedPods(PodsCgroup):
+    """A process of a pod has shown it, outside of the usual places."""
+
+    @property
+    def confirmed(self) -> pathlib.Path | None:
+        assert self._root is not None
+        return self._root / "own.slice" / "deep" / "kubepods"
+
+
+@pytest.mark.parametrize(
+    ("sources", "directories"),
+    [
+        ([RuleSource("exact", "/")], set()),
+        ([RuleSource("exact", "/own.slice/deep")], {"own.slice"}),
+        ([RuleSource("subtree", "/own.slice/none/at/all")], {"own.slice"}),
+        ([RuleSource("exact", "/none/at/all"), RuleSource("exact", "/other")], {"."}),
+        ([unit("a.service")], {".", "own.slice", "system.slice"}),
+        (
+            [PODS],
+            {"own.slice/deep", "own.slice/deep/kubepods", "own.slice/deep/kubepods/burstable"},
+        ),
+    ],
+)
+def test_only_directories_that_sources_depend_on_are_watched(
+    tmp_path: pathlib.Path, sources: list[RuleSource], directories: set[str]
+) -> None:
+    for path in ("own.slice/deep/kubepods/burstable", "system.slice/a.service", "docker/b"):
+        (tmp_path / path).mkdir(parents=True)
+    made = SourceCgroups(tmp_path, ConfirmedPods(tmp_path))
+    watches = RecordedWatches(tmp_path)
+    made.watches = cast(DirectoryWatches, watches)
+    made.resolve(sources, {one.name: [UID] for one in sources})
+    assert watches.directories == directories
 
 
 class LateWatches:

@@ -118,6 +118,25 @@ async def test_source_is_not_ready_before_listed_sandboxes_are_in_the_store(
     assert cluster.netns_path() == NETNS.path
 
 
+async def test_source_names_what_it_waits_for(api: ApiClient, tmp_path: pathlib.Path) -> None:
+    source = Cluster(api, tmp_path).source
+    found = [source.unready_reason]
+    source.pods.pods.problem = "Forbidden"
+    found.append(source.unready_reason)
+    source.pods.pods.synced.set()
+    source.pods._has_modes = True
+    found.append(source.unready_reason)
+    source.kubelet_pods.answered.set()
+    source.sandboxes.problem = "connection refused"
+    found.append(source.unready_reason)
+    assert found == [
+        "API server has not listed the pods yet",
+        "Forbidden",
+        "kubelet has not listed its pods yet",
+        "connection refused",
+    ]
+
+
 async def test_pod_whose_containers_are_done_stays_while_its_sandbox_does(
     cluster: Cluster, server: ApiServer
 ) -> None:
@@ -224,6 +243,7 @@ async def test_sandbox_that_starts_replaces_a_ready_one_and_waits_for_its_gate(
     cluster.store.in_force.mark("uid-web")
     assert await starting
     assert not cluster.store.awaited
+    assert cluster.store.in_force._subscriptions == []
 
 
 @pytest.mark.parametrize("reason", ["NoInterface", "GateFailed"])

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import errno
 import json
+import os
 import pathlib
 from collections.abc import AsyncIterator
 
@@ -19,6 +21,7 @@ from agent.pods.store import PodStore
 from agent.sources.manifests import ManifestDirectory
 from bpf.verdicts import Mode
 from tests import polling
+from tests.blocking import may_block
 
 
 class Recorder(PodStore):
@@ -115,6 +118,7 @@ def test_file_with_another_pod_removes_the_old_one(recorder: Recorder) -> None:
     ("content", "text"),
     [
         ("a: [", "not YAML at line"),
+        ("a: b\n\nc: [}\n", "bad.yaml is not YAML at line 3: "),
         ("\x00", "not YAML"),
         ("kind: Service\nmetadata: {name: x}", "not a pod manifest"),
         ("[" * 5000, "nested"),
@@ -135,12 +139,81 @@ def test_invalid_manifest_is_one_problem(recorder: Recorder, content: str, text:
     assert "bad.yaml" in problem.message
 
 
+NO_POD = "bad.yaml is not a pod manifest"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        pytest.param("a:\n" + "- 1\n" * 19_997, NO_POD, id="values"),
+        pytest.param(
+            "a:\n" + "- 1\n" * 19_998,
+            "bad.yaml has a document of more than 20,000 values; split it.",
+            id="too many values",
+        ),
+        pytest.param(
+            "- 1\n" * 15_000 + "---\n" + "- 1\n" * 15_000,
+            "bad.yaml holds 2 documents",
+            id="values of two documents",
+        ),
+        pytest.param("[" * 100 + "]" * 100, NO_POD, id="depth"),
+        pytest.param("[" * 101 + "]" * 101, "bad.yaml is nested more than 100 deep.", id="deeper"),
+        pytest.param("- []\n" * 200, NO_POD, id="beside each other"),
+        pytest.param("#" * (1 << 20), NO_POD, id="size"),
+        pytest.param("#" * ((1 << 20) + 1), "bad.yaml is larger than 1 MiB.", id="larger"),
+    ],
+)
+def test_largest_file_is_read(recorder: Recorder, content: str, text: str) -> None:
+    recorder.write("bad.yaml", content)
+    recorder.source.refresh()
+    problem = recorder.pod("bad.yaml").manifest_problem
+    assert problem is not None
+    assert problem.message.startswith(text)
+
+
 def test_json_file_must_be_json(recorder: Recorder) -> None:
     recorder.write("bad.json", "kind: Pod")
     recorder.source.refresh()
     problem = recorder.pod("bad.json").manifest_problem
     assert problem is not None
     assert "not JSON" in problem.message
+
+
+def test_link_to_a_missing_file_is_no_manifest(recorder: Recorder) -> None:
+    recorder.write("a.yaml", manifest("a"))
+    (recorder.directory / "b.yaml").symlink_to("missing")
+    recorder.write("c.yaml", manifest("c"))
+    recorder.source.refresh()
+    assert recorder.changes == ["+a", "+c"]
+
+
+def test_directory_with_the_name_of_a_manifest_is_its_problem(recorder: Recorder) -> None:
+    (recorder.directory / "a.yaml").mkdir()
+    recorder.source.refresh()
+    text = "a.yaml cannot be read: Is a directory."
+    assert recorder.pod("a.yaml").manifest_problem == Problem("InvalidManifest", text)
+
+
+@may_block("the agent reads once before all else")
+def start(recorder: Recorder) -> None:
+    recorder.source.refresh()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+async def test_file_is_read_again_where_no_descriptor_is_free(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(_: pathlib.Path) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    await asyncio.to_thread(recorder.write, "a.yaml", manifest("a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "read_bytes", fail)
+        start(recorder)
+        assert recorder.changes == []
+    start(recorder)
+    assert recorder.changes == ["+a"]
+    assert recorder.pod("a").manifest_problem is None
 
 
 def test_huge_file_is_not_read(recorder: Recorder) -> None:

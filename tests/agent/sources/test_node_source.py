@@ -11,8 +11,13 @@ from agent.admin.report import PodSourceStatus, SourceProblem
 from agent.cri.models import CriContainer, CriContainerState
 from agent.kube.objects import ApiPod
 from agent.kube.pod_reports import API, KUBELET
+from agent.pods.conditions import Conditions
 from agent.pods.container_runs import ContainerRun, PodContainers
+from agent.pods.pod_modes import PodModes
+from agent.pods.store import PodStore
+from agent.settings import Settings
 from agent.sources.standalone import StandaloneSource
+from bpf.verdicts import Mode
 from tests.agent.kube.apiserver import pod
 from tests.agent.sources.test_cluster import SANDBOX
 from tests.agent.sources.test_standalone import made
@@ -124,6 +129,22 @@ async def test_pod_has_ended_where_one_of_its_origins_reports_it(
     for origin, phase in phases.items():
         source.pods.set_pod(origin, web(phase))
     assert source.has_ended("uid-web") is has_ended
+
+
+@pytest.mark.parametrize("name", ["nri.sock", None])
+async def test_nri_is_used_where_it_has_a_socket(tmp_path: pathlib.Path, name: str | None) -> None:
+    settings = Settings(
+        is_standalone=True, run_directory=tmp_path, nri_socket=tmp_path / name if name else None
+    )
+    made = StandaloneSource(settings, PodStore(Conditions()), PodModes(Mode.AUDIT))
+    assert (made.nri is not None) == (name is not None)
+    made.sandboxes.problem = ""
+    if made.nri:
+        made.nri.problem = "NRI is disabled."
+        found = SourceProblem(part="nri", text="NRI is disabled.")
+        assert made.runtime_problems() == [found]
+        made.sandboxes.problem = "connection refused"
+        assert [one.part for one in made.runtime_problems()] == ["runtime"]
 
 
 async def test_sandbox_is_awaited_of_pods_that_start(source: StandaloneSource) -> None:

@@ -121,3 +121,29 @@ async def test_sandbox_without_a_pod_follows_the_modes_of_node_and_namespace(
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
     assert source._changed.take() == ([] if name == "other" else ["uid-web"])
+
+
+async def test_pod_follows_the_modes_of_node_and_namespace(tmp_path: pathlib.Path) -> None:
+    modes = PodModes(Mode.AUDIT)
+    settings = Settings(is_standalone=True, run_directory=tmp_path, nri_socket=None)
+    source = StandaloneSource(settings, PodStore(Conditions()), modes)
+    source.sandboxes.current = {}
+    source.pods.set_pod(KUBELET, static())
+    following = asyncio.create_task(source._follow_modes())
+    found = []
+    for namespace, mode in (
+        ("other", "strict"),
+        ("default", "strict"),
+        ("default", ""),
+        ("", "off"),
+    ):
+        given = {labels.MODE_LABEL: mode} if mode else {}
+        if namespace:
+            modes.set_namespace(namespace, given)
+        else:
+            modes.set_node(given)
+        await asyncio.sleep(0.01)
+        found.append(source.pods.current["uid-web"].mode)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    assert found == [Mode.AUDIT, Mode.STRICT, Mode.AUDIT, Mode.OFF]

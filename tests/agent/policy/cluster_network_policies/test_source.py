@@ -294,6 +294,29 @@ async def test_gates_keep_their_mode_until_the_first_list(
         assert seen.modes.kept_up_to("shop") is Mode.OFF
 
 
+async def test_modes_of_all_pods_are_decided_again_once_policies_are_listed(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    async def forbidden(request: web.Request) -> web.StreamResponse | None:
+        return web.Response(status=403) if request.path == NETWORK_POLICIES.path else None
+
+    server.faults.append(forbidden)
+    async with Followed(api, state).running() as seen:
+        assert seen.changed.take() == [NODE]
+        await asyncio.sleep(600)
+        assert seen.changed.take() == []
+
+
+async def test_cluster_without_policies_is_saved_as_such(
+    server: ApiServer, api: ApiClient, state: pathlib.Path
+) -> None:
+    async with Followed(api, state).running():
+        await asyncio.sleep(5)
+    again = Followed(api, state)
+    assert again.source.is_settled
+    assert again.modes.kept_up_to("shop") is Mode.OFF
+
+
 @pytest.mark.parametrize("late", [POLICIES.path, NETWORK_POLICIES.path])
 async def test_gates_keep_their_mode_until_both_lists(
     server: ApiServer, api: ApiClient, state: pathlib.Path, late: str
