@@ -63,7 +63,7 @@ async def run(checks: Checks, pod: Place, witness: Place) -> Trial:
 async def _observe(
     arrivals: Arrivals, dropped: Flow | None, admitted: Flow | None
 ) -> tuple[bool, bool]:
-    """Whether each of them arrives. One of them is None at most."""
+    """Whether each of them arrives. At most one of them is None."""
     if admitted is not None:
         late = arrivals.send(dropped) if dropped else None
         is_reached = await _arrives(arrivals, arrivals.send(admitted), _ARRIVAL_SECONDS)
