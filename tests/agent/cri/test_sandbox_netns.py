@@ -1,5 +1,6 @@
 """Network namespaces as runtimes report them."""
 
+import asyncio
 import ipaddress
 import json
 from collections.abc import Iterable
@@ -7,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from agent.cri import sandbox_netns
 from agent.cri.models import SandboxDetails
-from agent.cri.sandbox_netns import netns_paths
+from agent.cri.sandbox_netns import SandboxNetns, netns_paths
 
 _PATH = "/var/run/netns/cni-0a"
 _SPEC = {"linux": {"namespaces": [{"type": "pid"}, {"type": "network", "path": _PATH}]}}
