@@ -32,3 +32,14 @@ def test_path_that_cannot_be_used_is_one_sentence(tmp_path: pathlib.Path) -> Non
     path = tmp_path / "file" / "it.sock"
     with pytest.raises(ListenError, match=r"cannot create the socket .* choose another directory"):
         listen.unix_socket(path, directory_mode=0o700, mode=0o600)
+
+
+def test_socket_that_is_closed_leaves_no_file(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "api" / "it.sock"
+    for is_removed in (False, True):
+        bound = listen.unix_socket(path, directory_mode=0o700, mode=0o600)
+        if is_removed:
+            path.unlink()
+        listen.close(bound, path)
+        assert bound.fileno() == -1
+        assert not list(path.parent.iterdir())
