@@ -149,7 +149,7 @@ def test_names_of_an_endpoint_are_decoded() -> None:
     for found in (endpoint_slice(given), endpoint_slice(endpoint_json("198.19.0.2"))):
         headless = service(clusterIP="None", clusterIPs=["None"])
         _, (decoded,) = decode.decode_service(message(headless, [found]))
-        (before,), (after,) = found.endpoints, decoded.endpoints
+        (before,), (after,) = found.endpoints or (), decoded.endpoints or ()
         for name in ("addresses", "hostname", "node_name", "zone", "target_ref", "hints"):
             assert getattr(after, name) == getattr(before, name), name
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import pathlib
 import socket
-import struct
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -128,16 +127,6 @@ async def test_clients_without_a_certificate_keep_no_node_out(
         held = [one for address in ATTACKERS for one in attack.enter_context(hub.held(address, 9))]
         await polling.until("the rest is closed", lambda: open_ones(held) <= CONNECTIONS // 2)
         await read_services(files, hub.port)
-
-
-async def test_client_that_is_gone_before_it_is_accepted_takes_no_place(hub: Hub) -> None:
-    for _ in range(CONNECTIONS):
-        with socket.create_connection((ATTACKERS[0], hub.port)) as made:
-            # It is reset, so that it has no peer any more.
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    with hub.held(ATTACKERS[0], OF_CLIENT) as held:
-        await polling.until("they are accepted", lambda: hub.server._places.open == OF_CLIENT)
-        assert open_ones(held) == OF_CLIENT
 
 
 async def test_connection_that_its_client_closes_leaves_no_place_taken(hub: Hub) -> None:
