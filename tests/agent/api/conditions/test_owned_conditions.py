@@ -337,6 +337,7 @@ async def test_owner_is_present_while_any_of_its_sessions_is_open() -> None:
         first, second = held.owned.open(DOMAIN), held.owned.open(DOMAIN)
         assert held.owned.is_present(DOMAIN)
         assert not held.owned.is_present("other.example.com")
+        held.owned.close(held.owned.open(DOMAIN))
         held.owned.close(first)
         assert held.owned.is_present(DOMAIN)
         assert held.owned.gone_since(DOMAIN) is None
