@@ -108,7 +108,7 @@ def test_install_and_remove_restore_the_directory(
 def test_owner_and_mode_of_the_file_stay(node: CniInstaller) -> None:
     write(node, {"10-x.conflist": CONFLIST})
     path = node.conf_directory / "10-x.conflist"
-    for mode, owner in ((0o600, 7), (0o2640, 0)):
+    for mode, owner in ((0o600, 7), (0o2641, 0)):
         os.chown(path, owner, owner + 1)
         path.chmod(mode)
         for change in (node.install, node.remove):
@@ -277,9 +277,13 @@ def test_newer_binary_replaces_the_old(node: CniInstaller) -> None:
 def test_directory_of_binaries_is_made(node: CniInstaller, tmp_path: pathlib.Path) -> None:
     write(node, {"10-x.conflist": CONFLIST})
     other = msgspec.structs.replace(node, bin_directory=tmp_path / "opt" / "cni" / "bin")
-    assert other.install()
+    umask = os.umask(0)
+    try:
+        assert other.install()
+    finally:
+        os.umask(umask)
     assert other.installed_binary.read_bytes() == b"\x7fELF"
-    assert other.bin_directory.stat().st_mode & 0o022 == 0
+    assert other.bin_directory.stat().st_mode & 0o7777 == 0o755
 
 
 def test_binary_is_kept_on_request(node: CniInstaller) -> None:

@@ -131,10 +131,13 @@ def test_without_podgate_new_pods_are_open(tmp_path: pathlib.Path) -> None:
 
 
 def test_of_too_many_namespaces_the_strictest_are_kept(tmp_path: pathlib.Path) -> None:
-    many = {f"n{number}": Mode.ENFORCE for number in range(state.MAX_NAMESPACES)}
-    state.publish(tmp_path, NewPodModes(Mode.OFF, {"open": Mode.AUDIT, **many}), Attachment.CLSACT)
-    assert len(modes_in(tmp_path)[1]) == state.MAX_NAMESPACES
-    assert "open" not in modes_in(tmp_path)[1]
+    names = [f"n{number:05}" for number in range(state.MAX_NAMESPACES)]
+    many = dict.fromkeys(reversed(names), Mode.ENFORCE)
+    modes = {"a": Mode.AUDIT, **many, "z": Mode.STRICT}
+    state.publish(tmp_path, NewPodModes(Mode.OFF, modes), Attachment.CLSACT)
+    # Of those in one mode, the first by name.
+    kept = {"z": "strict", **dict.fromkeys(names[:-1], "enforce")}
+    assert modes_in(tmp_path) == ("off", kept)
 
 
 @pytest.mark.looptime

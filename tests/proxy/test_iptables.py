@@ -1,18 +1,15 @@
 """iptables: what other programs and other processes of the proxy do to its chains."""
 
 import asyncio
-import pathlib
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from agent.lab import lab as labs
-from agent.services.client.diff import Differ
 from agent.services.linux.iptables import IptablesVariant
 from agent.services.proxy import iptables
 from agent.services.proxy.backend import BackendError
-from agent.services.proxy.frontends import FrontendTable
 from tests.proxy import scene
 from tests.proxy.conftest import Proxy
 from tests.proxy.scene import cluster_ip, endpoints, request, service
@@ -112,31 +109,3 @@ def test_rules_of_other_programs_stay(
         run(variant, "-F", "INPUT")
         run(variant, "-t", "nat", "-F", "PREROUTING")
         run(variant, "-t", "nat", "-X", "KUBE-SERVICES")
-
-
-def test_missing_command_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BackendError) as raised:
-        asyncio.run(iptables.IptablesBackend.open())
-    assert str(raised.value) == (
-        "there is no iptables-save command: install iptables, or use another --backend, such as nft"
-    )
-    asyncio.run(iptables.remove())
-
-
-def test_change_of_one_service_writes_only_its_chains() -> None:
-    table = FrontendTable()
-    services = [service(f"s{number}", [], number=number, is_anywhere=False) for number in range(50)]
-    for number, one in enumerate(services):
-        one.ports[0].endpoints.add(address=f"198.18.4.{number}", port=80, is_internal=True)
-    before = iptables.chains_of(table.update(services, ()).changed, (), 4)
-    services[7].ports[0].endpoints.add(address="198.18.5.7", port=80, is_internal=True)
-    frontends = FrontendTable().update(services, ()).changed
-    after = iptables.chains_of(frontends, (), 4)
-    text = iptables.script(Differ(before).compare(after), {}, {})
-    declared = [line.split()[0] for line in text.splitlines() if line.startswith(":")]
-    removed = [line for line in text.splitlines() if line.startswith("-X")]
-    assert len(declared) == 3  # the service's chain before and now, and the list of services
-    assert len(removed) == 1

@@ -489,6 +489,9 @@ def test_node_that_is_off_limits_no_mode_beside() -> None:
     limited = Problem(modes.LIMITED, "Mode strict is limited to off by a label.", "node")
     found_ones = findings.find(report(pod(mode_problems=[limited]), max_mode="off"))
     assert [one.kind for one in found_ones] == [kinds.OFF.name]
+    left = Problem(modes.LEFT, "The label is of an earlier version.", "")
+    found_ones = findings.find(report(pod(mode_problems=[limited, left]), max_mode="off"))
+    assert [one.kind for one in found_ones] == [kinds.OFF.name, kinds.MODE_LEFT_BEHIND.name]
 
 
 def test_relay_that_is_missing_is_no_finding_of_each_pod() -> None:

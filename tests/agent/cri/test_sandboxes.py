@@ -10,10 +10,12 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog.testing
 
 from agent.cri.client import CriError, CriStuckError
 from agent.cri.models import CriContainerState
 from agent.cri.sandboxes import Sandboxes
+from agent.logs import Event
 from tests.agent.cri.memory_runtime import MemoryRuntime, now
 
 pytestmark = pytest.mark.looptime
@@ -253,3 +255,71 @@ async def test_changes_are_of_the_pods_that_differ(runtime: MemoryRuntime) -> No
     assert await changed() == {"b"}
     assert (sandboxes.current, sandboxes.containers) == ({}, {})
     assert await changed() == set()
+
+
+async def test_log_has_each_change_of_a_sandbox_once(
+    runtime: MemoryRuntime, tmp_path: pathlib.Path
+) -> None:
+    sandboxes = Sandboxes(runtime.open, runtime.locate)
+
+    async def logged() -> list[tuple[str, Event, str]]:
+        with structlog.testing.capture_logs() as logs:
+            await sandboxes.relist()
+            await sandboxes.relist()
+        return [(one["log_level"], one["event"], one["sandbox"]) for one in logs]
+
+    runtime.run("a")
+    assert await logged() == [("info", Event.SANDBOX_FOUND, "a-0")]
+    runtime.start("a-0", "web")
+    assert await logged() == []
+    runtime.give_up("a-0")
+    assert await logged() == [("info", Event.SANDBOX_NOT_READY, "a-0")]
+    runtime.run("a", 1)
+    assert await logged() == [("info", Event.SANDBOX_FOUND, "a-1")]
+    runtime.stop("a-1")
+    (tmp_path / "a-0").unlink()
+    assert await logged() == [("info", Event.SANDBOX_REMOVED, "a-1")]
+    runtime.run("b")
+    runtime.lost.add("b-0")
+    assert await logged() == [("warning", Event.SANDBOX_NETNS_MISSING, "b-0")]
+    runtime.lost.clear()
+    await asyncio.sleep(2)
+    assert await logged() == []
+    assert sandboxes.current["b"].netns is not None
+
+
+async def test_log_has_each_problem_of_the_runtime_once(runtime: MemoryRuntime) -> None:
+    runtime.run("a")
+    runtime.failure = CriError("it is away.")
+    with structlog.testing.capture_logs() as logs:
+        async with followed(runtime) as sandboxes:
+            assert sandboxes.problem == "it is away."
+            runtime.failure = CriError("it fails.")
+            await asyncio.sleep(5)
+            runtime.failure = None
+            await asyncio.sleep(5)
+            assert sandboxes.problem == ""
+            runtime.failure = CriError("it is away.")
+            sandboxes.hint()
+            await asyncio.sleep(5)
+    assert [
+        (one["event"], one.get("problem", one.get("sandboxes")))
+        for one in logs
+        if one["event"] in (Event.RUNTIME_UNREACHABLE, Event.RUNTIME_REACHABLE)
+    ] == [
+        (Event.RUNTIME_UNREACHABLE, "it is away."),
+        (Event.RUNTIME_UNREACHABLE, "it fails."),
+        (Event.RUNTIME_REACHABLE, 1),
+        (Event.RUNTIME_UNREACHABLE, "it is away."),
+    ]
+
+
+async def test_requests_that_run_end_with_the_follower(runtime: MemoryRuntime) -> None:
+    runtime.run("stuck")
+    runtime.slow.add("stuck-0")
+    before = asyncio.all_tasks()
+    async with followed(runtime) as sandboxes:
+        assert not sandboxes.is_settled
+        assert not sandboxes.listed.is_set()
+    assert asyncio.all_tasks() == before
+    assert sandboxes.is_settled

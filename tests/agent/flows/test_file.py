@@ -44,7 +44,7 @@ def room_for(size: int) -> Iterator[None]:
 
 
 def test_lines_are_appended_over_restarts(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "made" / "flows.json"
+    path = tmp_path / "made" / "deep" / "flows.json"
     for batch in ([1, 2], [3]):
         with made(path) as file:
             file.send([start(number) for number in batch])

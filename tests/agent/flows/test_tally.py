@@ -94,6 +94,14 @@ def test_what_was_lost_before_the_beginning_is_not_counted() -> None:
     assert [read(tally, 100, having(3))[1] for _ in range(4)] == [0, 0, 0, 0]
 
 
+def test_gate_whose_counters_are_zero_still_is_the_same_gate() -> None:
+    tally = Tally()
+    tally.begin({})
+    # The table has packets that came after the reading of the counters.
+    assert read(tally, 0, having(3)) == ([(3, 10)], 0)
+    assert [read(tally, 3, having(3)) for _ in range(4)] == [([], 0)] * 4
+
+
 def test_another_gate_of_the_interface_starts_at_zero() -> None:
     tally = begun(packets=100)
     tally.account({})

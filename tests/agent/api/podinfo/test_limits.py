@@ -12,12 +12,14 @@ import sys
 
 import grpc
 import pytest
+import structlog.testing
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from agent.api import peer_credentials
 from agent.api.podinfo import metrics
 from agent.api.podinfo.methods import GET, LIST, PODINFO, WATCH
 from agent.client.v1alpha1 import podinfo_pb2
+from agent.logs import Event
 from tests import polling, unprivileged
 from tests.agent.api.podinfo.serving import PATIENCE_SECONDS, Node, code_of
 
@@ -232,13 +234,36 @@ async def test_reader_that_never_reads_delays_no_other(node: Node) -> None:
             watch.cancel()
 
 
-def test_proxy_leaves_file_descriptors_for_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 1024))
+@pytest.mark.parametrize(
+    ("has_processes", "limit", "connections"),
+    [
+        (False, 1024, 170),
+        (True, 1024, 128),
+        (False, 516, 1),
+        (False, 100, 1),
+        (False, 99_999, 3000),
+    ],
+)
+async def test_proxy_leaves_file_descriptors_for_the_agent(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+    limit: int,
+    connections: int,
+    *,
+    has_processes: bool,
+) -> None:
+    """Of which a connection needs three, and one more for its process."""
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, wanted: None)
-    made = peer_credentials.PeerCredentialProxy(pathlib.Path("a"), pathlib.Path("b"))
-    made.limit()
-    assert made.connections == (1024 - 512) // 3
-    assert made.per_user == made.connections // 2
+    made = peer_credentials.PeerCredentialProxy(
+        tmp_path / "public.sock", tmp_path / "inner.sock", has_processes=has_processes
+    )
+    with structlog.testing.capture_logs() as logs:
+        async with made.serve():
+            assert made.connections == connections
+            assert made.per_user == max(1, connections // 2)
+    limited = [one["clients"] for one in logs if one["event"] is Event.PODINFO_CLIENTS_LIMITED]
+    assert limited == ([] if connections == 3000 else [connections])
 
 
 _CONNECT = """

@@ -9,6 +9,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from agent.api.podinfo import pod_encoding, pod_fields
 
 RECORDED = json.loads(
@@ -104,6 +106,15 @@ def test_values_of_another_type_and_unknown_fields_are_left_out() -> None:
     assert encoded == pod_encoding.encode(
         "Pod", {"metadata": {"name": "web"}, "spec": {"containers": [{"image": "x"}]}}
     )
+
+
+@pytest.mark.parametrize("quantity", ["2", 2])
+def test_quantity_is_text_or_an_integer(quantity: str | int) -> None:
+    content = pod_encoding.encode("Container", {"resources": {"limits": {"cpu": quantity}}})
+    ((_, resources),) = fields(content)
+    ((_, entry),) = fields(resources)  # type: ignore[arg-type]
+    name, value = fields(entry)  # type: ignore[arg-type]
+    assert (name[1], value[1]) == (b"cpu", b"\x0a\x012")
 
 
 def test_unpaired_surrogates_do_not_fail() -> None:

@@ -166,6 +166,9 @@ async def test_pod_of_a_manifest_has_its_containers_and_confirmed_addresses(node
         (container,) = pod.spec.containers
         assert container.name == "app"
         assert b"example.org/app:1" in kubelet.content
+        # The first is the field podIP, too.
+        assert kubelet.content.count(b"198.18.0.2") == 2
+        assert kubelet.content.count(b"fd00:18::2") == 1
         assert [one.ip for one in pod.status.podIPs] == ["198.18.0.2", "fd00:18::2"]
         assert {one.type for one in pod.status.conditions} == {
             labels.ISOLATION_READY,

@@ -143,6 +143,17 @@ def test_labels_and_annotations_are_decoded() -> None:
     assert again.metadata.labels == {"app": "web"}
 
 
+def test_names_of_an_endpoint_are_decoded() -> None:
+    given = endpoint_json("198.19.0.1", node="a", zones=["za", "zb"], uid="uid-db-0")
+    given |= {"hostname": "db-0", "zone": "za"}
+    for found in (endpoint_slice(given), endpoint_slice(endpoint_json("198.19.0.2"))):
+        headless = service(clusterIP="None", clusterIPs=["None"])
+        _, (decoded,) = decode.decode_service(message(headless, [found]))
+        (before,), (after,) = found.endpoints or (), decoded.endpoints or ()
+        for name in ("addresses", "hostname", "node_name", "zone", "target_ref", "hints"):
+            assert getattr(after, name) == getattr(before, name), name
+
+
 def test_endpoint_without_details_is_rejected() -> None:
     found = endpoint_slice(endpoint_json("198.19.0.1"))
     sent = message(service(), [found])

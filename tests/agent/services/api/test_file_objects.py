@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import structlog.testing
 import yaml
 from google.protobuf import json_format
 
+from agent.logs import Event
 from agent.services.api import documents, file_objects
 from agent.services.api.file_objects import FileObjects
 from agent.services.api.object_source import SourcePosition
@@ -224,6 +226,34 @@ async def test_document_with_a_mistake_is_named_and_affects_no_other(
         assert followed.problem.removeprefix("services.yaml, document 2").lstrip(": ") == (
             problem.strip()
         )
+
+
+async def test_each_mistake_is_logged_once(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "services.yaml"
+    followed = Followed(path)
+    logged = []
+    for found in (
+        [service("a", type="x"), service("web")],
+        [service("a", type="x"), service("web", type="y")],
+        [service("a"), service("web", type="y")],
+        [service("a", type="x"), service("web")],
+    ):
+        write(path, *found)
+        with structlog.testing.capture_logs() as logs:
+            await followed.source.refresh()
+            await followed.source.refresh()
+        logged.append(
+            [
+                one["problem"].partition(":")[0]
+                for one in logs
+                if one["event"] is Event.SERVICES_SOURCE_INVALID
+            ]
+        )
+    first, second = (
+        f"services.yaml, document {number} (default/{name})"
+        for number, name in ((1, "a"), (2, "web"))
+    )
+    assert logged == [[first], [second], [], [first]]
 
 
 async def test_item_of_a_list_with_a_mistake_is_named(tmp_path: pathlib.Path) -> None:
