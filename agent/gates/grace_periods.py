@@ -66,6 +66,8 @@ class GracePeriods:
         self._gates = gate_worker.gates
         self._store = store
         self._waiting: dict[str, None] = {}
+        self._unfilled: set[int] = set()
+        """Interfaces whose reply tables were started and not filled since."""
         self._seconds_per_pod = _FIRST_ESTIMATE_SECONDS
         self._wake = asyncio.Event()
         self._progress = asyncio.Event()
@@ -161,6 +163,8 @@ class GracePeriods:
             if isinstance(result, AttachError):
                 raise result
             if result:
+                self._unfilled.add(ifindex)
+            if ifindex in self._unfilled:
                 new.append(interface)
         if not new or netns is None or network is None:
             return []
@@ -175,6 +179,7 @@ class GracePeriods:
         for interface in new:
             fill = self._gates.fill_reply_table
             has_room = await self._run(fill, interface.ifindex, pending.flows)
+            self._unfilled.discard(interface.ifindex)
             incomplete = pending.unknown or ("" if has_room else "the reply table is full")
             filled.append(_Filled(interface, len(pending.flows), incomplete))
         return filled

@@ -37,6 +37,7 @@ class Grace:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.node = Node(monkeypatch)
         self.has_room = True
+        self.fill_error: OSError | None = None
         self.pending: Callable[[], PendingFlows] = lambda: PendingFlows((), "")
         self.filled: list[tuple[int, int]] = []
         """Interface, and the number of flows in its table."""
@@ -58,6 +59,8 @@ class Grace:
         return self.pending()
 
     def _fill(self, ifindex: int, flows: tuple[ReplyFlow, ...]) -> bool:
+        if self.fill_error:
+            raise self.fill_error
         self.filled.append((ifindex, len(flows)))
         return self.has_room
 
@@ -240,6 +243,29 @@ async def test_reply_table_that_cannot_be_started_is_tried_again_by_the_next_pas
     found = [(line["log_level"], line["event"], line["pod"]) for line in lines]
     assert found == [logged, ("info", READY, "demo/pod8")]
     assert (grace.ends, grace.in_force.take()) == ([(8, 0)], ["pod8"])
+
+
+@pytest.mark.parametrize("failure", ["error", "cancellation"])
+async def test_reply_table_that_was_started_and_not_filled_is_filled_by_the_next_pass(
+    grace: Grace, failure: str
+) -> None:
+    node = grace.node
+    state = attach(node, "pod8", 8)
+    if failure == "error":
+        grace.fill_error = OSError("no memory")
+    else:
+        node.worker.seconds["_fill"] = 5.0
+    async with grace.filling():
+        await asyncio.sleep(1)
+    assert (node.gates.with_replies, grace.ends) == ({8}, [])
+    grace.fill_error = None
+    node.worker.seconds.clear()
+    grace.filled.clear()
+    async with grace.filling():
+        for _ in range(2):
+            node.grace_periods.enqueue(state)
+            await asyncio.sleep(10)
+    assert (grace.filled, grace.ends) == ([(8, 0)], [(8, 0)])
 
 
 @pytest.mark.parametrize("lost", ["netns", "network"])
