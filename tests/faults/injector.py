@@ -40,7 +40,7 @@ class Rule:
     error: its number; 0: the call succeeds, after it has waited for `seconds`; every: one of N
     matching calls; below: the path of what fails begins with it; family: of the socket, a name of
     `socket.AddressFamily` without AF_; process: "agent", "others" (relay, nft), or "all"; commands:
-    of bpf(2), all if there are none.
+    of bpf(2), protocols: of sockets of the family, all if there are none.
     """
 
     calls: tuple[str, ...]
@@ -51,6 +51,7 @@ class Rule:
     process: str = "all"
     seconds: float = 0.0
     commands: tuple[int, ...] = ()
+    protocols: tuple[int, ...] = ()
 
     def in_directory(self, run_directory: pathlib.Path) -> "Rule":
         """The same with the agent's run directory in place of "{run}"."""
@@ -186,7 +187,7 @@ def _matches(call: seccomp.Call, name: str, rule: Rule, agent: int) -> bool:
     if rule.process != "all" and (_process_of(call.thread) == agent) != (rule.process == "agent"):
         return False
     if name in _SOCKET_CALLS:
-        return not rule.family or _family(call) == rule.family
+        return not rule.family or _is_of_family(call, rule)
     if name == "bpf" and rule.commands:
         return call.arguments[0] in rule.commands
     if name in ("clone", "clone3") and _makes_thread(call, name):
@@ -249,11 +250,12 @@ def _signed(value: int) -> int:
     return int(struct.unpack("=i", struct.pack("=I", value & 0xFFFFFFFF))[0])
 
 
-def _family(call: seccomp.Call) -> str:
-    """Of the call's socket. Raises `OSError`."""
+def _is_of_family(call: seccomp.Call, rule: Rule) -> bool:
+    """Whether the call's socket has the rule's family and protocol. Raises `OSError`."""
     copy = seccomp.copy_descriptor(_process_of(call.thread), _signed(call.arguments[0]))
     with socket.socket(fileno=copy) as found:
-        return socket.AddressFamily(found.family).name.removeprefix("AF_")
+        family = socket.AddressFamily(found.family).name.removeprefix("AF_")
+        return family == rule.family and (not rule.protocols or found.proto in rule.protocols)
 
 
 def _as_tuple(value: Any) -> Any:
