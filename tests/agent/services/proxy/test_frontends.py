@@ -10,10 +10,7 @@ from agent.services.client.v1alpha1 import endpoints_pb2
 from agent.services.proxy import frontends
 from agent.services.proxy.frontends import Frontend, FrontendChange, FrontendTable, _Endpoints
 from bpf.services.tables import ServiceAddress
-
-
-def address(text: str) -> ServiceAddress:
-    return ServiceAddress(ipaddress.ip_address(text), 80, socket.IPPROTO_TCP)
+from tests.agent.services.proxy.making import address
 
 
 def endpoint(
@@ -48,7 +45,7 @@ def test_local_endpoints_are_those_of_the_node_that_are_used() -> None:
 NODE = (ipaddress.ip_address("198.18.5.1"), ipaddress.ip_address("fd00:18:5::1"))
 A, B, C, D = (address(f"198.18.0.{number}") for number in range(1, 5))
 USED = endpoint("198.19.0.1", is_used=True, is_used_from_node=True)
-TARGET = ServiceAddress(ipaddress.ip_address("198.19.0.1"), 80, socket.IPPROTO_TCP)
+TARGET = address("198.19.0.1")
 
 
 def service(name: str = "web", *, port: dict[str, Any] | None = None, **fields: Any) -> Any:

@@ -4,7 +4,6 @@ import asyncio
 import ipaddress
 import pathlib
 import socket
-from typing import Any
 
 import pytest
 
@@ -13,27 +12,14 @@ from agent.services.proxy import iptables
 from agent.services.proxy.backend import BackendError
 from agent.services.proxy.frontends import Frontend, FrontendTable
 from bpf.services.tables import ServiceAddress
+from tests.agent.services.proxy.making import address, frontend
 from tests.proxy.scene import service
 
 POD_NETWORKS = (ipaddress.ip_network("198.18.128.0/17"), ipaddress.ip_network("fd00:18:1::/48"))
 VIP = "-d 198.18.0.1 -p tcp -m tcp --dport 80"
 
 
-def address(text: str, port: int = 80, protocol: int = socket.IPPROTO_TCP) -> ServiceAddress:
-    return ServiceAddress(ipaddress.ip_address(text), port, protocol)
-
-
 A, B = address("198.18.1.1", 8080), address("198.18.1.2", 8080)
-
-
-def frontend(*endpoints: ServiceAddress, **more: Any) -> Frontend:
-    fields: dict[str, Any] = {
-        "port_id": 7,
-        "endpoints": endpoints,
-        "outside": endpoints,
-        "local": frozenset(),
-    } | more
-    return Frontend(**fields)
 
 
 class Chains:

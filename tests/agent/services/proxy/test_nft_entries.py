@@ -2,33 +2,17 @@
 
 import ipaddress
 import socket
-from typing import Any
 
 import pytest
 
 from agent.services.proxy import nft_entries
-from agent.services.proxy.frontends import Frontend
 from agent.services.proxy.nft_entries import READY_COUNTS, AffinitySet, NftChain, NftElement
 from bpf.services.tables import ServiceAddress
-
-
-def address(text: str, port: int = 80, protocol: int = socket.IPPROTO_TCP) -> ServiceAddress:
-    return ServiceAddress(ipaddress.ip_address(text), port, protocol)
-
+from tests.agent.services.proxy.making import address, frontend
 
 A, B = address("198.18.1.1", 8080), address("198.18.1.2", 8080)
 VIP = address("198.18.0.1")
 KEY = "198.18.0.1 . tcp . 80"
-
-
-def frontend(*endpoints: ServiceAddress, **more: Any) -> Frontend:
-    fields: dict[str, Any] = {
-        "port_id": 7,
-        "endpoints": endpoints,
-        "outside": endpoints,
-        "local": frozenset(),
-    } | more
-    return Frontend(**fields)
 
 
 def test_cluster_ip_has_an_element_for_each_endpoint() -> None:
