@@ -137,6 +137,14 @@ class ApiServer:
     def get(self, name: str, *, namespace: str = "default", path: str = PODS) -> Json:
         return self._objects[path][(namespace, name)]
 
+    def forbid(self, path: str) -> None:
+        """Reject lists and watches of these objects, as without the right to them."""
+
+        async def reject(request: web.Request) -> web.StreamResponse | None:
+            return error_response(403, "Forbidden") if request.path == path else None
+
+        self.faults.append(reject)
+
     def silently(self, change: Callable[[], Any]) -> None:
         """A change that no watch reports, as during an outage."""
         streams, self.streams = self.streams, []

@@ -88,10 +88,7 @@ async def test_first_list_is_awaited(api: ApiClient, state: pathlib.Path) -> Non
 async def test_missing_right_is_the_problem(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
-    async def forbidden(request: web.Request) -> web.StreamResponse | None:
-        return web.Response(status=403) if request.path == POLICIES.path else None
-
-    server.faults.append(forbidden)
+    server.forbid(POLICIES.path)
     async with running(api, state) as policies:
         assert policies.problem.startswith("The API server has not listed networkpolicies yet: ")
         # Pods that wait get it, too.

@@ -17,7 +17,6 @@ from agent.policy.api_source import QUERY, ApiPolicies
 from agent.policy.api_types import Policy
 from agent.policy.effective import EffectivePolicies, PolicyProvider
 from agent.policy.files import PolicyFiles
-from tests.agent.kube import apiserver
 from tests.agent.kube.apiserver import ApiServer
 from tests.agent.kube.conftest import api, kubeconfig, listening, opened, server
 from tests.agent.policy.test_files import Files, policy, wrong
@@ -96,10 +95,6 @@ async def not_installed(request: web.Request) -> web.StreamResponse | None:
     if request.path != QUERY.path:
         return None
     return web.Response(status=404, text="404 page not found\n")
-
-
-async def forbidden(request: web.Request) -> web.StreamResponse | None:
-    return apiserver.error_response(403, "Forbidden") if request.path == QUERY.path else None
 
 
 @pytest.fixture
@@ -272,7 +267,7 @@ async def test_policies_go_with_their_resource_but_not_by_one_server_s_word(
 async def test_missing_permission_is_one_sentence_and_retried_slowly(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
-    server.faults.append(forbidden)
+    server.forbid(QUERY.path)
     with structlog.testing.capture_logs() as lines:
         async with Followed(api, state).running() as followed:
             assert followed.source.watcher.answered.is_set()
@@ -295,7 +290,7 @@ async def test_a_right_that_is_taken_away_takes_no_policy_along(
 ) -> None:
     put(server, policy("a"))
     async with Followed(api, state).running() as followed:
-        server.faults.append(forbidden)
+        server.forbid(QUERY.path)
         server.stream(QUERY.path).end()
         await asyncio.sleep(600)
         assert followed.ports == {"a": 80}

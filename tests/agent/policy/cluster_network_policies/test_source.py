@@ -239,10 +239,7 @@ async def test_network_policy_counts_if_it_is_for_ingress(
 async def test_baseline_closes_once_network_policies_may_be_read(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
-    async def forbidden(request: web.Request) -> web.StreamResponse | None:
-        return web.Response(status=403) if request.path == NETWORK_POLICIES.path else None
-
-    server.faults.append(forbidden)
+    server.forbid(NETWORK_POLICIES.path)
     put(server, tier="Baseline")
     async with Followed(api, state).running() as seen:
         assert seen.source.is_settled
@@ -297,10 +294,7 @@ async def test_gates_keep_their_mode_until_the_first_list(
 async def test_modes_of_all_pods_are_decided_again_once_policies_are_listed(
     server: ApiServer, api: ApiClient, state: pathlib.Path
 ) -> None:
-    async def forbidden(request: web.Request) -> web.StreamResponse | None:
-        return web.Response(status=403) if request.path == NETWORK_POLICIES.path else None
-
-    server.faults.append(forbidden)
+    server.forbid(NETWORK_POLICIES.path)
     async with Followed(api, state).running() as seen:
         assert seen.changed.take() == [NODE]
         await asyncio.sleep(600)
