@@ -154,6 +154,7 @@ class Lab:
                 inside.add_host_route(node, eth0)
                 inside.add_default_route(node, eth0)
                 self._links.add_host_route(own, ifindex)
+        self._links.wait_until_active(ifindex)
         return ipv4, ipv6
 
     def _join_bridge(self, netns: Netns, ifindex: int, number: int) -> tuple[IPAddress, ...]:
@@ -167,6 +168,9 @@ class Lab:
             for own, node in ((ipv4, _BRIDGE_IPV4), (ipv6, _BRIDGE_IPV6)):
                 inside.add_address(eth0, own, node.network.prefixlen)
                 inside.add_default_route(node.ip, eth0)
+        self._links.wait_until_active(ifindex)
+        # It has a carrier once a port has one.
+        self._links.wait_until_active(self._bridge_ifindex)
         return ipv4, ipv6
 
     def _make_bridge(self) -> int:
@@ -213,12 +217,10 @@ def _bring_up(inside: Links, netns: Netns) -> int:
     eth0: int = netns.run_inside(lambda: socket.if_nametoindex("eth0"))
     for ifindex in (_LOOPBACK, eth0):
         inside.set_up(ifindex)
+    inside.wait_until_active(eth0)
     if not network_setup.has_ip_version(6):
         return eth0
     for _ in range(_MAX_POLLS):
-        # The kernel notices a carrier up to a second later, or as soon as a request reads the
-        # interface (Linux 6.8, facd15dfd691).
-        inside.read(eth0)
         if _has_link_local_address(netns):
             return eth0
         time.sleep(network_setup.LOCAL_POLL_SECONDS)
