@@ -16,6 +16,7 @@ import ssl
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
@@ -71,8 +72,12 @@ class Fleet:
 
     def peers(self) -> dict[str, set[str]]:
         """By pod, the source addresses of connections since the previous call."""
-        found: dict[str, list[str]] = self._send_command({"do": "peers"})
-        return {pod: set(addresses) for pod, addresses in found.items()}
+        return {pod: set(times) for pod, times in self.peer_times().items()}
+
+    def peer_times(self) -> dict[str, dict[str, list[float]]]:
+        """The same, with when each connection was accepted: seconds since the epoch."""
+        found: dict[str, dict[str, list[float]]] = self._send_command({"do": "peers"})
+        return found
 
     def close(self) -> None:
         self._process.kill()
@@ -322,20 +327,22 @@ async def _serve(cert: str, key: str) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     pods: dict[str, _PodServers] = {}
-    peers: dict[str, set[str]] = {}
+    peers: dict[str, dict[str, list[float]]] = {}
 
     async def obey(command: dict[str, Any]) -> Any:
         name = command.get("pod", "")
         if command["do"] == "peers":
-            found = {pod: sorted(addresses) for pod, addresses in peers.items() if addresses}
-            for addresses in peers.values():
-                addresses.clear()
+            found = {pod: times for pod, times in peers.items() if times}
+            peers.clear()
             return found
         if command["do"] == "leave":
             pods.pop(name).close()
             return None
         if name not in pods:
-            note = peers.setdefault(name, set()).add
+
+            def note(peer: str) -> None:
+                peers.setdefault(name, {}).setdefault(peer, []).append(time.time())
+
             pods[name] = _PodServers(Netns.open(command["netns"]), context, note)
         for port in command["ports"]:
             await pods[name].serve(port)

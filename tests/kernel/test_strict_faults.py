@@ -99,7 +99,7 @@ class Load:
         self._kubelet = kubelet
         self._paced = paced
         self._handshakes = handshakes
-        self._peers: dict[str, set[str]] = {}
+        self._peers: dict[str, dict[str, list[float]]] = {}
 
     def go_on(self) -> None:
         """Wait until the kubelet is proxied, and for some more probes."""
@@ -111,23 +111,28 @@ class Load:
         return is_proxied(self._node, self._kubelet, self._take_peers)
 
     def _take_peers(self) -> dict[str, set[str]]:
-        found = self._node.fleet.peers()
-        for pod, addresses in found.items():
-            self._peers.setdefault(pod, set()).update(addresses)
-        return found
+        found = self._node.fleet.peer_times()
+        for pod, peers in found.items():
+            for peer, times in peers.items():
+                self._peers.setdefault(pod, {}).setdefault(peer, []).extend(times)
+        return {pod: set(peers) for pod, peers in found.items()}
 
     def forget_peers(self) -> None:
         self._take_peers()
         self._peers.clear()
 
-    def other_peers(self) -> dict[str, set[str]]:
-        """By pod, who but the pod itself has connected to it since `forget_peers`."""
+    def check_peers(self) -> None:
+        """Only the pod itself has connected to each pod since `forget_peers`."""
         self._take_peers()
-        pods = self._node.pods.items()
-        others = {
-            name: self._peers.get(name, set()) - {pod.pod.ipv4, pod.pod.ipv6} for name, pod in pods
-        }
-        return {name: found for name, found in others.items() if found}
+        others = [
+            (moment, name, peer)
+            for name, pod in self._node.pods.items()
+            for peer, moments in self._peers.get(name, {}).items()
+            for moment in moments
+            if peer not in (pod.pod.ipv4, pod.pod.ipv6)
+        ]
+        log = "\n".join(map(str, self._node.operator.log_lines()))
+        assert others == [], f"other peers, by seconds since the epoch:\n{sorted(others)}\n{log}"
 
     def lost(self, instants: list[Instant]) -> tuple[int, int]:
         """How many probes failed, and how many were in flight at one of the instants.
@@ -317,7 +322,7 @@ def test_while_no_agent_runs_no_probe_fails_and_no_pod_sees_the_node(
         load.go_on()
         wait_until("the relay gone", lambda: not os.path.exists(f"/proc/{before}/ns/net"))
     assert load.lost([]) == (0, 0)
-    assert load.other_peers() == {}
+    load.check_peers()
 
 
 def test_while_the_agent_is_upgraded_no_probe_fails_and_no_pod_sees_the_node(
@@ -336,7 +341,7 @@ def test_while_the_agent_is_upgraded_no_probe_fails_and_no_pod_sees_the_node(
         node.settle()
         load.go_on()
     assert load.lost([]) == (0, 0)
-    assert load.other_peers() == {}
+    load.check_peers()
 
 
 def test_connections_that_a_relay_has_no_descriptors_for_go_direct(
