@@ -73,13 +73,13 @@ class Dropped:
     """Rules of the pod drop connections from inside: its OUTPUT admits no new ones, or its INPUT
     none by the loopback. Connections from the node may pass: they come by another interface."""
 
-    port: int = 0
-    """At which a server listens; 0 until that was tried."""
+    port: int
+    """At which a server listens."""
 
     @property
     def text(self) -> str:
         """A clause."""
-        return "dropped by rules in the pod" + (f" (port {self.port})" if self.port else "")
+        return f"dropped by rules in the pod (port {self.port})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

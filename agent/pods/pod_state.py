@@ -128,9 +128,9 @@ class PodState:
     network: PodNetwork | None = None
     claims: AddressClaims = dataclasses.field(default_factory=AddressClaims)
     """Which of the network's addresses are the pod's own."""
-    inner_ways: InnerWays = dataclasses.field(default_factory=dict)
-    """Those of its own addresses to which connections from inside are redirected; of pods in
-    strict."""
+    inner_ways: InnerWays | None = None
+    """Those of its own addresses to which connections from inside are redirected or dropped; None
+    until that was tried in this sandbox."""
     gates: dict[int, HostInterface] = dataclasses.field(default_factory=dict)
     admission: Admission | None = None
     """The rules of its gates."""

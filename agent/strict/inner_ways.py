@@ -14,6 +14,7 @@ Rules of single ports are found by podgate's probes, which look up who accepts t
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -47,6 +48,20 @@ Probed = Callable[[Netns, Iterable[str]], InnerWays]
 Find = Callable[[Netns, Iterable[str], InnerWays], InnerTries]
 FindDropped = Callable[[Netns, Iterable[str]], dict[str, InnerWay]]
 OpenHookless = Callable[[Callable[[set[str]], None]], Awaitable[HooklessPods]]
+
+
+@dataclasses.dataclass(slots=True)
+class _Tried:
+    """What a connection to an unused port of each address of a pod has found."""
+
+    state: PodState
+    netns: Netns
+    is_new: bool
+    probed: InnerWays
+    """What probes have found, of single ports."""
+    ways: dict[str, InnerWay]
+    silent: list[str]
+    """Addresses that did not answer at once."""
 
 
 class InnerWayWatch:
@@ -152,55 +167,75 @@ class InnerWayWatch:
         if state is None:
             return True
         before = self._tried.get(uid)
-        return before != (state.netns, state.own_addresses, self._is_relayed(state))
+        is_same = before == (state.netns, state.own_addresses, self._is_relayed(state))
+        return not is_same or state.inner_ways is None
 
     async def _try_all(self, uids: Iterable[str], *, inspects_hooks: bool = False) -> None:
+        silent = []
         began = time.monotonic()
         for uid in list(uids):
-            await self._try(uid, inspects_hooks)
+            tried = self._try(uid)
+            if tried and tried.silent:
+                silent.append(tried)
+            elif tried:
+                self._conclude(tried, inspects_hooks)
             if time.monotonic() - began > _TURN_SECONDS:
                 # Others of the loop come now.
                 await asyncio.sleep(0)
                 began = time.monotonic()
+        for tried in silent:
+            # Waits where something is dropped, so it runs beside the loop. The machine may only be
+            # busy: meanwhile the relay keeps a pod that it has, and does not get a new one.
+            try:
+                tried.ways |= await asyncio.to_thread(self._find_dropped, tried.netns, tried.silent)
+            except (NetnsError, OSError):
+                self._keep(tried.state)
+            else:
+                self._conclude(tried, inspects_hooks)
 
-    async def _try(self, uid: str, inspects_hooks: bool) -> None:
+    def _try(self, uid: str) -> _Tried | None:
+        """None if it is not to be tried, or cannot be."""
         state = self._store.get(uid)
         if state is None or state.netns is None or state.pod.mode is Mode.OFF:
             self._tried.pop(uid, None)
             self._found.pop(uid, None)
             if self._hookless:
                 self._hookless.forget(uid)
-            self._set(uid, state, {})
-            return
+            self._set(uid, state, None)
+            return None
         is_new = self._is_new(uid)
         netns, addresses = state.netns, state.own_addresses
+        if uid in self._tried and self._tried[uid][0] != netns:
+            self._set(uid, state, None)
         self._tried[uid] = (netns, addresses, self._is_relayed(state))
         probed = self._probed(netns, addresses)
         try:
             tries = self._find(netns, addresses, self._found.get(uid, {}))
-            found, silent = tries.ways, tries.silent
-            if silent and is_new:
-                # No relay before it is known whether that was a busy machine.
-                dropped = dict.fromkeys(silent, InnerWay(Dropped(), None))
-                self._set(uid, state, _merged(found | dropped, probed))
-            if silent:
-                # Waits where something is dropped, so it runs beside the loop.
-                found |= await asyncio.to_thread(self._find_dropped, netns, silent)
         except (NetnsError, OSError):
-            return  # it ends, or this process lacks descriptors, which shows nothing
-        if self._store.get(uid) is not state:
-            return
-        self._found[uid] = found
-        self._set(uid, state, _merged(found, probed))
-        if self._hookless and (is_new or inspects_hooks):
-            with contextlib.suppress(NetnsError, OSError):
-                self._hookless.inspect(uid, netns)
+            self._keep(state)
+            return None
+        return _Tried(state, netns, is_new, probed, tries.ways, tries.silent)
 
-    def _set(self, uid: str, state: PodState | None, found: dict[str, InnerWay]) -> None:
+    def _keep(self, state: PodState) -> None:
+        """It ends, or this process lacks descriptors, which shows nothing."""
+        self._set(state.pod.uid, state, state.inner_ways or {})
+
+    def _conclude(self, tried: _Tried, inspects_hooks: bool) -> None:
+        uid = tried.state.pod.uid
+        if self._store.get(uid) is not tried.state:
+            return
+        self._found[uid] = tried.ways
+        self._set(uid, tried.state, _merged(tried.ways, tried.probed))
+        if self._hookless and (tried.is_new or inspects_hooks):
+            with contextlib.suppress(NetnsError, OSError):
+                self._hookless.inspect(uid, tried.netns)
+
+    def _set(self, uid: str, state: PodState | None, found: InnerWays | None) -> None:
         if state is None or found == state.inner_ways:
             return
+        was_tried = state.inner_ways is not None
         state.inner_ways = found
-        for address, way in found.items():
+        for address, way in (found or {}).items():
             is_problem = way.user is None and self._is_relayed(state)
             warn = log.warning if is_problem else log.info
             pod, obstacle = state.pod.full_name, way.redirection
@@ -213,9 +248,11 @@ class InnerWayWatch:
                     mesh=obstacle.mesh,
                     exempt_user=way.user,
                 )
-            elif obstacle.port:
+            else:
                 warn(Event.POD_DROPS_INSIDE, pod=pod, address=address, port=obstacle.port)
-        self._store.in_force.mark(uid)
+        # Most pods have none, nor the relay, and are tried first when they start.
+        if found or was_tried or self._is_relayed(state):
+            self._store.in_force.mark(uid)
 
     def _is_relayed(self, state: PodState) -> bool:
         if state.pod.host_network or not state.pod.is_relayed:

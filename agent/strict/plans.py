@@ -150,7 +150,7 @@ class RelayPlans:
             tested and tested.results.get(address),
             address in self._unreached.get(uid, ()),
             self._answers(uid, address),
-            tuple(state.inner_ways.items()),
+            state.inner_ways,
         )
 
     def _join(self) -> None:

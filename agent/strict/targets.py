@@ -126,7 +126,8 @@ class AddressPlanner:
     def _is_eligible(self, state: PodState) -> bool:
         """Whether the relay may proxy to the pod."""
         is_high_enough = state.pod.mode >= self._lowest_mode
-        return is_high_enough and excluded_reason(state) is None and is_gated(state)
+        is_ready = is_gated(state) and state.inner_ways is not None
+        return is_high_enough and is_ready and excluded_reason(state) is None
 
     def _is_needed(self, state: PodState, address: str) -> bool:
         if state.pod.mode is Mode.STRICT:
@@ -195,7 +196,7 @@ def desired_targets(state: PodState, addresses: Collection[str]) -> tuple[RelayT
 
 def _user(state: PodState, address: str) -> int:
     """Whose sockets are to connect: root's, or those of a user that the pod's rules exempt."""
-    way = state.inner_ways.get(address)
+    way = (state.inner_ways or {}).get(address)
     return way.user or 0 if way else 0
 
 
@@ -232,7 +233,7 @@ def strict_problem(state: PodState) -> str | None:
             "The loopback interface of the pod is down, so no connection from inside the pod "
             "arrives; run 'ip link set lo up' in it."
         )
-    for address, way in state.inner_ways.items():
+    for address, way in (state.inner_ways or {}).items():
         if way.user is None:
             return (
                 f"Connections from inside the pod to {address} are {way.redirection.text}, so the "

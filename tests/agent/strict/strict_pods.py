@@ -36,9 +36,10 @@ def strict_pod(
     taps: tuple[str, ...] = (),
     claimed: tuple[str, ...] = (),
     is_valid: bool = True,
+    is_tried: bool = True,
 ) -> PodState:
     """container: its probes; claimed: addresses in its namespace that nothing confirms; is_valid:
-    whether podgate accepts the probes."""
+    whether podgate accepts the probes; is_tried: from inside, where nothing is redirected."""
     spec = parse_pod({"spec": {"containers": [{"name": "app", **container}]}})
     assert is_valid is not bool(spec.errors)
     pod = Pod(
@@ -53,4 +54,6 @@ def strict_pod(
     state = PodState(pod, netns=netns, network=network, claims=claims)
     if is_gated:
         state.gates, state.gated_netns = {veth.ifindex: veth}, netns
+    if is_tried:
+        state.inner_ways = {}
     return state

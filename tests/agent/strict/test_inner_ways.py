@@ -112,9 +112,14 @@ class Node:
         return cast(HooklessPods, self.hookless)
 
     def add(self, pod: PodState) -> PodState:
+        """A pod that was not tried yet."""
+        pod.inner_ways = None
         self.store.pods[pod.pod.uid] = pod
         self.store.in_force.mark(pod.pod.uid)
         return pod
+
+    def ways(self, pod: PodState) -> InnerWays | None:
+        return pod.inner_ways
 
 
 def _of(ways: dict[str, InnerWay], addresses: Iterable[str]) -> dict[str, InnerWay]:
@@ -154,7 +159,7 @@ async def test_new_pod_that_drops_what_comes_from_inside_gets_no_relay_meanwhile
         node.may_find.clear()
         web = node.add(strict_pod("web", ONE))
         await asyncio.sleep(0.01)
-        assert web.inner_ways == {ONE: InnerWay(Dropped(), None)}
+        assert node.ways(web) is None
         node.changes.take()
         node.may_find.set()
         assert await node.changes.next() == ["uid-web"]
@@ -170,6 +175,79 @@ async def test_pod_that_answers_late_on_a_busy_machine_is_not_stepped_back() -> 
         await asyncio.sleep(20)
         assert web.inner_ways == {}
         assert node.changes.take() == []
+
+
+async def test_pod_with_the_relay_keeps_it_while_a_new_address_of_it_is_silent() -> None:
+    """Without its relay, the kubelet would connect to it past strict."""
+    async with watched() as node:
+        web = node.add(strict_pod("web", ONE))
+        await asyncio.sleep(1)
+        node.silent = {ONE, OTHER}
+        node.may_find.clear()
+        web.claims = strict_pod("web", ONE, OTHER).claims
+        node.store.in_force.mark("uid-web")
+        await asyncio.sleep(0.01)
+        assert node.tried[-2:] == [ONE, OTHER]
+        assert web.inner_ways == {}
+        node.dropped = {OTHER: InnerWay(Dropped(8080), None)}
+        node.may_find.set()
+        node.changes.take()
+        assert await node.changes.next() == ["uid-web"]
+        assert web.inner_ways == node.dropped
+
+
+async def test_next_sandbox_of_a_pod_waits_for_its_own_try() -> None:
+    async with watched() as node:
+        web = node.add(strict_pod("web", ONE))
+        await asyncio.sleep(1)
+        node.silent = {ONE}
+        node.may_find.clear()
+        web.netns = Netns("/run/netns/next", 4, 7)
+        node.store.in_force.mark("uid-web")
+        await asyncio.sleep(0.01)
+        assert node.ways(web) is None
+        node.may_find.set()
+        await asyncio.sleep(1)
+        assert web.inner_ways == {}
+
+
+async def test_pods_that_answer_do_not_wait_for_one_that_is_silent() -> None:
+    async with watched() as node:
+        node.silent = {ONE}
+        node.may_find.clear()
+        silent, other = node.add(strict_pod("web", ONE)), node.add(strict_pod("other", OTHER))
+        await asyncio.sleep(0.01)
+        assert (silent.inner_ways, other.inner_ways) == (None, {})
+        node.may_find.set()
+
+
+@pytest.mark.parametrize("has_ways", [False, True])
+async def test_pod_that_cannot_be_tried_keeps_what_it_had(has_ways: bool) -> None:
+    """The process may lack descriptors, for a new pod, too."""
+    async with watched() as node:
+        web = strict_pod("web", ONE)
+        if has_ways:
+            node.rules[ONE] = CONSUL
+            node.add(web)
+            await asyncio.sleep(1)
+        assert web.netns is not None
+        node.gone = {web.netns.path}
+        if not has_ways:
+            node.add(web)
+        await asyncio.sleep(6)
+        assert web.inner_ways == ({ONE: CONSUL} if has_ways else {})
+
+
+@pytest.mark.parametrize(("mode", "marks"), [(Mode.STRICT, ["uid-web"]), (Mode.ENFORCE, [])])
+async def test_first_try_that_finds_nothing_is_a_change_for_the_relay_alone(
+    mode: Mode, marks: list[str]
+) -> None:
+    async with watched() as node:
+        web = node.add(strict_pod("web", ONE, mode=mode))
+        node.changes.take()
+        await asyncio.sleep(0.01)
+        assert web.inner_ways == {}
+        assert node.changes.take() == marks
 
 
 async def test_rules_of_an_init_container_are_found_within_seconds() -> None:
@@ -218,7 +296,6 @@ async def test_what_the_relay_finds_inside_is_logged_and_what_it_cannot_pass_is_
         "198.18.1.2": (OF_NO_USER, Mode.STRICT),
         "198.18.1.3": (OF_NO_USER, Mode.ENFORCE),
         "198.18.1.4": (InnerWay(Dropped(8080), None), Mode.STRICT),
-        "198.18.1.5": (InnerWay(Dropped(), None), Mode.STRICT),
     }
     with structlog.testing.capture_logs() as lines:
         async with watched() as node:
@@ -316,7 +393,7 @@ async def test_pod_that_gets_mode_off_has_no_ways_and_is_tried_as_a_new_one_late
         web.pod = msgspec.structs.replace(strict, mode=Mode.OFF)
         node.store.in_force.mark("uid-web")
         await asyncio.sleep(0.01)
-        assert web.inner_ways == {}
+        assert node.ways(web) is None
         web.pod = strict
         node.store.in_force.mark("uid-web")
         await asyncio.sleep(0.01)

@@ -69,9 +69,11 @@ def test_pod_without_probes_has_no_target() -> None:
     assert plan_of([strict_pod("idle", ONE, container={})]).targets == ()
 
 
-def test_only_gated_pods_in_strict_are_targets() -> None:
+def test_only_gated_pods_in_strict_that_were_tried_from_inside_are_targets() -> None:
+    """A relay that lost a pod again, since nothing answers inside it, would open it meanwhile."""
     pods = [
         strict_pod("early", "198.18.1.3", is_gated=False),
+        strict_pod("untried", "198.18.1.7", is_tried=False),
         strict_pod("open", "198.18.1.4", mode=Mode.ENFORCE),
         strict_pod("direct", "198.18.1.5", is_relayed=False),
         strict_pod("kata", "198.18.1.6", taps=("tap0_kata",)),
