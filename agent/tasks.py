@@ -178,6 +178,14 @@ async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
     return await asyncio.to_thread(function, *args, **kwargs)
 
 
+async def close_in_thread(close: Callable[[], None]) -> None:
+    """For `finally`: `close` is called although the task is cancelled while it waits for a thread.
+
+    A packet socket's close waits for RCU.
+    """
+    await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, close))
+
+
 def is_shortage(error: BaseException) -> bool:
     """Whether there was no free descriptor, of this process or of the machine, and no other
     problem."""

@@ -21,6 +21,7 @@ from typing import Protocol
 
 import structlog
 
+from agent import tasks
 from agent.backoff import Backoff, no_jitter
 from agent.gates.metrics import GateMetrics
 from agent.linux import packets
@@ -289,7 +290,7 @@ class _Path:
                 return PathTestResult.CONFIRMED
             has_arrived = await self._arrives(capture)
         finally:
-            await asyncio.to_thread(capture.close)
+            await tasks.close_in_thread(capture.close)
         # The gate may have dropped a delayed packet by now.
         if is_counted():
             return PathTestResult.CONFIRMED

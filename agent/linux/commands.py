@@ -32,10 +32,11 @@ async def run(*command: str, text: str = "", limit_seconds: float) -> CommandRes
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            # A killed process exits at once, or hangs in the kernel, where nothing can be done.
+            # A killed process exits at once, or hangs in the kernel, where nothing can be done. Its
+            # pipes are read to their ends, which closes them.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1):
-                    await process.wait()
+                    await process.communicate()
             raise
     assert process.returncode is not None
     return CommandResult(

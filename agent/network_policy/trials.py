@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from agent import tasks
 from agent.network_policy.arrivals import Arrivals, Sent
 from agent.network_policy.checks import Checks, Flow
 from bpf.abi import IPAddress
@@ -49,7 +50,7 @@ async def run(checks: Checks, pod: Place, witness: Place) -> Trial:
     try:
         has_passed, is_reached = await _observe(arrivals, dropped, admitted)
     finally:
-        await asyncio.to_thread(arrivals.close)
+        await tasks.close_in_thread(arrivals.close)
     by = _named(checks.policies)
     if dropped and has_passed:
         return Trial(False, f"{way}: {dropped} arrives, though {by} drops it")

@@ -6,7 +6,9 @@ import errno
 import json
 import os
 import re
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import structlog.testing
@@ -347,3 +349,20 @@ def test_inner_ring_has_what_it_names() -> None:
     sources = "".join(map(inspect.getsource, (agent, gating, kubelet_access)))
     missing = [name for name in rings.INNER if f'yield "{name}"' not in sources]
     assert missing == []
+
+
+async def test_cancelled_task_still_closes_in_a_thread() -> None:
+    loop = asyncio.get_running_loop()
+    closed, may_go_on = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as executor:
+        loop.set_default_executor(executor)
+        busy = loop.run_in_executor(None, may_go_on.wait, 60)
+        task = asyncio.create_task(tasks.close_in_thread(closed.set))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not closed.is_set()
+        may_go_on.set()
+        await busy
+    assert closed.is_set()

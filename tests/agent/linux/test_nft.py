@@ -107,7 +107,10 @@ async def test_command_has_its_input_output_and_status() -> None:
         await commands.run("no-such-command", limit_seconds=60)
 
 
-async def test_command_that_is_cancelled_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_command_that_is_cancelled_is_killed_and_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of its output some is not read yet."""
     started: list[asyncio.subprocess.Process] = []
     start = asyncio.create_subprocess_exec
 
@@ -118,9 +121,14 @@ async def test_command_that_is_cancelled_is_killed(monkeypatch: pytest.MonkeyPat
 
     running = asyncio.Event()
     monkeypatch.setattr(asyncio, "create_subprocess_exec", note)
+    before = os.listdir("/proc/self/fd")
     task = asyncio.create_task(commands.run("cat", "/dev/zero", limit_seconds=60))
     await running.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert [process.returncode for process in started] == [-9]
+    # The transports close in the next turns.
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert os.listdir("/proc/self/fd") == before
