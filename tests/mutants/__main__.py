@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
-from tests.mutants import handmade, modules, mutations
+from tests.mutants import equivalent, handmade, modules, mutations
 from tests.mutants.entries import Entries
 from tests.mutants.record import Record
 from tests.mutants.trials import Copy, TrialError
@@ -44,6 +44,10 @@ class Trial:
     """Those that ran, without parameters; or files."""
     killed_by: str
     """`UNIT` or `KERNEL`; empty if it survived."""
+
+    @property
+    def is_equivalent(self) -> bool:
+        return equivalent.is_equivalent(self.path, self.function, self.difference)
 
     def as_json(self) -> str:
         """Of a survivor, in one line."""
@@ -196,14 +200,25 @@ def _entries(directory: str, jobs: int) -> Entries:
 
 
 def report(trials: Iterator[Trial], file: str | None, *, is_complete: bool) -> bool:
-    """Print each survivor, and the scores; whether they reach their goals.
+    """Print each survivor, and the scores of those that are other programs; whether these reach
+    their goals.
 
     file: gets a line of JSON for each survivor; is_complete: the goal is that tests kill all."""
     tried: Counter[str] = Counter()
+    same: Counter[str] = Counter()
     killed: Counter[str] = Counter()
     killed_by: Counter[tuple[str, str]] = Counter()
+    is_good = True
     for trial in trials:
         group = modules.group(trial.path)
+        if trial.is_equivalent:
+            same[group] += 1
+            if trial.killed_by:
+                _print(
+                    f"\nnot the same program, though tests/mutants/equivalent.py has it: {trial}"
+                )
+                is_good = False
+            continue
         tried[group] += 1
         killed[group] += bool(trial.killed_by)
         killed_by[group, trial.killed_by] += 1
@@ -212,7 +227,6 @@ def report(trials: Iterator[Trial], file: str | None, *, is_complete: bool) -> b
             if file is not None:
                 with open(file, "a") as output:
                     output.write(trial.as_json() + "\n")
-    is_good = True
     for group, count in tried.items():
         share = 100 * killed[group] / count
         goal = 100 if is_complete else modules.GOALS[group]
@@ -220,6 +234,7 @@ def report(trials: Iterator[Trial], file: str | None, *, is_complete: bool) -> b
         _print(
             f"{group}: {killed[group]} of {count} killed, {share:.1f} % (goal: {goal} %), "
             + ", ".join(f"{killed_by[group, kind]} by {kind}" for kind in (UNIT, KERNEL))
+            + f"; {same[group]} more are the same program (tests/mutants/equivalent.py)"
         )
     return is_good
 
