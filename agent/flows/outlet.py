@@ -116,7 +116,7 @@ class Outlet:
     def put(self, records: Sequence[Record]) -> None:
         """Queue them; those without room are lost."""
         with self._changed:
-            room = max(0, self._max_queued - len(self._queue))
+            room = self._max_queued - len(self._queue)
             self._queue += records[:room]
             if rest := records[room:]:
                 self._lose("queue", len(rest), packets_of(rest))

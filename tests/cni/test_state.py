@@ -73,6 +73,27 @@ async def test_file_follows_labels_and_ceiling(tmp_path: pathlib.Path) -> None:
         await until("the ceiling", lambda: modes_in(tmp_path) == ("off", {}))
 
 
+async def test_changes_that_come_together_are_written_once(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[NewPodModes] = []
+    publish = state.publish
+
+    def note(directory: pathlib.Path, desired: NewPodModes, attachment: Attachment) -> None:
+        written.append(desired)
+        publish(directory, desired, attachment)
+
+    monkeypatch.setattr(state, "publish", note)
+    modes = PodModes(Mode.AUDIT)
+    names = ["lab", "shop", "web"]
+    async with running(tmp_path, modes):
+        for name in names:
+            modes.set_namespace(name, {MODE_LABEL: "enforce"})
+            await asyncio.sleep(0)
+        await until("all", lambda: sorted(modes_in(tmp_path)[1]) == names)
+    assert [sorted(one.namespaces) for one in written] == [[], names]
+
+
 async def test_file_that_cannot_be_written_at_the_start_is_written_later(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -351,6 +351,34 @@ EQUIVALENTS = (
         "return port if type(port) is int and 0 <= port <= PORT_MAX else 0",
         "0 is what follows for all others",
     ),
+    Equivalent(
+        "agent/controller/leader_client.py",
+        "LeaderClient.request",
+        "remaining = self.lease.remaining_seconds() if self.lease else 0.0",
+        "remaining = self.lease.remaining_seconds() if self.lease else -1.0",
+        "nothing is left in both",
+    ),
+    Equivalent(
+        "agent/linux/directories.py",
+        "open_private",
+        "descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)",
+        "descriptor = os.open(path, os.O_RDONLY & os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)",
+        "mkdir raises for what is no directory",
+    ),
+    Equivalent(
+        "agent/operate/explain/pods.py",
+        "NamedPods.find",
+        "return found[0]",
+        "return found[-1]",
+        "there is one",
+    ),
+    Equivalent(
+        "agent/operate/kubectl/findings.py",
+        "Merged.places",
+        'return f"{self.pods[0]} on {listed(self.nodes)}"',
+        'return f"{self.pods[-1]} on {listed(self.nodes)}"',
+        "there is one",
+    ),
 )
 
 

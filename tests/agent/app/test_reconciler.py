@@ -42,8 +42,10 @@ async def test_each_gate_is_tested_and_gets_its_reply_table_while_others_are_att
     node = Node(monkeypatch)
     for number in range(1, 21):
         node.add(f"pod{number}", number)
+    assert node.reconciler.seconds_in_pass() == 0
     async with node.running():
         await asyncio.sleep(3)
+        assert node.reconciler.seconds_in_pass() == 0
     calls = [call for call in node.gates.calls if not call.startswith("settle")]
     for number in range(1, 20):
         own, following = f"pod{number}", f"install pod{number + 1}"

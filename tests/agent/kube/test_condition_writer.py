@@ -741,6 +741,27 @@ async def test_requests_without_a_response_are_retried(server: ApiServer, api: A
     assert agent.writer.patches_by_code == {"none": 1, "200": 1}
 
 
+async def test_response_that_is_cut_off_is_logged_and_the_patch_sent_again(
+    server: ApiServer, api: ApiClient
+) -> None:
+    async def cut_off(request: web.Request) -> web.StreamResponse | None:
+        if request.method == "PATCH" and len(server.patches()) == 1:
+            return web.Response(text='{"kind": "Pod", "metadata"', content_type="application/json")
+        return None
+
+    server.put(gated("a"))
+    server.faults.append(cut_off)
+    with structlog.testing.capture_logs() as lines:
+        async with Agent(api).running() as agent:
+            agent.know("a")
+            await asyncio.sleep(1)
+            assert not conditions(server, "a")
+            await asyncio.sleep(30)
+            assert conditions(server, "a")
+    invalid = [line["pod"] for line in lines if line["event"] is Event.PATCH_RESPONSE_INVALID]
+    assert (invalid, len(server.patches())) == (["default/a"], 2)
+
+
 async def test_patches_without_a_response_are_few_at_once(
     server: ApiServer, api: ApiClient
 ) -> None:

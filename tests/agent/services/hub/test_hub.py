@@ -148,11 +148,12 @@ async def test_hub_of_a_directory_is_ready_once_it_is_read(
             lambda: asyncio.to_thread(fetch, port, "/readyz"),
             lambda found: found[0] == 200,
         )
-        await polling.request_until(
+        _, metrics = await polling.request_until(
             "the service",
             lambda: asyncio.to_thread(fetch, port, "/metrics"),
             lambda found: "podgate_services 1.0" in found[1],
         )
+        assert "process_resident_memory_bytes " in metrics
         shown = await asyncio.to_thread(
             CliRunner().invoke,
             main,

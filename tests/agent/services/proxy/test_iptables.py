@@ -8,6 +8,8 @@ import socket
 import pytest
 
 from agent.services.client.diff import Change, Differ
+from agent.services.linux import iptables as linux_iptables
+from agent.services.linux.iptables import IptablesError, IptablesVariant
 from agent.services.proxy import iptables
 from agent.services.proxy.backend import BackendError
 from agent.services.proxy.frontends import Frontend, FrontendTable
@@ -273,6 +275,18 @@ def test_missing_command_is_one_sentence(
         "there is no iptables-save command: install iptables, or use another --backend, such as nft"
     )
     asyncio.run(iptables.remove())
+
+
+def test_chains_that_cannot_be_removed_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def save(version: int, variant: IptablesVariant) -> str:
+        raise IptablesError("another program has locked them")
+
+    monkeypatch.setattr(linux_iptables, "save", save)
+    with pytest.raises(BackendError) as raised:
+        asyncio.run(iptables.remove())
+    assert str(raised.value).startswith(
+        "the proxy's iptables chains cannot be removed: another program has locked them; remove "
+    )
 
 
 def test_change_of_one_service_writes_only_its_chains() -> None:
