@@ -168,16 +168,6 @@ async def tick(seconds: float) -> None:
     await asyncio.sleep(next_tick(seconds) - loop.time())
 
 
-async def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """As `asyncio.to_thread`, for what is done at each tick: once the other tasks of this tick have
-    had their turn.
-
-    Before, the thread would wait for Python's lock, which wakes it twice a millisecond.
-    """
-    await asyncio.sleep(0)
-    return await asyncio.to_thread(function, *args, **kwargs)
-
-
 async def close_in_thread(close: Callable[[], None]) -> None:
     """For `finally`: `close` is called although the task is cancelled while it waits for a thread.
 

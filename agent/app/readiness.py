@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
-from agent import tasks
+from agent import batches, tasks
 from agent.errors import PodgateError
 from agent.logs import Event
 
@@ -22,7 +22,7 @@ _FILE = "ready"
 # At the tick of all others; while there is a problem, twice as often: its end may be short.
 _PERIOD_SECONDS, _PROBLEM_PERIOD_SECONDS = 1.0, 0.5
 # Something may remove the file.
-_RENEWAL_SECONDS = 5.0
+_RENEWAL_SECONDS = 4.0
 
 # A busy agent reads changed pods for a second. Each loss of readiness starts minReadySeconds again,
 # and the DaemonSet controller may then lose its timer and never continue a roll-out (client-go,
@@ -90,7 +90,7 @@ class Readiness:
                 write = remove
             if write and (write is not written or now() >= renewed_at + _RENEWAL_SECONDS):
                 renewed_at = now()
-                await tasks.in_thread(write, self._directory)
+                await batches.in_thread(write, self._directory)
                 written = write
             if is_late and self._is_take_over and not self._was_ready:
                 self.overdue.set()

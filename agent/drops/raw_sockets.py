@@ -10,7 +10,7 @@ import msgspec
 import structlog
 from prometheus_client import core
 
-from agent import tasks
+from agent import batches, tasks
 from agent.admin.report import RawSocketSourceStatus, RawSocketStatus
 from agent.drops.source_processes import SourceProcesses, wall_clock
 from agent.linux import cgroups
@@ -73,7 +73,7 @@ class RawSocketSources:
         """Log new sources until cancelled."""
         while True:
             if self._policy.has_sources or self._has_new_packet_sockets():
-                await asyncio.to_thread(self._look)
+                await batches.in_thread(self._look)
             await tasks.tick(_PERIOD_SECONDS)
 
     async def report(self) -> RawSocketStatus:

@@ -9,7 +9,7 @@ import time
 import msgspec
 import structlog
 
-from agent import state_files, tasks
+from agent import batches, state_files, tasks
 from agent.admin.observations import ObservedPod
 from agent.drops.merging import observed_pod, pod_uid
 from agent.linux.cgroups import cgroup_paths
@@ -91,7 +91,7 @@ class SourceProcesses:
         looks = 1
         while True:
             started = time.monotonic()
-            await asyncio.to_thread(self._look)
+            await batches.in_thread(self._look)
             seconds = time.monotonic() - started
             looks -= 1
             await asyncio.sleep(max(_PERIOD_SECONDS, seconds * _REST_PER_LOOK))

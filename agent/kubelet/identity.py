@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import structlog
 
-from agent import tasks
+from agent import batches, tasks
 from agent.kubelet import search as kubelet_search
 from agent.kubelet.search import AmbiguousKubeletError, KubeletCgroup, KubeletCgroupError
 from agent.linux import descriptors
@@ -120,7 +120,7 @@ class KubeletIdentity:
         is_rejected = False
         try:
             async with asyncio.timeout(_SCAN_SECONDS):
-                found = await tasks.in_thread(self._find)
+                found = await batches.in_thread(self._find)
             problem = "" if found else f"{problem}; set --kubelet, and run with hostPID."
         except KubeletCgroupError as error:
             problem = str(error)

@@ -9,13 +9,16 @@ directory is missing, there are hints every few seconds.
 import asyncio
 import contextlib
 import pathlib
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import TypeVar
 
 import structlog
 
-from agent import tasks
+from agent import batches, tasks
 from agent.linux.inotify import DirectoryWatches
 from agent.logs import Event
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -37,6 +40,22 @@ async def follow(
     at_least_every_seconds: one item after so long without any change, too; poll_seconds: the same
     while one of them cannot be watched.
     """
+    async for _ in read(
+        *directories,
+        read=lambda: None,
+        at_least_every_seconds=at_least_every_seconds,
+        poll_seconds=poll_seconds,
+    ):
+        yield
+
+
+async def read(
+    *directories: pathlib.Path,
+    read: Callable[[], T],
+    at_least_every_seconds: float | None = None,
+    poll_seconds: float = _POLL_SECONDS,
+) -> AsyncIterator[T]:
+    """As `follow`, with what `read` returns, which a thread calls before each item."""
     if at_least_every_seconds is not None:
         poll_seconds = min(poll_seconds, at_least_every_seconds)
     loop = asyncio.get_running_loop()
@@ -51,38 +70,41 @@ async def follow(
             retry_at = loop.time() + _RETRY_SECONDS
             while loop.time() < retry_at:
                 await asyncio.sleep(poll_seconds)
-                yield
+                yield await batches.in_thread(read)
             continue
         is_logged = False
         with contextlib.closing(watches):
             readable = asyncio.Event()
             loop.add_reader(watches, readable.set)
             try:
-                async for _ in _follow(
-                    watches, readable, directories, at_least_every_seconds, poll_seconds
+                async for found in _read(
+                    watches, readable, directories, read, at_least_every_seconds, poll_seconds
                 ):
-                    yield
+                    yield found
             finally:
                 loop.remove_reader(watches)
 
 
-async def _follow(
+async def _read(
     watches: DirectoryWatches,
     readable: asyncio.Event,
     directories: Collection[pathlib.Path],
+    read: Callable[[], T],
     limit_seconds: float | None,
     poll_seconds: float,
-) -> AsyncIterator[None]:
+) -> AsyncIterator[T]:
+    def watch_and_read() -> T:
+        # Another directory of this name is another one. What happens from here on is an event.
+        watches.watch_only(directories)
+        return read()
+
     problem = ""
     while True:
-        # Another directory of this name is another one.
-        is_new = await tasks.in_thread(watches.watch_only, directories)
+        found = await batches.in_thread(watch_and_read)
         if watches.problem and not problem:
             _log(directories, watches.problem)
         problem = watches.problem
-        if is_new:
-            # What happened before it was watched.
-            yield
+        yield found
         is_watched = all(map(watches.has, directories))
         seconds = limit_seconds if is_watched else poll_seconds
         due_at = None if seconds is None else tasks.next_tick(seconds)
@@ -92,7 +114,6 @@ async def _follow(
                 await asyncio.sleep(_SETTLE_SECONDS)
         watches.drain()
         readable.clear()
-        yield
 
 
 def _log(directories: Collection[pathlib.Path], problem: str) -> None:

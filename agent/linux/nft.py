@@ -5,7 +5,7 @@ another process holds the kernel's lock; a child process can be killed. A crash 
 also stays outside the agent. A call takes 3 to 6 ms, compared with 10 to 20 to attach a gate.
 """
 
-from agent import tasks
+from agent import batches
 from agent.errors import PodgateError
 from agent.linux import commands
 from bpf.netlink import HEADER_BYTES, RequestSocket, attributes
@@ -46,7 +46,7 @@ async def generation() -> int | None:
     It may wait for a transaction, so it runs in a thread.
     """
     try:
-        return await tasks.in_thread(_read_generation)
+        return await batches.in_thread(_read_generation)
     except OSError:
         return None
 

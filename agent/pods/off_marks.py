@@ -6,11 +6,9 @@ There are two, each of which is enough: a file in the run directory, which a use
 directory is full or read-only. A reboot removes both: what lasts longer is a label of the node.
 """
 
-import asyncio
 import os
 import pathlib
 
-from agent import tasks
 from agent.errors import PodgateError
 from agent.linux import directory_changes
 from agent.pods.pod_modes import PodModes
@@ -19,7 +17,7 @@ from bpf import pins
 _NAME = "off"
 # While the directories cannot be watched, and while they can: another directory may have come in
 # the place of one of them.
-_POLL_SECONDS, _PERIOD_SECONDS = 0.5, 5.0
+_POLL_SECONDS, _PERIOD_SECONDS = 0.5, 4.0
 
 
 class OffMarksError(PodgateError):
@@ -104,11 +102,11 @@ class OffMarks:
 
     async def run(self) -> None:
         """Follow the marks until cancelled."""
-        self._modes.set_off(is_off=await asyncio.to_thread(self.are_set))
-        async for _ in directory_changes.follow(
+        async for is_off in directory_changes.read(
             self._run_directory,
             directory(self._installation).parent,
+            read=self.are_set,
             at_least_every_seconds=_PERIOD_SECONDS,
             poll_seconds=_POLL_SECONDS,
         ):
-            self._modes.set_off(is_off=await tasks.in_thread(self.are_set))
+            self._modes.set_off(is_off=is_off)

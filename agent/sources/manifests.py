@@ -98,17 +98,22 @@ class ManifestDirectory:
 
     async def _follow_files(self) -> None:
         """Files are read in a thread."""
-        async for _ in directory_changes.follow(
-            self._directory, at_least_every_seconds=_SCAN_SECONDS
+        async for scan in directory_changes.read(
+            self._directory, read=self._try_to_read, at_least_every_seconds=_SCAN_SECONDS
         ):
-            try:
-                while self._apply(await asyncio.to_thread(self._read_changed)):
-                    pass
-            except OSError as error:
+            while not isinstance(scan, OSError) and self._apply(scan):
+                scan = await asyncio.to_thread(self._try_to_read)
+            if isinstance(scan, OSError):
                 self._set_readable(is_readable=False)
                 log.error(
-                    Event.MANIFESTS_UNREADABLE, directory=str(self._directory), error=str(error)
+                    Event.MANIFESTS_UNREADABLE, directory=str(self._directory), error=str(scan)
                 )
+
+    def _try_to_read(self) -> _Scan | OSError:
+        try:
+            return self._read_changed()
+        except OSError as error:
+            return error
 
     def _read_changed(self) -> _Scan:
         """The directory's files, with the content of new and changed ones."""
