@@ -298,6 +298,17 @@ def test_damaged_files_leave_the_last_certificate_in_use(
     assert [line["log_level"] for line in logged] == ["info", "warning"]
 
 
+def test_key_of_another_certificate_is_named_once(
+    tmp_path: pathlib.Path, logged: list[structlog.typing.EventDict]
+) -> None:
+    write(tmp_path, KeyPair(new_pair().certificate, new_pair().key))
+    made = WebhookServer(WebhookSettings(directory=tmp_path))
+    made.load()
+    made.load()
+    assert not made.is_certificate_valid()
+    assert [line["error"] for line in logged] == ["the key is not the certificate's"]
+
+
 def new_client(name: str) -> KeyPair:
     """A certificate for clients that is its own authority."""
     key = ec.generate_private_key(ec.SECP256R1())

@@ -467,6 +467,17 @@ async def test_interface_of_a_removed_pod_may_be_unclaimed(
         assert 22 not in nftables.sets["not_pods"]
 
 
+async def test_only_pods_whose_gates_are_lost_or_back_are_judged_again(node: Node) -> None:
+    for name, ifindex in (("web", 7), ("shop", 8), ("lab", 9)):
+        node.gate(name, ifindex)
+    marked = node.controller._changes
+    marked.take()
+    node.controller.set_lost(frozenset({7, 8}))
+    assert sorted(marked.take()) == ["shop", "web"]
+    node.controller.set_lost(frozenset({8, 9}))
+    assert sorted(marked.take()) == ["lab", "web"]
+
+
 async def test_lost_gates_change_nothing_without_a_table() -> None:
     node = Node(Mode.AUDIT)
     async with node.following():
