@@ -56,6 +56,39 @@ def test_no_event_of_containerd_ends_its_reader(content: bytes, topic: str) -> N
     assert client._is_exec_exit(envelope) in (True, False)
 
 
+def test_exit_that_cannot_be_read_is_none_of_another_process() -> None:
+    envelope = containerd_pb2.Envelope(topic="/tasks/exit")
+    envelope.event.value = b"\xff\xff"
+    assert not client._is_exec_exit(envelope)
+
+
+async def test_sandbox_that_is_added_already_is_not_requested_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    requested: list[str] = []
+
+    async def events(self: RuntimeClient, topics: Any) -> Any:
+        for name in ("before", "new"):
+            envelope = containerd_pb2.Envelope(topic="/containers/create")
+            envelope.event.value = containerd_pb2.ContainerEvent(id=name).SerializeToString()
+            yield envelope
+
+    async def call(self: RuntimeClient, method: str, request: Any, *_: Any, **__: Any) -> Any:
+        requested.append(request.id)
+        return containerd_pb2.GetContainerResponse()
+
+    monkeypatch.setattr(RuntimeClient, "_containerd_events", events)
+    monkeypatch.setattr(RuntimeClient, "_call", call)
+    monkeypatch.setattr(models, "decode_networked", lambda _: "found")
+    runtime = RuntimeClient(tmp_path / "none.sock")
+    try:
+        found = [one async for one in runtime.networked_sandboxes(lambda name: name == "before")]
+        assert requested == ["new"]
+        assert len(found) == 1
+    finally:
+        await runtime.aclose()
+
+
 @pytest.mark.parametrize("value", [b"\xff\xff", b"\x0a\x05ab"])
 async def test_event_that_cannot_be_read_ends_no_stream(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, value: bytes

@@ -467,7 +467,7 @@ async def test_interface_of_a_removed_pod_may_be_unclaimed(
         assert 22 not in nftables.sets["not_pods"]
 
 
-async def test_only_pods_whose_gates_are_lost_or_back_are_judged_again(node: Node) -> None:
+async def test_only_pods_whose_gates_are_lost_or_back_change(node: Node) -> None:
     for name, ifindex in (("web", 7), ("shop", 8), ("lab", 9)):
         node.gate(name, ifindex)
     marked = node.controller._changes
