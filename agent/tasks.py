@@ -169,10 +169,8 @@ async def tick(seconds: float) -> None:
 
 
 async def close_in_thread(close: Callable[[], None]) -> None:
-    """For `finally`: `close` is called although the task is cancelled while it waits for a thread.
-
-    A packet socket's close waits for RCU.
-    """
+    """For what a task does at its end and blocks, such as to close a packet socket, which waits for
+    RCU: `close` is called although the task is cancelled again meanwhile."""
     await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, close))
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import datetime
+import functools
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -97,7 +98,7 @@ class FlowReporting:
         except asyncio.CancelledError:
             if self._tally.has_begun:
                 await self._report()
-            await asyncio.to_thread(self.outlet.close, _CLOSE_SECONDS)
+            await tasks.close_in_thread(functools.partial(self.outlet.close, _CLOSE_SECONDS))
             raise
 
     def _begin(self) -> None:

@@ -222,7 +222,7 @@ class InnerWayWatch:
 
     def _conclude(self, tried: _Tried, inspects_hooks: bool) -> None:
         uid = tried.state.pod.uid
-        if self._store.get(uid) is not tried.state:
+        if self._store.get(uid) is not tried.state or tried.state.netns != tried.netns:
             return
         self._found[uid] = tried.ways
         self._set(uid, tried.state, _merged(tried.ways, tried.probed))

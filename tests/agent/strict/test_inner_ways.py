@@ -211,6 +211,20 @@ async def test_next_sandbox_of_a_pod_waits_for_its_own_try() -> None:
         assert web.inner_ways == {}
 
 
+async def test_try_of_a_sandbox_that_has_ended_shows_nothing_of_the_next_one() -> None:
+    async with watched() as node:
+        node.silent = {ONE}
+        node.may_find.clear()
+        web = node.add(strict_pod("web", ONE))
+        await asyncio.sleep(0.01)
+        web.netns = Netns("/run/netns/next", 4, 7)
+        node.may_find.set()
+        await asyncio.sleep(1)
+        assert node.ways(web) is None
+        await asyncio.sleep(5)
+        assert web.inner_ways == {}
+
+
 async def test_pods_that_answer_do_not_wait_for_one_that_is_silent() -> None:
     async with watched() as node:
         node.silent = {ONE}
