@@ -94,10 +94,15 @@ async def listening(
 ) -> AsyncIterator[None]:
     """A runtime that serves each plugin that connects."""
 
+    serving: set[asyncio.Task[None]] = set()
+
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(serve(Plugin(reader, writer)))
+        serving.add(task)
         try:
-            await serve(Plugin(reader, writer))
+            await task
         finally:
+            serving.discard(task)
             writer.transport.abort()
 
     server = await asyncio.start_unix_server(accept, str(socket))
@@ -105,3 +110,6 @@ async def listening(
         yield
     finally:
         server.close()
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
