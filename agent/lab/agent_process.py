@@ -251,7 +251,17 @@ class AgentProcess:
                 if watch.wait(min(remaining, pause_seconds, _EXIT_SECONDS)) and burst_seconds:
                     time.sleep(burst_seconds)
                     watch.wait(0)
-        raise TimedOutError(f"no {what} in time; the agent's last lines: {self.events.tail()}")
+        raise TimedOutError(
+            f"no {what} in time; the agent's last lines: {self.events.tail()}; its tasks and "
+            f"threads:\n{self._stacks()}"
+        )
+
+    def _stacks(self) -> str:
+        path = admin_socket(self.run_directory)
+        try:
+            return asyncio.run(admin_client.fetch(path, "/stacks")).decode()
+        except AgentRequestError as error:
+            return str(error)
 
     def log_lines(self, event: Event | None = None) -> list[Line]:
         """Decoded lines of the agent's log: all, or those of one event."""
