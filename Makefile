@@ -26,9 +26,10 @@ demo: .venv/.run
 
 # Kernel tests, which wait for the kernel an eighth of their time, beside all others one after the other.
 # These have no more workers than processors here: what is alone with the kernel tests is to run well.
+# They also come second to kernel tests, which would leave processors idle if they ended last.
 test: setup
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync --keep-going UNIT_WORKERS=$(shell nproc) \
-		test-kernel lint types test-unit
+		UNIT_NICE="nice -n 3" test-kernel lint types test-unit
 
 lint: setup
 	.venv/bin/ruff check .
@@ -41,7 +42,7 @@ types: setup
 	.venv/bin/mypy
 
 test-unit: setup
-	$(PYTEST) -m "not kernel" -n $(UNIT_WORKERS)
+	$(UNIT_NICE) env $(PYTEST) -m "not kernel" -n $(UNIT_WORKERS)
 
 # Needs root and a kernel with BPF; a missing feature is an error, never a skip. Each test that changes
 # its node has one for itself (tests/nodes). Three workers for each processor, since tests wait for the

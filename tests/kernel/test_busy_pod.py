@@ -52,11 +52,12 @@ def changing(pod: LabPod) -> Iterator[None]:
     thread.start()
     try:
         yield
-        assert process.poll() is None
     finally:
+        status = process.poll()
         ended.set()
         thread.join()
         process.communicate()
+        assert status is None, "the changes ended before their time"
 
 
 def is_gated(report: AgentReport, name: str) -> bool:
