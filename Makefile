@@ -211,11 +211,12 @@ bench: setup
 bench-recorded: setup
 	@$(MAKE) --no-print-directory bench COMPARE=1 BENCH="$(notdir $(basename $(wildcard tests/bench/recorded/*.json)))"
 
-# The property tests of all parsers, with new examples each time; `make fuzz SECONDS=60` for less than ten minutes. Then a
-# million made frames and calls (FRAMES=) for the programs of the gate, the hooks and the relay and their specifications, in some
-# minutes: needs root. SEED= repeats a run.
+# The property tests with new examples, which `make test` runs with the same ones each time: those of probes' parsers again and
+# again; `make fuzz SECONDS=60` for less than ten minutes; then all others once. Then a million made frames and calls (FRAMES=)
+# for the programs of the gate, the hooks and the relay and their specifications, in some minutes: needs root. SEED= repeats a run.
 fuzz: setup
 	@$(PYTHON) -m tests.fuzz $(SECONDS)
+	$(PYTHON) -m pytest -m hypothesis --hypothesis-profile new-examples -n $(UNIT_WORKERS) $(APART)
 	PODGATE_TEST_FRAMES=$(or $(FRAMES),1000000) PODGATE_TEST_SEED=$(SEED) \
 		$(PYTHON) -m pytest -s $(LONG) $(foreach what,gate hook socket relay,tests/kernel/test_$(what)_model.py)
 

@@ -31,11 +31,14 @@ pytest_plugins = ["tests.twice", "tests.skips"]
 _problem = pytest.StashKey[str]()
 _worker = pytest.StashKey[Worker]()
 
+# The same examples in each run, so that a change is what makes it red; `make fuzz` tries new ones.
 # An example may take longer than Hypothesis' deadline of 200 ms on a busy machine; each test has a
 # time limit of its own.
-hypothesis.settings.register_profile(
-    "podgate", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+_property_tests = hypothesis.settings(
+    deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
+hypothesis.settings.register_profile("podgate", _property_tests, derandomize=True, database=None)
+hypothesis.settings.register_profile("new-examples", _property_tests, database=None)
 hypothesis.settings.load_profile("podgate")
 
 # The longest takes a minute alone on an idle machine; beside a load, or on a machine emulated in

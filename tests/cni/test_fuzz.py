@@ -132,7 +132,7 @@ def test_any_state_of_the_agent_does_no_harm(
 def is_off(text: bytes) -> bool:
     """Whether Python reads that the namespace "demo" is in off, too."""
     state = json.loads(text.decode(), parse_constant=_reject)
-    return bool(state.get("namespaces", {}).get("demo", state["mode"]) == "off")
+    return bool(state.get("namespaces", {}).get("demo", state.get("mode")) == "off")
 
 
 @pytest.mark.parametrize("namespaces", [{"demo": "off"}, {"shop": "off"}, {}])
