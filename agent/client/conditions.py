@@ -71,9 +71,16 @@ class _Reports:
         self._in_flight: dict[int, _Key] = {}
         self._number = 0
         self._is_complete = False
+        self._is_open = False
 
     def first_requests(self) -> Iterator[pb.PublishRequest]:
         """The first requests of a stream: all that was reported."""
+        if self._is_open:
+            # The last stream may have brought them; of which sandbox is not known.
+            for key in self._in_flight.values():
+                if condition := self._conditions.get(key):
+                    condition.is_repeated = not condition.sandbox
+        self._is_open = False
         self._in_flight.clear()
         yield self._request(open=pb.Open(owner=self._owner))
         for key, condition in self._conditions.items():
@@ -99,6 +106,7 @@ class _Reports:
 
     def read(self, response: pb.PublishResponse) -> Callable[[], None] | None:
         """Handle a response; returns the call of a handler that is due."""
+        self._is_open = True
         if response.HasField("reset"):
             return self._reset((response.reset.pod_uid, response.reset.type))
         key = self._in_flight.pop(response.number, None)
@@ -107,7 +115,7 @@ class _Reports:
             return None
         if response.code == _OK:
             if condition := self._conditions.get(key):
-                condition.sandbox = response.sandbox
+                condition.sandbox, condition.is_repeated = response.sandbox, False
             return None
         if response.code == _ABORTED:
             return self._reset(key)

@@ -157,7 +157,9 @@ class OwnedConditions:
         sandbox = self._sandbox_of(uid)
         held = self._held.get(uid, {})
         record = held.get(kind)
-        if condition.sandbox and sandbox and condition.sandbox != sandbox:
+        is_outdated = condition.sandbox and sandbox and condition.sandbox != sandbox
+        may_be_outdated = condition.is_repeated and record and record.is_reset
+        if is_outdated or may_be_outdated:
             if record:
                 record.session = session.number
             raise RejectedError(

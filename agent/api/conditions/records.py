@@ -64,6 +64,11 @@ class OwnedCondition:
             f"Its owner has been gone since {since}; its last report: {last}",
         )
 
+    @property
+    def is_reset(self) -> bool:
+        """Whether nothing was reported of the sandbox yet, and something was of a previous one."""
+        return self.reason == SANDBOX_CHANGED
+
     def report(self, status: str, reason: str, message: str, now: datetime.datetime) -> bool:
         """Replace the last report; whether what is shown changes."""
         before = self.shown

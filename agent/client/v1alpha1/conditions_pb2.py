@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&agent/client/v1alpha1/conditions.proto\x12\x1bpodgate.conditions.v1alpha1\"\x86\x02\n\x0ePublishRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x31\n\x04open\x18\x02 \x01(\x0b\x32!.podgate.conditions.v1alpha1.OpenH\x00\x12\x35\n\x03set\x18\x03 \x01(\x0b\x32&.podgate.conditions.v1alpha1.ConditionH\x00\x12\x35\n\x06remove\x18\x04 \x01(\x0b\x32#.podgate.conditions.v1alpha1.RemoveH\x00\x12\x39\n\x08\x63omplete\x18\x05 \x01(\x0b\x32%.podgate.conditions.v1alpha1.CompleteH\x00\x42\x08\n\x06\x61\x63tion\"\x15\n\x04Open\x12\r\n\x05owner\x18\x01 \x01(\t\"l\n\tCondition\x12\x0f\n\x07pod_uid\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x0f\n\x07sandbox\x18\x06 \x01(\t\"\'\n\x06Remove\x12\x0f\n\x07pod_uid\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\"\n\n\x08\x43omplete\"\x85\x01\n\x0fPublishResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0f\n\x07sandbox\x18\x04 \x01(\t\x12\x32\n\x05reset\x18\x05 \x01(\x0b\x32#.podgate.conditions.v1alpha1.Remove2v\n\nConditions\x12h\n\x07Publish\x12+.podgate.conditions.v1alpha1.PublishRequest\x1a,.podgate.conditions.v1alpha1.PublishResponse(\x01\x30\x01\x42\x37Z5podgate.io/api/conditions/v1alpha1;conditionsv1alpha1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&agent/client/v1alpha1/conditions.proto\x12\x1bpodgate.conditions.v1alpha1\"\x86\x02\n\x0ePublishRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x31\n\x04open\x18\x02 \x01(\x0b\x32!.podgate.conditions.v1alpha1.OpenH\x00\x12\x35\n\x03set\x18\x03 \x01(\x0b\x32&.podgate.conditions.v1alpha1.ConditionH\x00\x12\x35\n\x06remove\x18\x04 \x01(\x0b\x32#.podgate.conditions.v1alpha1.RemoveH\x00\x12\x39\n\x08\x63omplete\x18\x05 \x01(\x0b\x32%.podgate.conditions.v1alpha1.CompleteH\x00\x42\x08\n\x06\x61\x63tion\"\x15\n\x04Open\x12\r\n\x05owner\x18\x01 \x01(\t\"\x81\x01\n\tCondition\x12\x0f\n\x07pod_uid\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x0f\n\x07sandbox\x18\x06 \x01(\t\x12\x13\n\x0bis_repeated\x18\x07 \x01(\x08\"\'\n\x06Remove\x12\x0f\n\x07pod_uid\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\"\n\n\x08\x43omplete\"\x85\x01\n\x0fPublishResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0f\n\x07sandbox\x18\x04 \x01(\t\x12\x32\n\x05reset\x18\x05 \x01(\x0b\x32#.podgate.conditions.v1alpha1.Remove2v\n\nConditions\x12h\n\x07Publish\x12+.podgate.conditions.v1alpha1.PublishRequest\x1a,.podgate.conditions.v1alpha1.PublishResponse(\x01\x30\x01\x42\x37Z5podgate.io/api/conditions/v1alpha1;conditionsv1alpha1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,14 +36,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUBLISHREQUEST']._serialized_end=334
   _globals['_OPEN']._serialized_start=336
   _globals['_OPEN']._serialized_end=357
-  _globals['_CONDITION']._serialized_start=359
-  _globals['_CONDITION']._serialized_end=467
-  _globals['_REMOVE']._serialized_start=469
-  _globals['_REMOVE']._serialized_end=508
-  _globals['_COMPLETE']._serialized_start=510
-  _globals['_COMPLETE']._serialized_end=520
-  _globals['_PUBLISHRESPONSE']._serialized_start=523
-  _globals['_PUBLISHRESPONSE']._serialized_end=656
-  _globals['_CONDITIONS']._serialized_start=658
-  _globals['_CONDITIONS']._serialized_end=776
+  _globals['_CONDITION']._serialized_start=360
+  _globals['_CONDITION']._serialized_end=489
+  _globals['_REMOVE']._serialized_start=491
+  _globals['_REMOVE']._serialized_end=530
+  _globals['_COMPLETE']._serialized_start=532
+  _globals['_COMPLETE']._serialized_end=542
+  _globals['_PUBLISHRESPONSE']._serialized_start=545
+  _globals['_PUBLISHRESPONSE']._serialized_end=678
+  _globals['_CONDITIONS']._serialized_start=680
+  _globals['_CONDITIONS']._serialized_end=798
 # @@protoc_insertion_point(module_scope)

@@ -26,20 +26,22 @@ class Open(_message.Message):
     def __init__(self, owner: _Optional[str] = ...) -> None: ...
 
 class Condition(_message.Message):
-    __slots__ = ("pod_uid", "type", "status", "reason", "message", "sandbox")
+    __slots__ = ("pod_uid", "type", "status", "reason", "message", "sandbox", "is_repeated")
     POD_UID_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     SANDBOX_FIELD_NUMBER: _ClassVar[int]
+    IS_REPEATED_FIELD_NUMBER: _ClassVar[int]
     pod_uid: str
     type: str
     status: str
     reason: str
     message: str
     sandbox: str
-    def __init__(self, pod_uid: _Optional[str] = ..., type: _Optional[str] = ..., status: _Optional[str] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., sandbox: _Optional[str] = ...) -> None: ...
+    is_repeated: bool
+    def __init__(self, pod_uid: _Optional[str] = ..., type: _Optional[str] = ..., status: _Optional[str] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., sandbox: _Optional[str] = ..., is_repeated: _Optional[bool] = ...) -> None: ...
 
 class Remove(_message.Message):
     __slots__ = ("pod_uid", "type")

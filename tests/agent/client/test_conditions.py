@@ -129,7 +129,7 @@ def program(server: Server) -> Program:
     return Program(server.path)
 
 
-def condition(uid: str, reason: str, kind: str = HEALTHY, **more: str) -> pb.Condition:
+def condition(uid: str, reason: str, kind: str = HEALTHY, **more: Any) -> pb.Condition:
     return pb.Condition(pod_uid=uid, type=kind, status="True", reason=reason, **more)
 
 
@@ -233,6 +233,41 @@ async def test_response_decides_what_the_next_stream_has(
             found = await until_received(server, 2)
     assert [one.set.pod_uid for one in found][:2] == ["", "good"]
     assert found[1].set == condition("good", "First", sandbox="good-1")
+
+
+@BOTH
+async def test_report_whose_response_was_lost_is_repeated_as_such(
+    server: Server, program: Program, kind: type[Publisher]
+) -> None:
+    def respond(request: pb.PublishRequest) -> list[pb.PublishResponse]:
+        uid = request.set.pod_uid
+        code = 3 if uid == "rejected" else 0
+        response = pb.PublishResponse(number=request.number, code=code, sandbox=f"{uid}-1")
+        return [] if uid == "lost" and len(server.streams) < 3 else [response]
+
+    server.responses = respond
+    expected = [
+        [condition("good", "First", sandbox="good-1"), lost]
+        for lost in (
+            *[condition("lost", "First", is_repeated=True)] * 2,
+            condition("lost", "First", sandbox="lost-1"),
+        )
+    ]
+    async with program.running(kind) as publisher:
+        publisher.set("good", "healthy", "True", "First")
+        publisher.set("lost", "healthy", "True", "First")
+        for number in range(1, 5):
+            with server.serving():
+                await polling.until("a stream", lambda: len(server.streams) >= number)  # noqa: B023
+                found = await until_received(server, 3)
+                if number > 1:
+                    assert [one.set for one in found[1:3]] == expected[number - 2]
+                # Its response is behind the others.
+                publisher.set("rejected", "healthy", "True", "First")
+                await polling.until(
+                    "the rejection",
+                    lambda: sum(isinstance(one, Rejection) for one in program.handled) >= number,  # noqa: B023
+                )
 
 
 @BOTH

@@ -115,6 +115,7 @@ async def test_rejection_and_reset_of_one_report_leave_the_stream_open(registere
         program.set("healthy", "Maybe", "SelfTestPassed")
         program.set("healthy", "True", "SelfTestPassed")
         await written(node, HEALTHY, "True", "SelfTestPassed")
+        await polling.until("the rejection", lambda: program.rejected)
         [stolen, *_] = program.rejected
         assert (stolen.type, stolen.code) == (
             "disk.example.com/mounted",

@@ -53,7 +53,7 @@ class Held:
     def set_owner(self, **spec: Any) -> None:
         self.owned.set_owners({DOMAIN: owners.read(owner(DOMAIN, {"user": 1}, **spec))})
 
-    def report(self, session: Session, kind: str = HEALTHY, **fields: str) -> str:
+    def report(self, session: Session, kind: str = HEALTHY, **fields: Any) -> str:
         given = {"pod_uid": "uid-web", "type": kind, "status": "True", "reason": "Fine"}
         return self.owned.report(session, pb.Condition(**given | fields))
 
@@ -365,6 +365,28 @@ async def test_conditions_of_a_removed_owner_are_removed_from_all_pods() -> None
     with pytest.raises(RejectedError, match=f"the ConditionOwner {DOMAIN} was deleted") as error:
         held.report(session)
     assert error.value.code is grpc.StatusCode.NOT_FOUND
+
+
+async def test_repeated_report_may_be_about_a_previous_sandbox() -> None:
+    """Its response was lost with the last stream, and the pod has another sandbox since."""
+    held = Held()
+    session = held.owned.open(DOMAIN)
+    held.report(session)
+    held.owned.close(session)
+    session = held.owned.open(DOMAIN)
+    assert held.report(session, is_repeated=True) == "sandbox-1"
+    held.owned.close(session)
+    held.sandbox = "sandbox-2"
+    held.owned.see_pod("uid-web")
+    session = held.owned.open(DOMAIN)
+    with pytest.raises(RejectedError, match="shop/web has another sandbox since") as error:
+        held.report(session, is_repeated=True)
+    assert error.value.code is grpc.StatusCode.ABORTED
+    assert held.shown() == ("False", "SandboxChanged")
+    # Its owner has checked it, or is another process.
+    assert held.report(session) == "sandbox-2"
+    assert held.shown() == ("True", "Fine")
+    assert held.report(session, is_repeated=True) == "sandbox-2"
 
 
 async def test_report_about_a_previous_sandbox_changes_nothing() -> None:

@@ -75,7 +75,7 @@ async def error_of(publish: Any, first: pb.PublishRequest | None) -> tuple[grpc.
     return caught.value.code(), caught.value.details()
 
 
-def condition(**fields: str) -> pb.Condition:
+def condition(**fields: Any) -> pb.Condition:
     given = {"pod_uid": "uid-web", "type": HEALTHY, "status": "True", "reason": "Fine"}
     return pb.Condition(**given | fields)
 
