@@ -34,7 +34,10 @@ PORT = 5300
 
 @contextlib.contextmanager
 def changing(pod: LabPod) -> Iterator[None]:
-    """Add and delete addresses in the pod's namespace without a pause: some thousand a second."""
+    """Add and delete addresses in the pod's namespace without a pause: some thousand a second.
+
+    Each is deleted after the next one exists, so every read finds one.
+    """
     ended = threading.Event()
     command = ["nsenter", f"--net={pod.netns.path}", "ip", "-batch", "-"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
@@ -42,11 +45,16 @@ def changing(pod: LabPod) -> Iterator[None]:
     commands = process.stdin
 
     def change() -> None:
+        previous: tuple[str, ...] = ()
         for number in itertools.cycle(range(1, 201)):
+            following = (f"198.18.99.{number}/32", f"fd00:18:99::{number:x}/128")
             if ended.is_set():
+                following = ()
+            commands.writelines(f"address add {address} dev eth0\n" for address in following)
+            commands.writelines(f"address del {address} dev eth0\n" for address in previous)
+            previous = following
+            if not following:
                 return
-            for address in (f"198.18.99.{number}/32", f"fd00:18:99::{number:x}/128"):
-                commands.write(f"address add {address} dev eth0\naddress del {address} dev eth0\n")
 
     thread = threading.Thread(target=change)
     thread.start()
