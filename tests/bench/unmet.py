@@ -94,7 +94,7 @@ reported. 11 ms is the agent's own start, which the figure counts.""",
     Reason(
         "probe",
         ("http_cpu_over_kubelet_ratio_*",),
-        """**http.** A loop of connect, send, receive and close in Python takes 0.26 of Go's
+        """**http.** A loop of connect, send, receive and close in Python takes 0.32 of Go's
 (`bare_http_cpu_over_kubelet_ratio_1`). A probe of podgate enters the pod's namespace for its
 socket (eight system calls), has a deadline beside all others, examines who accepted, and reads the
 answer as Go does in 6,946 recorded cases. Below 0.45 these would have to cost less than the
@@ -104,15 +104,15 @@ connection itself.""",
         "probe",
         ("https_cpu_over_kubelet_ratio_*",),
         """**https.** A loop in Python that does nothing but connect, shake hands, send, receive
-and close takes 0.86 of Go's (`bare_https_cpu_over_kubelet_ratio_1`): OpenSSL's client needs that
+and close takes 0.84 of Go's (`bare_https_cpu_over_kubelet_ratio_1`): OpenSSL's client needs that
 for a new session. The kubelet resumes none, and a resumed one would not try what the kubelet
 tries. OpenSSL 3.5 gave the same ratios as 3.0.""",
     ),
     Reason(
         "probe",
-        ("cpu_percent_1000_tcp_by_lookup", "tcp_by_lookup_over_kubelet_ratio"),
+        ("tcp_by_lookup_over_kubelet_ratio",),
         """**tcp by lookups.** The lookup itself is 0.1 us; a group of probes with one rhythm is
-one system call. The 6 us are each probe's durations in histograms and the list of recent probes,
+one system call. The 5 us are each probe's durations in histograms and the list of recent probes,
 passed on together, in this bench after five periods, and a wake-up for each group.""",
     ),
     Reason(
