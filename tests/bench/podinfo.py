@@ -30,7 +30,7 @@ PODS = 110
 CHANGES = 20
 # Of each kind in a round; the rounds show the spread.
 REQUESTS, ROUNDS = 100, 10
-# Between two: faster, it would measure the pace that a user's requests have (agent/api/paced_user.py).
+# Between two: faster, it would measure the pace of a user's requests (agent/api/paced_user.py).
 _PAUSE_SECONDS = 0.015
 _LONG_SECONDS = 120
 
