@@ -45,11 +45,11 @@ def changing(pod: LabPod) -> Iterator[None]:
     commands = process.stdin
 
     def change() -> None:
-        previous: tuple[str, ...] = ()
+        previous: list[str] = []
         for number in itertools.cycle(range(1, 201)):
-            following = (f"198.18.99.{number}/32", f"fd00:18:99::{number:x}/128")
+            following = [f"198.18.99.{number}/32", f"fd00:18:99::{number:x}/128"]
             if ended.is_set():
-                following = ()
+                following = []
             commands.writelines(f"address add {address} dev eth0\n" for address in following)
             commands.writelines(f"address del {address} dev eth0\n" for address in previous)
             previous = following
