@@ -212,7 +212,7 @@ bench-recorded: setup
 	@$(MAKE) --no-print-directory bench COMPARE=1 BENCH="$(notdir $(basename $(wildcard tests/bench/recorded/*.json)))"
 
 # The property tests with new examples, which `make test` runs with the same ones each time: those of probes' parsers again and
-# again; `make fuzz SECONDS=60` for less than ten minutes; then all others once. Then a million made frames and calls (FRAMES=)
+# again; `make fuzz SECONDS=60` for less than ten minutes; then all once. Then a million made frames and calls (FRAMES=)
 # for the programs of the gate, the hooks and the relay and their specifications, in some minutes: needs root. SEED= repeats a run.
 fuzz: setup
 	@$(PYTHON) -m tests.fuzz $(SECONDS)

@@ -38,7 +38,10 @@ _property_tests = hypothesis.settings(
     deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.register_profile("podgate", _property_tests, derandomize=True, database=None)
-hypothesis.settings.register_profile("new-examples", _property_tests, database=None)
+# Hypothesis' own default in CI has the same ones, too.
+hypothesis.settings.register_profile(
+    "new-examples", _property_tests, derandomize=False, database=None
+)
 hypothesis.settings.load_profile("podgate")
 
 # The longest takes a minute alone on an idle machine; beside a load, or on a machine emulated in

@@ -26,6 +26,8 @@ def main() -> int:
         "fuzz",
         max_examples=_EXAMPLES,
         deadline=None,
+        # Hypothesis' default in CI has the same examples each time.
+        derandomize=False,
         database=None,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
