@@ -253,21 +253,25 @@ async def test_report_whose_response_was_lost_is_repeated_as_such(
             condition("lost", "First", sandbox="lost-1"),
         )
     ]
+
+    async def first_reports(publisher: Publisher, number: int) -> list[pb.Condition]:
+        """Of the stream with this number, which has had all of its responses then."""
+        with server.serving():
+            await polling.until("a stream", lambda: len(server.streams) >= number)
+            found = [one.set for one in (await until_received(server, 3))[1:3]]
+            # Its response is behind the others.
+            publisher.set("rejected", "healthy", "True", "First")
+            await polling.until(
+                "the rejection",
+                lambda: sum(isinstance(one, Rejection) for one in program.handled) >= number,
+            )
+            return found
+
     async with program.running(kind) as publisher:
         publisher.set("good", "healthy", "True", "First")
         publisher.set("lost", "healthy", "True", "First")
-        for number in range(1, 5):
-            with server.serving():
-                await polling.until("a stream", lambda: len(server.streams) >= number)  # noqa: B023
-                found = await until_received(server, 3)
-                if number > 1:
-                    assert [one.set for one in found[1:3]] == expected[number - 2]
-                # Its response is behind the others.
-                publisher.set("rejected", "healthy", "True", "First")
-                await polling.until(
-                    "the rejection",
-                    lambda: sum(isinstance(one, Rejection) for one in program.handled) >= number,  # noqa: B023
-                )
+        found = [await first_reports(publisher, number) for number in range(1, 5)]
+    assert found[1:] == expected
 
 
 @BOTH
