@@ -30,9 +30,8 @@ REASONS = (
 that may block and are due at one of them (agent/batches.py): the kubelet's process every two
 seconds and, with it, the marks of `podgate off`, the readiness file and directories whose events
 may be lost. A batch wakes the event loop twice and its thread once or twice, for the interpreter's
-lock. The windows of 15 s differ, as they begin soon after an agent's start. In a cluster gRPC's
-own threads are added: a server and a channel without a call take `bare_grpc_wakeups_per_second`,
-without podgate.""",
+lock. In a cluster gRPC's own threads are added: a server and a channel without a call take
+`bare_grpc_wakeups_per_second`, without podgate.""",
     ),
     Reason(
         "rest",
