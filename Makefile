@@ -38,8 +38,9 @@ lint: setup
 	.venv/bin/clang-format --dry-run --Werror $(C_FILES)
 	$(PYTHON) -m tests.voice
 
+# A second mypy waits for the cache of the first, which has done its work.
 types: setup
-	.venv/bin/mypy
+	flock .venv .venv/bin/mypy
 
 test-unit: setup
 	$(UNIT_NICE) env $(PYTEST) -m "not kernel" -n $(UNIT_WORKERS)
