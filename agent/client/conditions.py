@@ -75,18 +75,20 @@ class _Reports:
 
     def first_requests(self) -> Iterator[pb.PublishRequest]:
         """The first requests of a stream: all that was reported."""
-        if self._is_open:
-            # The last stream may have brought them; of which sandbox is not known.
-            for key in self._in_flight.values():
-                if condition := self._conditions.get(key):
-                    condition.is_repeated = not condition.sandbox
-        self._is_open = False
         self._in_flight.clear()
         yield self._request(open=pb.Open(owner=self._owner))
         for key, condition in self._conditions.items():
             yield self._request(key, set=condition)
         if self._is_complete:
             yield self._request(complete=pb.Complete())
+
+    def end(self) -> None:
+        """The stream has ended. What is in flight may have arrived, for which sandbox is unknown."""
+        if self._is_open:
+            for key in self._in_flight.values():
+                if condition := self._conditions.get(key):
+                    condition.is_repeated = not condition.sandbox
+        self._is_open = False
 
     def set(self, condition: pb.Condition) -> pb.PublishRequest:
         if "/" not in condition.type:
@@ -253,6 +255,8 @@ class ConditionPublisher:
             except grpc.RpcError as found:
                 error = found
             requests.put(None)
+            with self._lock:
+                self._reports.end()
             if not self._closed.is_set():
                 self._problem.failed(error)
                 self._closed.wait(base.delay_seconds(self._error_delay_seconds))
@@ -276,7 +280,7 @@ class AsyncConditionPublisher:
         self._problem = _Problem(handlers)
         self._error_delay_seconds = error_delay_seconds
         self._target = target or DEFAULT_TARGET
-        self._requests: asyncio.Queue[pb.PublishRequest] = asyncio.Queue()
+        self._requests: asyncio.Queue[pb.PublishRequest | None] = asyncio.Queue()
 
     def set(self, pod_uid: str, kind: str, status: str, reason: str, message: str = "") -> None:
         """As `ConditionPublisher.set`."""
@@ -315,11 +319,16 @@ class AsyncConditionPublisher:
                     error = found
                 finally:
                     call.cancel()
+                    # When the server ends the stream, gRPC lets its task wait for more of these.
+                    self._requests.put_nowait(None)
+                self._reports.end()
                 self._problem.failed(error)
                 await asyncio.sleep(base.delay_seconds(self._error_delay_seconds))
 
 
-async def _taken(requests: asyncio.Queue[pb.PublishRequest]) -> AsyncIterator[pb.PublishRequest]:
+async def _taken(
+    requests: asyncio.Queue[pb.PublishRequest | None],
+) -> AsyncIterator[pb.PublishRequest]:
     with contextlib.suppress(asyncio.CancelledError):
-        while True:
-            yield await requests.get()
+        while (request := await requests.get()) is not None:
+            yield request
