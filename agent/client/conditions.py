@@ -83,7 +83,7 @@ class _Reports:
             yield self._request(complete=pb.Complete())
 
     def end(self) -> None:
-        """The stream has ended. What is in flight may have arrived, for which sandbox is unknown."""
+        """The stream has ended. What is in flight may have arrived; of which sandbox is unknown."""
         if self._is_open:
             for key in self._in_flight.values():
                 if condition := self._conditions.get(key):
