@@ -200,18 +200,23 @@ def _parse_ip_literal(host: str) -> str:
         raise UrlError("missing ']' in host")
     port = host[end + 1 :]
     _check_port(port)
-    address, zone, name = host[1:end].partition("%25")
-    address = _unescape_host(address)
-    if zone:
-        name = _unescape_zone(name)
-        address = f"{address}%{name}"
+    address, has_zone, zone = host[1:end].partition("%25")
+    literal = address = _unescape_host(address)
+    if has_zone:
+        zone = _unescape_zone(zone)
+        literal = f"{address}%{zone}"
     try:
-        parsed = ipaddress.ip_address(address)
+        version = ipaddress.ip_address(address).version
     except ValueError:
-        raise UrlError(f'invalid host: ParseAddr("{address}"): unable to parse IP') from None
-    if parsed.version == 4:
+        version = 0
+    # netip.ParseAddr: the zone begins with the first "%", and may have others.
+    if not version or (has_zone and version == 4):
+        raise UrlError(f'invalid host: ParseAddr("{literal}"): unable to parse IP')
+    if has_zone and not zone:
+        raise UrlError(f'invalid host: ParseAddr("{literal}"): zone must be a non-empty string')
+    if version == 4:
         raise UrlError("invalid IP-literal")
-    return f"[{address}]{port}"
+    return f"[{literal}]{port}"
 
 
 def _check_port(port: str) -> None:

@@ -68,6 +68,9 @@ def test_lone_surrogate_becomes_the_replacement_character() -> None:
         ("//a b%41/", 'invalid character " " in host name'),
         ("//%41 b/", 'invalid URL escape "%41"'),
         ("//[fe80::1%25a%5Eb]/", 'invalid URL escape "%5E"'),
+        ("//[fe80::1%25]/", 'ParseAddr("fe80::1%"): zone must be a non-empty string'),
+        ("//[1.2.3.4%25a]/", 'invalid host: ParseAddr("1.2.3.4%a")'),
+        ("//[x%25a]/", 'invalid host: ParseAddr("x%a"): unable to parse IP'),
     ],
 )
 def test_what_go_rejects_is_rejected(text: str, words: str) -> None:
@@ -99,6 +102,7 @@ def test_bad_path_can_be_kept_as_is() -> None:
         ("http://h:65536/", "h", -1),
         ("http://h:100000/", "h", -1),
         ("http://[fd00::1%25eth0]:81/", "fd00::1%eth0", 81),
+        ("http://[fd00::1%25a%25b]:81/", "fd00::1%a%b", 81),
     ],
 )
 def test_host_and_port(text: str, hostname: str, port: int) -> None:
