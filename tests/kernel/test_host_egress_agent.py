@@ -19,7 +19,8 @@ from agent.logs import Event
 from bpf import abi, host_egress, pins
 from bpf.host_egress_tables import EgressRule
 from tests import polling
-from tests.kernel import cgroups, sending
+from tests.docs import blocks
+from tests.kernel import cgroups, links, sending
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.test_host_egress import Destination, attempting, of_schema, send, ways_of
 from tests.kernel.test_policies import Node
@@ -28,6 +29,7 @@ from tests.kernel.test_policy_sources import UIDS, Kubelet, add_host_pod, kubele
 __all__ = ["kubelet", "node"]
 pytestmark = pytest.mark.kernel
 
+GUIDE = pathlib.Path(__file__).parents[2] / "docs" / "guides" / "host-egress.md"
 ETCD = 2379
 EVERY_POD: dict[str, Any] = {"hostNetworkPods": {"podSelector": {}}}
 TRUSTED = {"hostNetworkPods": {"podSelector": {"matchLabels": {"app": "trusted"}}}}
@@ -133,6 +135,28 @@ def test_of_two_host_network_pods_one_is_admitted_and_one_gets_eperm(
         (node.directory / "a.yaml").unlink()
         wait(node, pod, ADMITTED)
         polling.wait_until("removal", lambda: not host_egress.is_installed(installation))
+
+
+def test_node_port_of_another_node_leads_back_until_a_policy_denies_it(
+    node: Node, web: LabPod, lab: Lab, kubelet: Kubelet, other: Cgroup
+) -> None:
+    """By the policy of the guide: no gate knows that way."""
+    in_audit = blocks.files(GUIDE)["node-ports.yaml"]
+    neighbour, port = lab.add_pod("neighbour", 9), 30080
+    links.let_forward(neighbour)
+    body = (
+        "chain translated { type nat hook prerouting priority -100; "
+        f"ip daddr {neighbour.ipv4} tcp dport {port} dnat to {web.ipv4}:8080; }}\n"
+        "chain masqueraded { type nat hook postrouting priority 100; ct status dnat masquerade; }\n"
+    )
+    add_host_pod(node, UIDS[0])
+    node.start(web)
+    with kubelet.pod(UIDS[0]) as pod, links.table_inside(neighbour, "ip", body):
+        assert send(pod, web.ipv4, "tcp", other=other, port=8080) == DENIED
+        assert send(pod, neighbour.ipv4, "tcp", other=other, port=port) == ADMITTED
+        node.write("a.yaml", in_audit.replace("spec:", "spec:\n  action: Enforce"))
+        node.operator.event(Event.HOST_EGRESS_APPLIED, destinations=2)
+        assert send(pod, neighbour.ipv4, "tcp", other=other, port=port) == DENIED
 
 
 def test_two_host_network_pods_by_every_way_while_no_agent_runs(
