@@ -19,6 +19,7 @@ BENCHES = (
     "start",
     "rest",
     "gate",
+    "back",
     "default_deny",
     "probe",
     "relay",

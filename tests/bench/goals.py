@@ -66,6 +66,11 @@ GOALS = (
         Goal("localapi", f"podinfo_{kind}_p99_ms", 5, f"PodInfo's {kind} by KEP-4188's objective")
         for kind in ("get", "list")
     ),
+    *(
+        Goal("back", f"{what}_ms", 100, f"a gate is back after its {what.replace('_', ' was ')}")
+        for what in ("qdisc_deleted", "filter_deleted", "link_detached")
+    ),
+    Goal("back", "filter_preceded_ms", 100, "a filter is first again"),
 )
 
 
