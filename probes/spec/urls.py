@@ -205,16 +205,14 @@ def _parse_ip_literal(host: str) -> str:
     if has_zone:
         zone = _unescape_zone(zone)
         literal = f"{address}%{zone}"
+    # netip.ParseAddr: the zone begins with the first "%", may have others, and is an IPv6 address'.
     try:
-        version = ipaddress.ip_address(address).version
+        parsed = (ipaddress.IPv6Address if has_zone else ipaddress.ip_address)(address)
     except ValueError:
-        version = 0
-    # netip.ParseAddr: the zone begins with the first "%", and may have others.
-    if not version or (has_zone and version == 4):
-        raise UrlError(f'invalid host: ParseAddr("{literal}"): unable to parse IP')
+        raise UrlError(f'invalid host: ParseAddr("{literal}"): unable to parse IP') from None
     if has_zone and not zone:
         raise UrlError(f'invalid host: ParseAddr("{literal}"): zone must be a non-empty string')
-    if version == 4:
+    if parsed.version == 4:
         raise UrlError("invalid IP-literal")
     return f"[{literal}]{port}"
 
