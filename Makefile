@@ -188,14 +188,15 @@ test-container: setup
 	@$(PYTHON) -m tests.image.inside $(or $(FILES),$(INSIDE))
 
 # All kernel tests on Debian's kernels in QEMU, into docs/internals/kernel-runs.md, with tests/kernel/devices, for which
-# guests get modules and packages; `make test-kernels KERNEL=6.1` takes one, SYSTEMD=1 boots systemd.
+# guests get modules and packages; `make test-kernels KERNEL=6.1` takes one, SYSTEMD=1 boots systemd,
+# ARCH=arm64 is a machine of that architecture.
 # Hours for each, since the machines are emulated in software: MINUTES=60 ends a run before, and RESUME=1
 # continues it, on any machine (tests/kernels/recorded). QEMU=PATH takes another QEMU than the
 # distribution's. Fewer tests with
 # `make test-kernels KERNEL=6.1 FILES="tests/kernel/test_agent.py tests/kernel/test_strict.py"`.
 test-kernels: setup
 	@$(PYTHON) -m tests.kernels $(KERNEL) $(if $(FILES),--files $(FILES)) $(if $(RESUME),--resume) \
-		$(if $(SYSTEMD),--systemd) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(QEMU),--emulator $(QEMU))
+		$(if $(SYSTEMD),--systemd) $(if $(ARCH),--architecture $(ARCH)) $(if $(MINUTES),--minutes $(MINUTES)) $(if $(QEMU),--emulator $(QEMU))
 
 # `make demo` and `make test` on a bare Debian 12 or 13, from a clean clone of HEAD; needs root and
 # debootstrap. `make test-bare DEBIAN=12 ARGS="--times 10 --load"`, and `--help` for more.

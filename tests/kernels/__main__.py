@@ -14,12 +14,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
-from tests.kernels import guests, record, report, results, suites
+from tests.kernels import foreign, guests, record, report, results, suites
+from tests.kernels.apt import NotToBeHadError
+from tests.kernels.architectures import ARCHITECTURES, Architecture
 
 _CHECKOUT = pathlib.Path(__file__).parents[2]
 _CACHE = _CHECKOUT / ".cache" / "kernels"
 _PAGE = _CHECKOUT / "docs" / "internals" / "kernel-runs.md"
-_PACKAGES = ("qemu-system-x86", "busybox-static", "kmod", "debian-archive-keyring")
+_PACKAGES = ("busybox-static", "kmod", "debian-archive-keyring")
 
 
 def main() -> int:
@@ -37,9 +39,13 @@ def main() -> int:
         "--results", type=pathlib.Path, default=_CACHE / "exchange", help="a directory"
     )
     parser.add_argument(
-        "--emulator",
-        default=guests.EMULATOR,
-        help="QEMU 10 takes three quarters of the time of 7.2",
+        "--architecture",
+        choices=ARCHITECTURES,
+        default="amd64",
+        help="of the guest; a section of its own",
+    )
+    parser.add_argument(
+        "--emulator", default="", help="QEMU 10 takes three quarters of the time of 7.2"
     )
     options = parser.parse_args()
     offered = _test_files()
@@ -48,14 +54,15 @@ def main() -> int:
 
     # As Ctrl-C: the guest ends with its run.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    _install()
+    architecture = ARCHITECTURES[options.architecture]
+    _install(architecture.package, *_PACKAGES)
     _CACHE.mkdir(parents=True, exist_ok=True)
     (_CACHE / ".gitignore").write_text("*\n")
     mirrors = suites.read_mirrors(_apt_sources())
     failed = False
     for kernel in suites.KERNELS:
         if options.series in (None, kernel.series):
-            title = report.title(kernel.series, has_systemd=options.systemd)
+            title = report.title(kernel.series, architecture.name, has_systemd=options.systemd)
             exchange = options.results.resolve() / title.replace(" ", "-")
             # A run that was stopped has recorded nothing yet.
             kept = record.read(title).updated(results.read(exchange))
@@ -69,10 +76,11 @@ def main() -> int:
                         exchange,
                         files,
                         options.minutes * 60,
+                        architecture=architecture,
                         has_systemd=options.systemd,
                         emulator=options.emulator,
                     )
-            except suites.NotToBeHadError as error:
+            except NotToBeHadError as error:
                 _print(f"{kernel.series}: not available: {error}")
                 continue
             found = results.read(exchange)
@@ -108,10 +116,16 @@ def _run(
     files: list[str],
     limit_seconds: float,
     *,
+    architecture: Architecture,
     has_systemd: bool,
     emulator: str,
 ) -> None:
-    image = suites.fetch(kernel, mirrors, _CACHE)
+    image = suites.fetch(kernel, mirrors, _CACHE, architecture.name)
+    if architecture.name == "amd64":
+        files_of_guest = guests.Files.of_host(_CACHE)
+    else:
+        files_of_guest = foreign.files(architecture, mirrors, _CACHE, _CHECKOUT)
+        image = foreign.with_modules(files_of_guest.root, image)
     _print(f"{image.release}: {len(files)} files; follow them in {exchange}/output.txt")
     ran = guests.run(
         image,
@@ -120,6 +134,7 @@ def _run(
         exchange,
         files,
         limit_seconds,
+        files=files_of_guest,
         has_systemd=has_systemd,
         emulator=emulator,
     )
@@ -148,9 +163,9 @@ def _apt_sources() -> Iterator[str]:
             yield path.read_text(encoding="utf-8")
 
 
-def _install() -> None:
+def _install(*packages: str) -> None:
     """Install missing packages from the distribution, as deploy/setup.sh does."""
-    missing = [package for package in _PACKAGES if not _is_installed(package)]
+    missing = [package for package in packages if not _is_installed(package)]
     if not missing:
         return
     _print(f"installing {' '.join(missing)}")

@@ -14,21 +14,43 @@ import time
 
 from tests.kernel.devices import requirements
 from tests.kernels import initramfs, packages, suites
+from tests.kernels.architectures import ARCHITECTURES, Architecture
 
 _HERE = pathlib.Path(__file__).parent
 # Two workers, each with agents and pods; the files that tests write are in memory too.
 _MEMORY_MB = 4096
-# Retpolines and the like make emulation slow, and so do clearing of pages that are written anyway
-# and a clock other than the TSC.
-_KERNEL_OPTIONS = (
-    "console=ttyS0 loglevel=7 panic=-1 mitigations=off init_on_alloc=0 tsc=reliable no5lvl"
-)
-EMULATOR = "qemu-system-x86_64"
+# Retpolines and the like make emulation slow, and so does clearing of pages that are written.
+_KERNEL_OPTIONS = "loglevel=7 panic=-1 mitigations=off init_on_alloc=0"
 # What no kernel test imports, half of all files; the guest has them by the host's.
 _TOOLS = (
     *("clang_format", "config-3.*", "grimp", "lib2to3", "mypy", "mypyc", "*__mypyc.*.so"),
     *("pip", "setuptools", "sqlalchemy", "cel_expr_python", "tzdata"),
 )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Files:
+    """What a guest sees as its files: this machine's, or those of `foreign`."""
+
+    architecture: Architecture
+    root: pathlib.Path
+    python: tuple[pathlib.Path, ...]
+    """Directories below the root with Python's modules."""
+    packages: bytes
+    """A tar of what the tests need in addition."""
+    busybox: pathlib.Path | None = None
+    """The guest's, if it is not this machine's."""
+
+    @classmethod
+    def of_host(cls, cache: pathlib.Path) -> "Files":
+        """This machine's. cache: of downloads."""
+        python = tuple(pathlib.Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib"))
+        added = packages.archive(requirements.PACKAGES, cache / "packages")
+        return cls(ARCHITECTURES["amd64"], pathlib.Path("/"), python, added)
+
+    def inside(self, path: pathlib.Path) -> str:
+        """The guest's path of a file."""
+        return f"/{path.relative_to(self.root)}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,14 +70,16 @@ def run(
     arguments: list[str],
     limit_seconds: float,
     *,
+    files: Files,
     has_systemd: bool = False,
-    emulator: str = EMULATOR,
+    emulator: str = "",
 ) -> Run:
     """Boot, run `pytest -m kernel` with more `arguments`, and switch off.
 
     checkout: a clean copy is made of what git knows or would add there. exchange: a folder that is
     emptied first but for the results; the only one that the guest can write to. has_systemd:
-    whether systemd is the guest's init, as on a node. emulator: the command.
+    whether systemd is the guest's init, as on a node. emulator: another command than the
+    architecture's.
     """
     exchange.mkdir(parents=True, exist_ok=True)
     for path in exchange.iterdir():
@@ -74,15 +98,13 @@ def run(
         [sys.executable, "-m", "bpf.compiler", "--all", str(compiled)], cwd=checkout, check=True
     )
     _pack(checkout, compiled, exchange / "checkout.tar")
-    _pack_python(exchange / "python.tar")
-    downloads = checkout / ".cache" / "kernels" / "packages"
-    content = packages.archive(requirements.PACKAGES, downloads)
-    (exchange / "packages.tar").write_bytes(content)
+    _pack_python(files, exchange / "python.tar")
+    (exchange / "packages.tar").write_bytes(files.packages)
     for script in ("guest.sh", "suite.sh"):
         shutil.copy(_HERE / script, exchange)
     settings = {
         "checkout": str(checkout),
-        "modules": str(image.modules),
+        "modules": files.inside(image.modules),
         "release": image.release,
         "devices": " ".join(requirements.MODULES),
         "systemd": "yes" if has_systemd else "",
@@ -92,12 +114,12 @@ def run(
         + f"arguments=({shlex.join(arguments)})\n"
     )
     initrd = exchange / "initrd"
-    initrd.write_bytes(initramfs.build(image.modules, _HERE / "init.sh"))
+    initrd.write_bytes(initramfs.build(image.modules, _HERE / "init.sh", files.busybox))
 
     started = time.monotonic()
     with (exchange / "console.txt").open("wb") as console:
         process = subprocess.Popen(
-            _command(emulator, image, initrd, exchange),
+            _command(emulator, files, image, initrd, exchange),
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=subprocess.STDOUT,
@@ -114,8 +136,14 @@ def run(
 
 
 def _command(
-    emulator: str, image: suites.Image, initrd: pathlib.Path, exchange: pathlib.Path
+    emulator: str,
+    files: Files,
+    image: suites.Image,
+    initrd: pathlib.Path,
+    exchange: pathlib.Path,
 ) -> list[str]:
+    machine = files.architecture
+
     def share(tag: str, path: pathlib.Path, more: str) -> list[str]:
         # multidevs=remap: the host's files may lie on several file systems.
         options = f"local,path={path},mount_tag={tag},security_model=none,multidevs=remap{more}"
@@ -123,14 +151,14 @@ def _command(
 
     return [
         # Emulation takes all of a core or two for minutes; let others go first.
-        *("nice", "-n", "19", emulator),
+        *("nice", "-n", "19", emulator or machine.emulator),
         # Not KVM: it is missing on most machines that are virtual themselves.
         *("-accel", "tcg,thread=multi", "-smp", "2"),
-        *("-cpu", "max", "-m", str(_MEMORY_MB)),
+        *(*machine.options, "-m", str(_MEMORY_MB)),
         *("-kernel", str(image.vmlinuz), "-initrd", str(initrd)),
-        *("-append", _KERNEL_OPTIONS),
+        *("-append", f"{_KERNEL_OPTIONS} {machine.kernel_options}"),
         *("-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"),
-        *share("host", pathlib.Path("/"), ",readonly=on"),
+        *share("host", files.root, ",readonly=on"),
         *share("exchange", exchange, ""),
     ]
 
@@ -155,12 +183,12 @@ def _pack(checkout: pathlib.Path, compiled: pathlib.Path, archive: pathlib.Path)
         tar.add(compiled, arcname="compiled")
 
 
-def _pack_python(archive: pathlib.Path) -> None:
+def _pack_python(files: Files, archive: pathlib.Path) -> None:
     """Python's modules, for the guest's memory: opening a file of the host is a round trip, and an
     agent imports a thousand."""
     with tarfile.open(archive, "w") as tar:
-        for kind in ("stdlib", "purelib"):
-            tar.add(sysconfig.get_path(kind), filter=_without_tools)
+        for directory in files.python:
+            tar.add(directory, arcname=files.inside(directory), filter=_without_tools)
 
 
 def _without_tools(member: tarfile.TarInfo) -> tarfile.TarInfo | None:

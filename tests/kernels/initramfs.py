@@ -11,11 +11,11 @@ import tempfile
 _WANTED = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
 
 
-def build(modules: pathlib.Path, script: pathlib.Path) -> bytes:
+def build(modules: pathlib.Path, script: pathlib.Path, guests: pathlib.Path | None = None) -> bytes:
     """A cpio archive with `script` as /init, which finds the modules in /modules, in their order.
 
-    modules: the kernel's folder with modules.dep in it. Raises `FileNotFoundError` when busybox
-    is not installed.
+    modules: the kernel's folder with modules.dep in it; guests: the busybox that the guest runs, by
+    default this machine's. Raises `FileNotFoundError` when busybox is not installed.
     """
     busybox = shutil.which("busybox")
     if busybox is None:
@@ -24,7 +24,7 @@ def build(modules: pathlib.Path, script: pathlib.Path) -> bytes:
         root = pathlib.Path(folder)
         for name in ("bin", "dev", "host", "memory", "modules", "proc", "root", "sys"):
             (root / name).mkdir()
-        shutil.copy(busybox, root / "bin/busybox")
+        shutil.copy(guests or busybox, root / "bin/busybox")
         shutil.copy(script, root / "init")
         (root / "init").chmod(0o755)
         for number, path in enumerate(load_order((modules / "modules.dep").read_text(), _WANTED)):

@@ -8,6 +8,9 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
+NONE = bytes(10240)
+"""A tar without a file."""
+
 _INSTALL = ("apt-get", "install", "--simulate", "--no-upgrade", "--no-install-recommends")
 
 

@@ -24,6 +24,7 @@ emulation over the host's files, with cgroup v2 as the only hierarchy:
 | with `FILES="tests/kernel/test_agent.py"` | only these files |
 | with `RESUME=1` | only files that never ran to their end |
 | with `SYSTEMD=1` | systemd as the init; a separate section |
+| with `ARCH=arm64` | another architecture, with its packages; a separate section |
 
 `tests/kernels/recorded` stores the results, so another machine can continue a run that was stopped.
 The row of a file is its last run to the end. Tests under "lacks" found a feature of the kernel
@@ -43,9 +44,11 @@ Runs of older commits, before results were kept by file; each ended after two ho
 """
 
 
-def title(series: str, *, has_systemd: bool) -> str:
-    """The name of a kernel's runs; those with systemd as the init are separate."""
-    return f"{series} with systemd" if has_systemd else series
+def title(series: str, architecture: str = "amd64", *, has_systemd: bool = False) -> str:
+    """The name of a kernel's runs; those of other architectures, and those with systemd as the
+    init, are separate."""
+    name = series if architecture == "amd64" else f"{series} {architecture}"
+    return f"{name} with systemd" if has_systemd else name
 
 
 def section(title: str, kept: record.Record, offered: Sequence[str]) -> str:

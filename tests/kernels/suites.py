@@ -12,14 +12,11 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 
-_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+from tests.kernels.apt import Apt, NotToBeHadError
+
 # The full image: the cloud one lacks 9p, by which the guest sees the host's files.
-_META_PACKAGE = "linux-image-amd64"
+_META_PACKAGE = "linux-image-{}"
 _CODENAMES = {"bullseye", "bookworm", "trixie", "forky", "stable", "oldstable", "testing", "sid"}
-
-
-class NotToBeHadError(Exception):
-    """No suite has the kernel, or no mirror is known: noted in the report, no failure."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,84 +77,43 @@ def read_mirrors(texts: Iterable[str]) -> Mirrors:
     return Mirrors(archive, security)
 
 
-def fetch(kernel: Kernel, mirrors: Mirrors, cache: pathlib.Path) -> Image:
+def fetch(kernel: Kernel, mirrors: Mirrors, cache: pathlib.Path, architecture: str) -> Image:
     """The newest image of the series, downloaded and extracted below `cache` unless it exists.
 
-    Raises `NotToBeHadError` with the last suite's reason.
+    architecture: Debian's name. Raises `NotToBeHadError` with the last suite's reason.
     """
+    meta_package = _META_PACKAGE.format(architecture)
     reasons = []
     for suite in kernel.suites:
         uri = mirrors.of(suite)
         if uri is None:
             reasons.append(f"{suite}: this machine's apt names no mirror for it")
             continue
-        apt = _Apt(suite, uri, cache / "apt" / suite)
+        apt = Apt({suite: uri}, architecture, cache / "apt" / f"{suite}-{architecture}")
         try:
             apt.update()
-            package, version = apt.newest(kernel.series)
-            return _extracted(apt, package, version, cache / "images" / kernel.series)
+            package, version = _newest(apt.show(meta_package), kernel.series)
+            folder = cache / "images" / f"{kernel.series}-{architecture}"
+            return _extracted(apt, package, version, folder, suite)
         except NotToBeHadError as error:
             reasons.append(f"{suite}: {error}")
     raise NotToBeHadError("; ".join(reasons))
 
 
-class _Apt:
-    """apt-get and apt-cache over one suite alone."""
+def _newest(meta_packages: str, series: str) -> tuple[str, str]:
+    """The real package behind the newest meta package of the series, and its version.
 
-    def __init__(self, suite: str, uri: str, folder: pathlib.Path) -> None:
-        self.suite = suite
-        for name in ("lists/partial", "cache/archives/partial"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
-        source = folder / "suite.sources"
-        source.write_text(
-            f"Types: deb\nURIs: {uri}\nSuites: {suite}\nComponents: main\n"
-            f"Architectures: amd64\nSigned-By: {_KEYRING}\n",
-            encoding="ascii",
-        )
-        options = {
-            "Dir::Etc::SourceList": source,
-            "Dir::Etc::SourceParts": "/dev/null",
-            "Dir::Etc::Preferences": "/dev/null",
-            "Dir::Etc::PreferencesParts": "/dev/null",
-            "Dir::State::Lists": folder / "lists",
-            "Dir::State::Status": "/dev/null",
-            "Dir::Cache": folder / "cache",
-            # Else apt warns that its user cannot write below a checkout of root's.
-            "APT::Sandbox::User": "root",
-        }
-        self._options = [f"--option={name}={value}" for name, value in options.items()]
-
-    def update(self) -> None:
-        self._run("apt-get", "update", "-qq", "--error-on=any")
-
-    def newest(self, series: str) -> tuple[str, str]:
-        """The real package behind the newest meta package of the series, and its version."""
-        found = None
-        for record in self._run("apt-cache", "show", _META_PACKAGE).split("\n\n"):
-            version = re.search(r"^Version: (\S+)", record, re.MULTILINE)
-            package = re.search(r"^Depends: (linux-image-\S+)", record, re.MULTILINE)
-            if version and package and version[1].startswith(f"{series}."):
-                # apt shows the newest version first.
-                found = found or (package[1], version[1])
-        if found is None:
-            raise NotToBeHadError(f"no {_META_PACKAGE} of {series}")
-        return found
-
-    def download(self, package: str, into: pathlib.Path) -> pathlib.Path:
-        self._run("apt-get", "download", "-qq", package, cwd=into)
-        (path,) = into.glob(f"{package}_*.deb")
-        return path
-
-    def _run(self, *command: str, cwd: pathlib.Path | None = None) -> str:
-        done = subprocess.run(
-            [command[0], *self._options, *command[1:]], capture_output=True, text=True, cwd=cwd
-        )
-        if done.returncode != 0:
-            raise NotToBeHadError(_reason(done.stderr))
-        return done.stdout
+    meta_packages: the output of `apt-cache show`, which has the newest version first.
+    """
+    for record in meta_packages.split("\n\n"):
+        version = re.search(r"^Version: (\S+)", record, re.MULTILINE)
+        package = re.search(r"^Depends: (linux-image-\S+)", record, re.MULTILINE)
+        if version and package and version[1].startswith(f"{series}."):
+            return package[1], version[1]
+    raise NotToBeHadError(f"no kernel of {series}")
 
 
-def _extracted(apt: _Apt, package: str, version: str, folder: pathlib.Path) -> Image:
+def _extracted(apt: Apt, package: str, version: str, folder: pathlib.Path, suite: str) -> Image:
     root = folder / f"{package}_{version}"
     if not (root / ".complete").exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -172,13 +128,7 @@ def _extracted(apt: _Apt, package: str, version: str, folder: pathlib.Path) -> I
         (root / ".complete").touch()
     (vmlinuz,) = (root / "boot").glob("vmlinuz-*")
     (modules,) = (root / "lib/modules").iterdir()
-    return Image(vmlinuz, modules.resolve(), version, apt.suite)
-
-
-def _reason(messages: str) -> str:
-    """apt's first error without addresses: reports name no mirror."""
-    lines = [line for line in messages.splitlines() if line.startswith("E:")]
-    return re.sub(r"\w+://\S+ ?", "", lines[0][2:].strip()) if lines else "apt failed"
+    return Image(vmlinuz, modules.resolve(), version, suite)
 
 
 def _sources(texts: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
@@ -197,7 +147,3 @@ def _sources(texts: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
                 entry = re.match(r"deb\s+(?:\[[^\]]*\]\s+)?(\S+)\s+(\S+)\s+(.*)", line)
                 if entry and "main" in entry[3].split():
                     yield entry[1], [entry[2]]
-
-
-def _has(fields: dict[str, str], name: str, word: str) -> bool:
-    return word in fields.get(name, "").split()

@@ -1,0 +1,38 @@
+"""Machines that QEMU emulates."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Architecture:
+    """name: Debian's; package: with the emulator; options: of the emulator; kernel_options: of the
+    kernel's command line."""
+
+    name: str
+    emulator: str
+    package: str
+    options: tuple[str, ...]
+    kernel_options: str
+
+
+ARCHITECTURES = {
+    one.name: one
+    for one in (
+        Architecture(
+            "amd64",
+            "qemu-system-x86_64",
+            "qemu-system-x86",
+            ("-cpu", "max"),
+            # A clock other than the TSC makes emulation slow.
+            "console=ttyS0 tsc=reliable no5lvl",
+        ),
+        Architecture(
+            "arm64",
+            "qemu-system-aarch64",
+            "qemu-system-arm",
+            # It has no pointer authentication, which takes a guest half of its time.
+            ("-machine", "virt", "-cpu", "neoverse-n1"),
+            "console=ttyAMA0",
+        ),
+    )
+}
