@@ -2,9 +2,8 @@
 
 import pathlib
 
-import aiohttp
-
 from agent.errors import AgentRequestError, AgentUnreachableError
+from agent.http_library import aiohttp
 
 # An agent that is busy with its gates responds to /version: it takes the event loop only, which is
 # never blocked for long, and a machine that is twenty times as slow still responds in time.

@@ -5,7 +5,7 @@ import ipaddress
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from aiohttp import web
+from agent.http_library import web
 
 _EXPOSITION = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
-from aiohttp import web
 
 from agent import VERSION
 from agent.admin import endpoints
@@ -14,6 +13,7 @@ from agent.admin.endpoints import Observable
 from agent.admin.observations import Observations
 from agent.admin.report import AgentReport, DropEvents, Drops, RulesReport
 from agent.app import stacks
+from agent.http_library import web
 from agent.operate.page.server import StatusPage
 from agent.serving import http
 from agent.serving.places import Limits

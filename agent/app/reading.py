@@ -14,12 +14,12 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
-from aiohttp import web
 
 from agent.admin import namespaced
 from agent.admin.read_api import AUDIENCE, PATH, TOKEN_HEADER
 from agent.admin.report import AgentReport, Drops, RulesReport
 from agent.errors import PodgateError
+from agent.http_library import web
 from agent.kube.client import ApiClient
 from agent.kube.token_reviews import Access, TokenReviews
 from agent.operate.explain import pod_checks

@@ -11,11 +11,11 @@ import socket
 import ssl
 
 import structlog
-from aiohttp import web
 
 from agent.admin import endpoints
 from agent.admin.endpoints import Observable
 from agent.app.reading import Reading
+from agent.http_library import web
 from agent.kube import own_certificate
 from agent.kube.client import ApiClient
 from agent.kube.token_reviews import Access, TokenReviews

@@ -128,10 +128,6 @@ class Servers:
 
 
 def _import_http_server() -> ModuleType:
-    import mimetypes
-
-    # aiohttp reads these as it is imported, 0.4 MB of the machine's file types; it serves no files.
-    mimetypes.knownfiles.clear()
     from agent.app import http_server
 
     return http_server

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 import structlog
-from aiohttp import web
 
 from agent.controller import review
 from agent.controller.injection import Json
 from agent.controller.review import ReviewError, ReviewRequest
 from agent.controller.review_queue import ReviewQueue, ReviewsOverloadedError
 from agent.controller.settings import WebhookSettings
+from agent.http_library import web
 from agent.kube.self_signed import KeyPair
 from agent.logs import Event
 from agent.serving import http

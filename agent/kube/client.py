@@ -27,7 +27,7 @@ from agent.logs import Event
 
 # aiohttp is imported where it is used: it takes 0.1 s, and the first gates do without it.
 if TYPE_CHECKING:
-    import aiohttp
+    from agent.http_library import aiohttp
 
 log = structlog.get_logger(__name__)
 
@@ -146,7 +146,7 @@ class ApiClient:
         timeout_seconds: float = _RESPONSE_SECONDS,
     ) -> bytes:
         """Send a request and return the response's body. Raises `ApiError`."""
-        import aiohttp
+        from agent.http_library import aiohttp
 
         limits = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=_CONNECT_SECONDS)
         response = await self._send(method, path, query, body, content_type, accept, limits)
@@ -159,7 +159,7 @@ class ApiClient:
 
     async def date(self) -> datetime.datetime:
         """The API server's time, in whole seconds, by a response's header. Raises `ApiError`."""
-        import aiohttp
+        from agent.http_library import aiohttp
 
         limits = aiohttp.ClientTimeout(total=_RESPONSE_SECONDS, sock_connect=_CONNECT_SECONDS)
         response = await self._send("GET", "/version", None, None, JSON, JSON, limits)
@@ -176,7 +176,7 @@ class ApiClient:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """A response's body in parts, for one that may be large. Raises `ApiError`, also while it
         is read. timeout_seconds: for all of it."""
-        import aiohttp
+        from agent.http_library import aiohttp
 
         limits = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=_CONNECT_SECONDS)
         response = await self._send("GET", path, query, None, JSON, accept, limits)
@@ -197,7 +197,7 @@ class ApiClient:
         byte: for a watch these are the same, it continues from its last version. An incomplete
         line is left out.
         """
-        import aiohttp
+        from agent.http_library import aiohttp
 
         limits = aiohttp.ClientTimeout(
             total=None, sock_connect=_CONNECT_SECONDS, sock_read=silence_seconds
@@ -220,7 +220,7 @@ class ApiClient:
         accept: str,
         limits: "aiohttp.ClientTimeout",
     ) -> "aiohttp.ClientResponse":
-        import aiohttp
+        from agent.http_library import aiohttp
 
         server, session = await self._fresh_session()
         url = f"{server.url}{path}"
@@ -298,7 +298,7 @@ def _load(kubeconfig: str | None) -> tuple[Connection, ssl.SSLContext]:
 
 
 def _session(tls: ssl.SSLContext) -> "aiohttp.ClientSession":
-    import aiohttp
+    from agent.http_library import aiohttp
 
     return aiohttp.ClientSession(
         connector=connection.connector(tls),
@@ -308,7 +308,7 @@ def _session(tls: ssl.SSLContext) -> "aiohttp.ClientSession":
 
 
 async def _parts(response: "aiohttp.ClientResponse") -> AsyncGenerator[bytes, None]:
-    import aiohttp
+    from agent.http_library import aiohttp
 
     try:
         async for part in response.content.iter_any():
@@ -318,7 +318,7 @@ async def _parts(response: "aiohttp.ClientResponse") -> AsyncGenerator[bytes, No
 
 
 async def _lines(response: "aiohttp.ClientResponse") -> AsyncGenerator[bytes, None]:
-    import aiohttp
+    from agent.http_library import aiohttp
 
     unfinished = bytearray()
     with contextlib.suppress(aiohttp.ClientError, OSError):
@@ -337,7 +337,7 @@ async def _lines(response: "aiohttp.ClientResponse") -> AsyncGenerator[bytes, No
 
 
 async def _error_response(response: "aiohttp.ClientResponse") -> ApiError:
-    import aiohttp
+    from agent.http_library import aiohttp
 
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):

@@ -20,7 +20,7 @@ from agent.kube import environment_proxy
 
 # aiohttp is imported where it is used: it takes 0.1 s, and the first gates do without it.
 if TYPE_CHECKING:
-    import aiohttp
+    from agent.http_library import aiohttp
 
 SERVICE_ACCOUNT = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """What the kubelet mounts into each pod: `token` and `ca.crt`."""
@@ -121,7 +121,7 @@ def read(kubeconfig: str | None) -> Connection:
 def connector(tls: ssl.SSLContext) -> "aiohttp.BaseConnector":
     """Opens and keeps connections. One whose way is lost ends after some 25 s: watches send nothing
     themselves, and would only miss a bookmark later. client-go pings its own after 30 s."""
-    import aiohttp
+    from agent.http_library import aiohttp
 
     return aiohttp.TCPConnector(ssl=tls, socket_factory=_keepalive_socket)
 

@@ -6,8 +6,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
-from aiohttp import web
-
+from agent.http_library import web
 from agent.serving.acceptor import Acceptor
 from agent.serving.connection_tasks import ConnectionTasks
 from agent.serving.places import Limits, Place, Places

@@ -12,7 +12,7 @@ import sys
 
 
 async def _serve_http(port: int, failure_file: str | None) -> None:
-    from aiohttp import web
+    from agent.http_library import web
 
     async def healthz(request: web.Request) -> web.Response:
         if failure_file is not None and os.path.exists(failure_file):  # noqa: ASYNC240 - tmpfs

@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from aiohttp import web
-
 from agent.admin.endpoints import Rejection
 from agent.admin.report import AgentReport, Drops
+from agent.http_library import web
 from agent.operate.page import content, style
 
 # A report reads all gates, so clients share one that is at most this old.

@@ -12,8 +12,8 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 
 import structlog
-from aiohttp import web
 
+from agent.http_library import web
 from agent.logs import Event
 from agent.services.client.v1alpha1 import endpoints_pb2
 from agent.services.proxy.health import ProxyHealth

@@ -6,8 +6,8 @@ import json
 from collections.abc import Awaitable, Callable
 
 import prometheus_client
-from aiohttp import web
 
+from agent.http_library import web
 from agent.logs import Event
 from agent.services.proxy.health import ProxyHealth
 from agent.services.proxy.metrics import ProxyMetrics
