@@ -10,6 +10,7 @@ from tests.compatibility import runs
 from tests.compatibility.cells import NOT_TRIED, tried, unsupported
 from tests.compatibility.runs import MODES
 from tests.kernels import record as kernels
+from tests.kernels import report as kernel_report
 from tests.meshes import record as meshes
 from tests.networks import records
 from tests.networks.records import Row
@@ -52,6 +53,8 @@ _RUNTIMES = (
 )
 _HOSTS = ("Debian 11", "Debian 12", "Debian 13", "Ubuntu", "Fedora", "Flatcar", "Bottlerocket")
 _ARCHITECTURES = ("amd64", "arm64")
+_GUESTS_KERNEL = "6.12"
+"""Of guests of other architectures."""
 _KUBELETS = {f"1.{minor}": f"v1.{minor}" for minor in (37, 36, 35, 34, 33, 32, 31, 30)}
 _DISTRIBUTIONS = ("k3s, RKE2", "MicroK8s", "k0s", "OpenShift, MicroShift", "EKS, GKE, AKS")
 _KERNELS = ("6.18", "6.12", "6.6", "6.1", "5.15", "5.10")
@@ -86,7 +89,7 @@ def all_tables() -> list[Table]:
         _by_attribute("Container runtime and mode", "runtime", _RUNTIMES),
         _by_attribute("Host and mode", "host", _HOSTS),
         _kernels(),
-        _by_attribute("Architecture and mode", "architecture", _ARCHITECTURES),
+        _architectures(),
         _kubelets(),
     ]
 
@@ -146,6 +149,26 @@ def _by_attribute(title: str, attribute: str, values: Sequence[str]) -> Table:
         found = runs.of_attribute(attribute, value)
         rows.append((value, runs.by_mode(found, lambda row: str(getattr(row, attribute)))))
     return Table(title, "", MODES, rows)
+
+
+def _architectures() -> Table:
+    """By clusters, else by the demo in a guest, which has all modes."""
+    table = _by_attribute("Architecture and mode", "architecture", _ARCHITECTURES)
+    rows, runs_of_guests = [], []
+    for name, cells in table.rows:
+        title = kernel_report.title(_GUESTS_KERNEL, name)
+        found = kernels.read(title)
+        demo = found.files.get("tests/kernel/test_demo.py")
+        if set(cells) == {NOT_TRIED} and demo is not None and not demo.failed:
+            cells = [tried(found.date, f"{name}, Linux {found.package}")] * len(MODES)
+            failed = sum(len(one.failed) for one in found.files.values())
+            tests = sum(one.tests for one in found.files.values())
+            runs_of_guests.append(
+                f"{name} was emulated: `make demo`, and {tests} kernel tests, {failed} failed"
+            )
+        rows.append((name, cells))
+    note = f"{'; '.join(runs_of_guests)} ([kernel runs](internals/kernel-runs.md))."
+    return dataclasses.replace(table, rows=rows, note=note if runs_of_guests else "")
 
 
 def _kubelets() -> Table:

@@ -109,12 +109,12 @@ def _make_environment(
     install += ["--target", str(modules), "--python-platform", _PLATFORMS[architecture.name]]
     install += ["--python-version", f"{sys.version_info.major}.{sys.version_info.minor}"]
     install += ["--only-binary", ":all:", "--no-binary", _FROM_SOURCES]
-    install += ["-c", str(checkout / "deploy" / "constraints.txt"), *_requirements(checkout)]
+    install += ["-c", str(checkout / "deploy" / "constraints.txt"), *requirements(checkout)]
     subprocess.run(install, check=True, cwd=checkout)
     (modules / "bcc").symlink_to("/usr/lib/python3/dist-packages/bcc")
 
 
-def _requirements(checkout: pathlib.Path) -> Iterator[str]:
+def requirements(checkout: pathlib.Path) -> Iterator[str]:
     """Of podgate and its tests."""
     project = tomllib.loads((checkout / "pyproject.toml").read_text("utf-8"))["project"]
     optional = project["optional-dependencies"]
