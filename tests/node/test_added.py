@@ -30,7 +30,8 @@ elif os.environ["CNI_COMMAND"] == "ADD":
 
 
 def install_hold(runtime: Containerd, release: pathlib.Path) -> None:
-    """Add a last plugin that returns when `release` exists; it fails if that contains "fail"."""
+    """Add a last plugin that returns when `release` exists; it fails if that contains "fail", which
+    has to be there as soon as the file is."""
     script = runtime.plugins / "hold"
     script.write_text(_HOLD.format(python=sys.executable, release=str(release)))
     script.chmod(0o755)
@@ -82,8 +83,11 @@ async def test_sandbox_that_fails_after_its_gate_is_attached_is_forgotten(
     try:
         await node.until("the condition", lambda: isolation(node) == ("True", "Enforced"))
     finally:
-        release.write_text("fail")
-    await asyncio.gather(creating, return_exceptions=True)
+        unnamed = release.with_suffix(".new")
+        unnamed.write_text("fail")
+        unnamed.rename(release)
+    (ended,) = await asyncio.gather(creating, return_exceptions=True)
+    assert isinstance(ended, Exception)
     await node.until("its end", lambda: isolation(node)[0] == "False")
     release.write_text("")
     await node.run_pod("web", attempt=1)
