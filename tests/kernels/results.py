@@ -102,6 +102,8 @@ def _add(file: FileResults, event: dict[str, Any]) -> None:
     if event["event"] == "start":
         file.running.add(test)
         return
+    # Set-ups and tear-downs that passed are not reported (tests/reports.py).
+    file.running.discard(test)
     reason = str(event["reason"])
     if event["outcome"] == "failed":
         file.failed.setdefault(test, reason)
@@ -111,10 +113,8 @@ def _add(file: FileResults, event: dict[str, Any]) -> None:
             file.not_offered[test] = reason.removeprefix(offers.NOT_OFFERED)
         else:
             file.failed.setdefault(test, f"skipped: {reason}")
-    elif event["event"] == "teardown" and test not in (file.failed | file.not_offered):
+    elif event["event"] == "call" and test not in (file.failed | file.not_offered):
         file.passed[test] = None
-    if event["event"] in ("teardown", "???"):  # the latter is of a worker that crashed
-        file.running.discard(test)
 
 
 def _decoded(line: str) -> dict[str, Any] | None:
