@@ -21,7 +21,7 @@ from tests.kernels.suites import Image, Mirrors
 _PACKAGES = (
     *("base-files", "bash", "coreutils", "dash", "findutils", "grep", "gzip", "sed", "tar"),
     *("busybox-static", "kmod", "libc-bin", "mount", "procps", "util-linux"),
-    *("bpftool", "curl", "iproute2", "nftables", "python3", "python3-bpfcc"),
+    *("bpftool", "curl", "iproute2", "nftables", "openssl", "python3", "python3-bpfcc"),
     *("containernetworking-plugins", "gcc", "libc6-dev"),
 )
 # Tools that no kernel test runs; some have no package for other architectures.
@@ -39,7 +39,7 @@ _GROUPS = "root:x:0:\nnogroup:x:65534:\n"
 def files(
     architecture: Architecture, mirrors: Mirrors, cache: pathlib.Path, checkout: pathlib.Path
 ) -> Files:
-    """Made below `cache` unless they exist. Raises `NotToBeHadError`.
+    """Made below `cache` unless they exist with the same packages. Raises `NotToBeHadError`.
 
     Of the suite of this machine, so that its byte code is valid there.
     """
@@ -48,7 +48,9 @@ def files(
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     environment = root / checkout.relative_to("/") / ".venv"
     modules = environment / "lib" / version / "site-packages"
-    if not (root / ".complete").exists():
+    made_of = "\n".join((*_PACKAGES, *requirements(checkout)))
+    complete = root / ".complete"
+    if not complete.exists() or complete.read_text() != made_of:
         shutil.rmtree(root, ignore_errors=True)
         names = (suite, f"{suite}-security")
         sources = {name: uri for name in names if (uri := mirrors.of(name))}
@@ -59,7 +61,7 @@ def files(
         compiled = [root / "usr" / "lib" / version, root / "usr" / "lib" / "python3", modules]
         compile_all = (sys.executable, "-m", "compileall", "-q", "-s", str(root), "-p", "/")
         subprocess.run([*compile_all, *compiled], check=False, stdout=subprocess.DEVNULL)
-        (root / ".complete").touch()
+        complete.write_text(made_of)
     python = (root / "usr" / "lib" / version, modules)
     busybox = root / "usr" / "bin" / "busybox"
     return Files(architecture, root, python, packages.NONE, busybox)
