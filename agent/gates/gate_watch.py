@@ -29,8 +29,7 @@ from agent.pods.store import PodStore
 from bpf import memory_watch
 from bpf.attachment import Attachment
 from bpf.errors import AttachError, BpfError, CompileError
-from bpf.gates import GateCheck, Gates
-from bpf.host_devices import HostDevicePrograms
+from bpf.gates import GateCheck
 from bpf.memory_watch import MemoryWatch
 from bpf.tcx_chains import TcxChains
 
@@ -43,7 +42,7 @@ QUIET_SECONDS = 30.0
 # One that had to wait for RTNL shows little about the next one.
 _PAUSE_PER_SECOND, _LONGEST_PAUSE_SECONDS = 50.0, 0.5
 # What cannot be repaired is tried again, and its pods are marked, at this pace.
-_REPEAT_SECONDS = 5.0
+REPEAT_SECONDS = 5.0
 # To load the program of `MemoryWatch` takes 25 ms of CPU, which a start has better uses for.
 _START_SECONDS = 5.0
 # podgate-cni removes a gate, then the network plugin the interface, within milliseconds: that is no
@@ -55,13 +54,14 @@ _LOG_SECONDS = 60.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Found:
-    """The result of one check. failed: why a lost gate cannot be put back; devices: host devices
-    whose programs were lost, with the reason if they cannot be put back; seconds: without the wait
-    for the worker's thread."""
+    """The result of one check. failed: why a lost gate cannot be put back; moved: gates that were
+    moved first since the check before; devices: host devices whose programs were lost, with the
+    reason if they cannot be put back; seconds: without the wait for the worker's thread."""
 
     put_back: frozenset[int]
     failed: Mapping[int, str]
     displaced: frozenset[int]
+    moved: frozenset[int]
     devices: Mapping[int, str]
     seconds: float
 
@@ -87,7 +87,6 @@ class GateWatch:
         back, whenever that changes."""
         self._gate_worker = gate_worker
         self._gates = gate_worker.gates
-        self._host_devices = gate_worker.host_devices
         self._store = store
         self._metrics = metrics
         self._on_put_back = on_put_back
@@ -156,7 +155,7 @@ class GateWatch:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._woken.clear()
-                pause_seconds = _REPEAT_SECONDS
+                pause_seconds = REPEAT_SECONDS
                 self._gated.take()
                 if not self._store.gated_interfaces():
                     await self._gated.wait()
@@ -166,7 +165,7 @@ class GateWatch:
                 state = self._chains.state() if self._chains else None
                 try:
                     found = await self._gate_worker.run_check(
-                        functools.partial(_check, self._gates, self._host_devices),
+                        functools.partial(_check, self._gate_worker),
                         changed,
                         {*self.lost, *self._displaced, *self._lost_devices},
                         self._is_off,
@@ -198,11 +197,11 @@ class GateWatch:
         """Until filters changed, or chains since this state, or it is time to check without
         that."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + (_REPEAT_SECONDS if self._displaced else QUIET_SECONDS)
+        until = loop.time() + (REPEAT_SECONDS if self._displaced else QUIET_SECONDS)
         try:
             while not self._woken.is_set() and loop.time() < until:
                 chains.watch(state, pause_seconds)
-                await self._wait(tasks.next_tick(_REPEAT_SECONDS) - loop.time())
+                await self._wait(tasks.next_tick(REPEAT_SECONDS) - loop.time())
         finally:
             chains.stop()
 
@@ -223,9 +222,11 @@ class GateWatch:
         now = asyncio.get_running_loop().time()
         is_repeat = now >= self._repeat_at
         if is_repeat:
-            self._repeat_at = now + _REPEAT_SECONDS
+            self._repeat_at = now + REPEAT_SECONDS
         lost = frozenset(found.failed)
-        marked = set(found.put_back | (self.lost ^ lost) | (found.displaced - self._displaced))
+        # Another program that precedes a gate right after its move is another finding.
+        displaced = found.displaced - (self._displaced - found.moved)
+        marked = set(found.put_back | (self.lost ^ lost) | displaced)
         if is_repeat:
             marked |= found.displaced | lost
         if lost != self.lost:
@@ -257,8 +258,7 @@ class GateWatch:
 
 
 def _check(
-    gates: Gates,
-    host_devices: HostDevicePrograms,
+    gate_worker: GateWorker,
     changed: Set[int] | None,
     before: Collection[int],
     is_off: Callable[[], bool],
@@ -266,6 +266,8 @@ def _check(
     """In one call, since the event loop may be busy between two. before: those that were lost or
     displaced."""
     started = time.monotonic()
+    gates, host_devices = gate_worker.gates, gate_worker.host_devices
+    moved = frozenset(gate_worker.take_moved())
     suspects = None if changed is None else {*before, *changed}
     found: GateCheck = gates.check(suspects)
     of_devices = host_devices.lost(suspects)
@@ -280,7 +282,7 @@ def _check(
             failed[ifindex] = str(result)
     devices = host_devices.put_back(of_devices)
     seconds = time.monotonic() - started
-    return _Found(frozenset(put_back), failed, found.displaced, devices, seconds)
+    return _Found(frozenset(put_back), failed, found.displaced, moved, devices, seconds)
 
 
 def _exists(ifindex: int) -> bool:

@@ -81,6 +81,7 @@ class GateWorker:
         """Whether hooks and tracing programs are; not while podgate is off."""
         self.on_run: Callable[[], None] = lambda: None
         """Called after each call but checks, since it may have attached or detached programs."""
+        self._moved: set[int] = set()
 
     @classmethod
     async def open(cls, settings: Settings, pinned: Outcome) -> "GateWorker":
@@ -198,7 +199,17 @@ class GateWorker:
         """
         if self.gates.attachment is Attachment.TCX:
             await loader.load_moving_copies(self.installation, self.loaded)
-        await self.run(self.gates.move_first, ifindex)
+        await self.run(self._move_first, ifindex)
+
+    def _move_first(self, ifindex: int) -> None:
+        self.gates.move_first(ifindex)
+        self._moved.add(ifindex)
+
+    def take_moved(self) -> set[int]:
+        """Interfaces whose gates `move_first` has moved since the last call. Call it in the
+        thread, where moves are as well."""
+        moved, self._moved = self._moved, set()
+        return moved
 
     async def load_deferred(self, names: Collection[str]) -> None:
         """As `loader.load_deferred`, beside calls of the thread."""

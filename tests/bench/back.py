@@ -48,19 +48,24 @@ def _of_filters(bpffs: pathlib.Path, pod: LabPod) -> None:
     def precede() -> None:
         foreign.add_filter(pod.ifindex, foreign.TC_ACT_OK, priority=1)
 
+    _measure("filter_preceded_ms", precede, lambda: order()[0], _MOVES)
     _measure("qdisc_deleted_ms", lambda: removals.delete_qdisc(pod), lambda: any(order()), _TIMES)
     _measure(
         "filter_deleted_ms", lambda: removals.delete_filters(pod), lambda: any(order()), _TIMES
     )
-    _measure("filter_preceded_ms", precede, lambda: order()[0], _MOVES)
 
 
 def _of_links(bpffs: pathlib.Path, pod: LabPod) -> None:
-    (ours,) = syscalls.query_programs(pod.ifindex, removals.EGRESS)
+    def programs() -> list[int]:
+        return syscalls.query_programs(pod.ifindex, removals.EGRESS)
+
+    _until("the link", lambda: bool(removals.links(bpffs, pod)))
+    (ours,) = programs()
     _measure(
         "link_detached_ms",
         lambda: removals.detach_link(bpffs, pod),
-        lambda: ours in syscalls.query_programs(pod.ifindex, removals.EGRESS),
+        # Its new pin comes after it.
+        lambda: ours in programs() and bool(removals.links(bpffs, pod)),
         _TIMES,
     )
 
@@ -71,13 +76,18 @@ def _measure(
     took = []
     for _ in range(times):
         remove()
-        began = time.monotonic()
-        while not is_back():
-            if time.monotonic() - began > _LIMIT_SECONDS:
-                raise TimeoutError(f"{figure}: the gate is not back after {_LIMIT_SECONDS:g} s")
-            time.sleep(_PAUSE_SECONDS)
-        took.append((time.monotonic() - began) * 1000)
+        took.append(_until(figure, is_back) * 1000)
     figures.emit("back", figure, took, "ms")
+
+
+def _until(what: str, holds: Callable[[], bool]) -> float:
+    """Seconds that it took."""
+    began = time.monotonic()
+    while not holds():
+        if time.monotonic() - began > _LIMIT_SECONDS:
+            raise TimeoutError(f"{what}: not within {_LIMIT_SECONDS:g} s")
+        time.sleep(_PAUSE_SECONDS)
+    return time.monotonic() - began
 
 
 if __name__ == "__main__":

@@ -29,8 +29,13 @@ def delete_filters(pod: LabPod) -> None:
     subprocess.run(["tc", "filter", "del", "dev", pod.interface, "egress"], check=True)
 
 
+def links(bpffs: pathlib.Path, pod: LabPod, program: str = "gate_egress") -> list[pathlib.Path]:
+    """The pin, if there is one. A new pod has filters first."""
+    return list(bpffs.glob(f"podgate/v*/links/{program}-{pod.ifindex}"))
+
+
 def detach_link(bpffs: pathlib.Path, pod: LabPod, program: str = "gate_egress") -> None:
     """As `bpftool link detach` does; the pin stays."""
-    (link,) = bpffs.glob(f"podgate/v*/links/{program}-{pod.ifindex}")
+    (link,) = links(bpffs, pod, program)
     with os.fdopen(syscalls.open_pin(str(link)), "rb") as opened:
         syscalls.link_detach(opened.fileno())

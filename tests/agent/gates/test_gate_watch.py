@@ -131,6 +131,9 @@ class Node:
     is_removed: bool = False
     """Whether podgate-cni has removed the gates that are lost."""
 
+    moved: set[int] = dataclasses.field(default_factory=set)
+    """Gates that the reconciler has moved first, until a check begins."""
+
     missing_error: int = errno.ENXIO
     """Of interfaces that cannot be read."""
 
@@ -183,6 +186,10 @@ class Node:
 
     def stop(self) -> None:
         self.stops += 1
+
+    def take_moved(self) -> set[int]:
+        moved, self.moved = self.moved, set()
+        return moved
 
     async def run_check(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
@@ -515,6 +522,22 @@ async def test_pod_of_a_displaced_gate_is_marked_at_a_pace(node: Node) -> None:
         assert not node.is_marked()
         await asyncio.sleep(5)
         assert node.is_marked()
+
+
+async def test_pod_of_a_gate_that_is_displaced_right_after_its_move_is_marked_at_once(
+    node: Node,
+) -> None:
+    """Before any check has found it first."""
+    async with running(node):
+        node.displaced.add(IFINDEX)
+        await asyncio.sleep(0.2)
+        assert node.is_marked()
+        node.moved.add(IFINDEX)
+        node.watch.hint({IFINDEX})
+        await asyncio.sleep(0.2)
+        assert node.is_marked()
+        await asyncio.sleep(2)
+        assert not node.is_marked()
 
 
 async def test_gate_that_stays_displaced_is_read_again_without_a_message(node: Node) -> None:
