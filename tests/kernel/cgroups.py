@@ -70,10 +70,15 @@ def root() -> Cgroup:
     return Cgroup(mount, "")
 
 
+def unique(name: str) -> str:
+    """A cgroup's name for the machine's root, which no other run has or has left there."""
+    return f"podgate-test-{os.getpid()}-{name}"
+
+
 @contextlib.contextmanager
 def cgroup(name: str = "", *, below: Cgroup | None = None) -> Iterator[Cgroup]:
     """A new cgroup, below the node's or another of these; its processes end with it."""
-    name = name or f"podgate-test-{os.getpid()}-{next(_numbers)}"
+    name = name or unique(str(next(_numbers)))
     if below is None:
         below = Cgroup(node.current.cgroup, node.current.path) if node.current else root()
     path = f"{below.path}/{name}"

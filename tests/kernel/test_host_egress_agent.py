@@ -205,11 +205,12 @@ def test_two_host_network_pods_by_every_way_while_no_agent_runs(
 def test_unit_is_a_subject_each_time_it_starts(
     node: Node, web: LabPod, etcd: None, other: Cgroup
 ) -> None:
-    unit = {"systemdUnit": {"name": "podgate-test.service"}}
+    name = cgroups.unique("started.service")
+    unit = {"systemdUnit": {"name": name}}
     node.write("a.yaml", policy(subjects=[unit], action="Enforce"))
     node.start(web)
     for _ in range(2):
-        with cgroups.cgroup("podgate-test.service", below=cgroups.root()) as started:
+        with cgroups.cgroup(name, below=cgroups.root()) as started:
             wait(node, started, DENIED)
             assert send(other, "127.0.0.1", "tcp", other=other, port=ETCD) == ADMITTED
 

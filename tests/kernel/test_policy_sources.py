@@ -150,11 +150,11 @@ def test_unit_is_admitted_in_whichever_slice_and_each_time_it_starts(
         for slices in (1, 2):
             with contextlib.ExitStack() as undo:
                 above = undo.enter_context(
-                    cgroups.cgroup(f"podgate-test-{slices}.slice", below=cgroups.root())
+                    cgroups.cgroup(cgroups.unique(f"{slices}.slice"), below=cgroups.root())
                 )
                 if slices == 2:
                     above = undo.enter_context(
-                        cgroups.cgroup("podgate-test-2-deep.slice", below=above)
+                        cgroups.cgroup(cgroups.unique("2-deep.slice"), below=above)
                     )
                 unit = undo.enter_context(cgroups.cgroup("podgate-test.service", below=above))
                 inner = undo.enter_context(cgroups.cgroup("worker", below=unit))

@@ -46,7 +46,7 @@ T = TypeVar("T")
 PORT = 8080
 MIDNIGHT = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 INGRESS = {"app": "ingress"}
-ONCE = "podgate-test-once.service"
+ONCE = cgroups.unique("once.service")
 
 
 class Day:
@@ -68,10 +68,10 @@ class Sources:
 
     def __init__(self, made: contextlib.ExitStack) -> None:
         self._made = made
-        self.metrics = self._add("podgate-test-metrics.service")
-        self.backup = self._add("podgate-test-backup.service")
+        self.metrics = self._add(cgroups.unique("metrics.service"))
+        self.backup = self._add(cgroups.unique("backup.service"))
         self.once = self._add(ONCE)
-        self.stranger = self._add("session-7.scope")
+        self.stranger = self._add(cgroups.unique("session.scope"))
         self.passer_by = self._add("")
         above = self._add("")
         self._kubepods = self._add("burstable", self._add("kubepods", above))
