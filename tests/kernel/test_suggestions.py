@@ -71,7 +71,7 @@ class Sources:
         self.metrics = self._add(cgroups.unique("metrics.service"))
         self.backup = self._add(cgroups.unique("backup.service"))
         self.once = self._add(ONCE)
-        self.stranger = self._add(cgroups.unique("session.scope"))
+        self.stranger = self._add(f"session-{cgroups.unique('x')}.scope")
         self.passer_by = self._add("")
         above = self._add("")
         self._kubepods = self._add("burstable", self._add("kubepods", above))
