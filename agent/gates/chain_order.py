@@ -7,7 +7,7 @@ finds such gates and marks their pods.
 
 import asyncio
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import structlog
 
@@ -23,6 +23,8 @@ log = structlog.get_logger(__name__)
 # A program that moves first again and again will not stop. Each move takes 20 ms under RTNL.
 _MOVES = 3
 _WINDOW_SECONDS = 60.0
+# The last of these moves waits: a program that attaches several filters at once has ended by then.
+_LAST_AFTER_SECONDS = 2.0
 
 
 class ChainOrder:
@@ -67,7 +69,7 @@ class ChainOrder:
             self.found_first(ifindex)
             return ""
         moves = self._moves.setdefault(ifindex, collections.deque(maxlen=_MOVES))
-        if len(moves) < _MOVES or self._now() - moves[0] > _WINDOW_SECONDS:
+        if self._may_move(moves):
             moves.append(self._now())
             try:
                 await self._gate_worker.move_first(ifindex)
@@ -81,6 +83,13 @@ class ChainOrder:
             if await self._run(self._gates.is_first, ifindex):
                 return ""
         return self._displaced(interface, "attach it after the gate")
+
+    def _may_move(self, moves: Collection[float]) -> bool:
+        now = self._now()
+        recent = [at for at in moves if now - at <= _WINDOW_SECONDS]
+        if len(recent) < _MOVES - 1:
+            return True
+        return len(recent) < _MOVES and now - recent[-1] > _LAST_AFTER_SECONDS
 
     def found_first(self, ifindex: int) -> None:
         """No program runs before the gate: the next one that does is logged again."""

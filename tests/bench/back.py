@@ -15,8 +15,8 @@ from tests.bench import figures
 from tests.kernel import foreign, removals
 
 _TIMES = 20
-# A gate is moved first so often in a minute.
-_MOVES = 3
+# A gate is moved first so often at once.
+_MOVES = 2
 _PAUSE_SECONDS = 0.001
 _LIMIT_SECONDS = 60.0
 

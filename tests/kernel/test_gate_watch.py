@@ -31,8 +31,8 @@ CROWD = 10
 UNPROMPTED_SECONDS = QUIET_SECONDS / 2
 """What takes less was not found by chance. How fast gates are back is bench `back`."""
 REMOVALS = 5
-MOVES = 3
-"""A gate is moved first so often in a minute."""
+MOVES = 2
+"""A gate is moved first so often at once."""
 RIGHT_SECONDS = 1.0 * polling.PATIENCE**2
 """In which the condition is right again."""
 
