@@ -321,7 +321,7 @@ class AsyncConditionPublisher:
                     call.cancel()
                     # When the server ends the stream, gRPC lets its task wait for more of these.
                     self._requests.put_nowait(None)
-                self._reports.end()
+                    self._reports.end()
                 self._problem.failed(error)
                 await asyncio.sleep(base.delay_seconds(self._error_delay_seconds))
 

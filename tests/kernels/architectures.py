@@ -30,7 +30,7 @@ ARCHITECTURES = {
             "arm64",
             "qemu-system-aarch64",
             "qemu-system-arm",
-            # It has no pointer authentication, which takes a guest half of its time.
+            # It has no pointer authentication, which is slow to emulate.
             ("-machine", "virt", "-cpu", "neoverse-n1"),
             "console=ttyAMA0",
         ),

@@ -308,6 +308,37 @@ async def test_report_that_was_set_between_two_streams_is_not_a_repeated_one(
     ]
 
 
+async def test_report_in_flight_when_run_is_cancelled_is_a_repeated_one_when_it_runs_again(
+    server: Server, program: Program
+) -> None:
+    async def first_report(number: int) -> pb.Condition:
+        """Of the stream with this number, which ends with a cancelled `run`."""
+        task = asyncio.create_task(publisher.run())
+        await polling.until("a stream", lambda: len(server.streams) >= number)
+        found = await until_received(server, 2)
+        # Its response is behind that to `open`.
+        publisher.set("rejected", "healthy", "True", "First")
+        await polling.until("the rejection", lambda: len(program.answers) >= number)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return found[1].set
+
+    def respond(request: pb.PublishRequest) -> list[pb.PublishResponse]:
+        uid = request.set.pod_uid
+        code = 3 if uid == "rejected" else 0
+        return [] if uid == "lost" else [pb.PublishResponse(number=request.number, code=code)]
+
+    server.responses = respond
+    publisher = AsyncConditionPublisher(OWNER, f"unix:{server.path}", handlers=program.handlers)
+    publisher.set("lost", "healthy", "True", "First")
+    with server.serving():
+        found = [await first_report(number) for number in (1, 2)]
+    assert found == [
+        condition("lost", "First"),
+        condition("lost", "First", is_repeated=True),
+    ]
+
+
 async def test_streams_that_have_ended_leave_no_tasks(server: Server, program: Program) -> None:
     server.ends_after = 1
     async with program.running(AsyncConditionPublisher):
