@@ -1,13 +1,14 @@
 """What a process uses while nothing happens: wake-ups, CPU time, system calls, memory."""
 
 import collections
+import contextlib
 import dataclasses
 import pathlib
 import re
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 _PERF = "perf"
 _SYSTEM_CALLS = "raw_syscalls:sys_enter"
@@ -72,8 +73,7 @@ def children(pid: int) -> list[int]:
 
 def cpu_seconds(pid: int) -> float:
     """Of all threads that run; clock ticks are too coarse for what rests."""
-    tasks = pathlib.Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(task.read_text(encoding="ascii").split()[0]) for task in tasks) / 1e9
+    return sum(int(text.split()[0]) for _, text in _of_tasks(pid, "schedstat")) / 1e9
 
 
 def pss_mb(pid: int) -> float:
@@ -86,11 +86,15 @@ def pss_mb(pid: int) -> float:
 def _switches(pid: int) -> collections.Counter[str]:
     """Voluntary ones. Threads that have ended do not count."""
     counts = collections.Counter[str]()
-    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
-        fields = dict(
-            line.split(":\t", 1)
-            for line in (task / "status").read_text(encoding="utf-8").splitlines()
-        )
-        name = "main" if task.name == str(pid) else fields["Name"]
+    for task, text in _of_tasks(pid, "status"):
+        fields = dict(line.split(":\t", 1) for line in text.splitlines())
+        name = "main" if task == pid else fields["Name"]
         counts[name] += int(fields["voluntary_ctxt_switches"])
     return counts
+
+
+def _of_tasks(pid: int, name: str) -> Iterator[tuple[int, str]]:
+    """This file of each thread, but of those that end meanwhile."""
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            yield int(task.name), (task / name).read_text(encoding="utf-8")
