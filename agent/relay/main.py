@@ -12,6 +12,7 @@ last, it does not need its agent: `agent.relay.orphanhood`.
 import contextlib
 import gc
 import ipaddress
+import math
 import os
 import pathlib
 import resource
@@ -26,6 +27,7 @@ from agent.relay import messages
 from agent.relay.control import ControlChannel, ControlSocket
 from agent.relay.epoll import EpollPoller
 from agent.relay.held_syns import HeldSyns
+from agent.relay.hooks import RelayHooks
 from agent.relay.interfaces import WAY_HOST
 from agent.relay.orphanhood import WATCH_SECONDS, HostNetns, Orphanhood, OwnWay
 from agent.relay.outcomes import AnswerCounter, OutcomeCounter
@@ -82,6 +84,7 @@ class Relay:
         self._pair_ifindex = 0
         self._way: list[IPAddress] = []
         self._redirect: Redirect | None = None
+        self._hooks: RelayHooks | None = None
         self._targets: Targets | None = None
         self._held_syns: HeldSyns | None = None
         self._is_engaged = False
@@ -166,6 +169,8 @@ class Relay:
         if configuration.tries_way:
             self._host = HostNetns()
         unshare_network()
+        # In the new namespace, as this process ends with its last thread.
+        self._hooks = RelayHooks(self._poller, self._redirect)
         self._control.send(messages.NetnsReady())
 
     def _use_pair(self, pair: messages.PairReady) -> None:
@@ -293,20 +298,20 @@ class Relay:
 
     def _engage(self) -> None:
         assert self._configuration is not None
-        assert self._redirect is not None
+        assert self._hooks is not None
         self._is_engaged = True
         self._beat()
-        self._redirect.engage(pathlib.Path(self._configuration.cgroup))
-        self._control.send(messages.Engaged())
+        cgroup = pathlib.Path(self._configuration.cgroup)
+        self._hooks.engage(cgroup, lambda: self._control.send(messages.Engaged()))
 
     def _on_agent_gone(self) -> None:
         """Continue without an agent, if this relay serves."""
-        if self._configuration is None or self._redirect is None or not self._is_engaged:
+        if self._configuration is None or self._hooks is None or not self._is_engaged:
             self._release(messages.DRAIN_SECONDS)
             return
         way = OwnWay(self._host.netns, self._way) if self._host else None
         seconds = self._configuration.orphan_seconds
-        self._orphanhood = Orphanhood(seconds, way, self._redirect, now=self._now)
+        self._orphanhood = Orphanhood(seconds, way, self._hooks, now=self._now)
         self._watch()
 
     def _watch(self) -> None:
@@ -321,19 +326,24 @@ class Relay:
             self._release(messages.DRAIN_SECONDS)
 
     def _release(self, drain_seconds: float) -> None:
-        """Stop redirecting. The links go first: the maps may already belong to the next relay."""
+        """Stop redirecting, and serve until nothing is redirected here any more."""
         if self._ends_at is not None:
             return
         if self._orphanhood is not None:
             self._orphanhood.close()
             self._orphanhood = None
         self._is_engaged = False
-        self._lingers_until = self._now() + _LINGER_SECONDS
         self._ends_at = self._now() + drain_seconds
-        if self._redirect is None or self._targets is None:
+        if self._hooks is not None:
+            self._lingers_until = math.inf
+            self._hooks.disengage(self._disengaged)
+
+    def _disengaged(self) -> None:
+        """The hooks went first: the maps may already belong to the next relay."""
+        self._lingers_until = self._now() + _LINGER_SECONDS
+        if self._redirect is None:
             return
-        self._redirect.disengage()
-        for target in self._targets:
+        for target in self._targets or ():
             self._redirect.withdraw(target.relay, target.address, target.claims)
 
     def _forget_targets(self) -> None:

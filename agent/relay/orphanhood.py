@@ -13,9 +13,9 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 
+from agent.relay.hooks import RelayHooks
 from agent.relay.interfaces import WAY_PORT
 from bpf.abi import IPAddress
-from bpf.redirect import Redirect
 from probes.netns import OWN_NETNS, Netns
 
 WATCH_SECONDS = 0.25
@@ -82,13 +82,13 @@ class Orphanhood:
         self,
         seconds: float,
         way: OwnWay | None,
-        redirect: Redirect,
+        hooks: RelayHooks,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """seconds: how long it lasts; way: None if it cannot be tried."""
         self._ends_at = now() + seconds
         self._way = way
-        self._redirect = redirect
+        self._hooks = hooks
         self._now = now
 
     def close(self) -> None:
@@ -97,7 +97,8 @@ class Orphanhood:
 
     def is_over(self) -> bool:
         """Whether the relay is to release itself. To be called every `WATCH_SECONDS`."""
-        if self._now() >= self._ends_at or not self._redirect.is_engaged:
+        self._hooks.check()
+        if self._now() >= self._ends_at or not self._hooks.are_attached:
             return True
         return self._way is not None and self._way.is_blocked()
 

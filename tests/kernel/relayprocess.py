@@ -70,6 +70,13 @@ class RelayProcess:
         self._set_targets()
         self._host += 1
 
+    def begin_to_engage(self) -> None:
+        """It answers with `Engaged`."""
+        self._send(messages.Engage())
+
+    def release(self, drain_seconds: float) -> None:
+        self._send(messages.Release(drain_seconds))
+
     def _set_targets(self, *targets: RelayTargetSpec) -> None:
         self._revision += 1
         self._send(messages.SetTargets(self._revision, targets))
@@ -110,12 +117,12 @@ class RelayProcess:
                 if isinstance(message, kind):
                     return message
 
-    def start(self, bpffs: Pins) -> None:
+    def start(self, bpffs: Pins, cgroup: str) -> None:
         inside = veth_pair.INSIDE
         subnets = [str(share.subnet) for share in strict_ranges.shares(_RANGES, 0)]
         self._send(
             messages.Configure(
-                str(bpffs.bpffs), sources.fingerprint(), "/", subnets[0], subnets[1], inside
+                str(bpffs.bpffs), sources.fingerprint(), cgroup, subnets[0], subnets[1], inside
             )
         )
         self.wait_for(messages.NetnsReady)
@@ -161,8 +168,9 @@ async def _connect(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def relay_process(bpffs: Pins, pod: LabPod) -> Iterator[RelayProcess]:
-    """bpffs: of an installation whose programs are loaded."""
+def relay_process(bpffs: Pins, pod: LabPod, cgroup: str = "/") -> Iterator[RelayProcess]:
+    """bpffs: of an installation whose programs are loaded; cgroup: the directory whose connects it
+    redirects once it is engaged."""
     control, theirs = socket.socketpair()
     command = [sys.executable, "-m", "agent.relay", str(theirs.fileno())]
     with control, theirs:
@@ -171,7 +179,7 @@ def relay_process(bpffs: Pins, pod: LabPod) -> Iterator[RelayProcess]:
         theirs.close()
         try:
             made = RelayProcess(process, control, pod)
-            made.start(bpffs)
+            made.start(bpffs, cgroup)
             made.set_answers()
             yield made
         finally:

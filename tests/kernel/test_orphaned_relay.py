@@ -7,6 +7,7 @@ import pathlib
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -18,8 +19,10 @@ from agent.logs import Event
 from agent.relay import interfaces as relay_interfaces
 from agent.strict import orphans
 from bpf import abi, cleanup, pins
-from tests.kernel import cgroups, offers, strictnode, versions
+from bpf.redirect import seconds_since_beat
+from tests.kernel import cgroup_lock, cgroups, nodeclient, offers, strictnode, versions
 from tests.kernel.cgroups import Cgroup
+from tests.kernel.nodeclient import node_client
 from tests.kernel.strictnode import wait_until
 from tests.kernel.test_relay_conditions import RANGES, dial, is_strict
 from tests.nodes.worker import Worker
@@ -58,10 +61,13 @@ class Seen:
         found = set()
         for address in (self._pod.ipv4, self._pod.ipv6):
             assert dial(self._kubelet, address) == address
-            connection, peer = self._listener.accept()
-            connection.close()
-            found.add(peer[0].removeprefix("::ffff:"))
+            found.add(self.next_peer())
         return found
+
+    def next_peer(self) -> str:
+        connection, peer = self._listener.accept()
+        connection.close()
+        return str(peer[0]).removeprefix("::ffff:")
 
     def is_relayed(self) -> bool:
         return self.peers() == {self._pod.ipv4, self._pod.ipv6}
@@ -207,6 +213,23 @@ def test_it_ends_by_itself_when_its_hooks_are_detached(
     cleanup.detach_everything(pins.Pins(operator.bpffs))
     wait_until("the orphan gone", lambda: has_exited(orphan))
     assert seen.is_direct()
+
+
+def test_it_serves_while_others_change_cgroups(
+    orphan: int, operator: AgentProcess, kubelet: Cgroup, pod: LabPod, seen: Seen
+) -> None:
+    """For a second, in which it asks four times whether its hooks are attached."""
+    installation = pins.Pins(operator.bpffs)
+    targets = [f"tcp,{address},{PORT}" for address in (pod.ipv4, pod.ipv6)]
+    with node_client(kubelet) as client, cgroup_lock.held():
+        enough = time.monotonic() + 1
+        wait_until(
+            "a second with heartbeats",
+            lambda: time.monotonic() - seconds_since_beat(installation) > enough,
+        )
+        assert client.probe(targets) == dict.fromkeys(targets, nodeclient.OK)
+        assert {seen.next_peer() for _ in targets} == {pod.ipv4, pod.ipv6}
+    assert seen.is_relayed()
 
 
 def test_it_releases_itself_when_the_node_does_not_reach_it(orphan: int, seen: Seen) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent.relay.hooks import RelayHooks
 from agent.relay.interfaces import WAY_PORT
 from agent.relay.orphanhood import Orphanhood, OwnWay
-from bpf.redirect import Redirect
 from probes.netns import Netns
 
 FREE, TAKEN = ipaddress.IPv4Address("127.0.0.76"), ipaddress.IPv4Address("127.0.0.77")
@@ -26,13 +26,12 @@ class _Here(Netns):
 HERE = _Here("", 0, 0)
 
 
-class _Hooks(Redirect):
+class _Hooks(RelayHooks):
     def __init__(self) -> None:
         self.are_attached = True
 
-    @property
-    def is_engaged(self) -> bool:
-        return self.are_attached
+    def check(self) -> None:
+        pass
 
 
 class _Way(OwnWay):
