@@ -218,7 +218,7 @@ def test_it_ends_by_itself_when_its_hooks_are_detached(
 def test_it_serves_while_others_change_cgroups(
     orphan: int, operator: AgentProcess, kubelet: Cgroup, pod: LabPod, seen: Seen
 ) -> None:
-    """For a second, in which it asks four times whether its hooks are attached."""
+    """For a second, in which it checks four times whether its hooks are attached."""
     installation = pins.Pins(operator.bpffs)
     targets = [f"tcp,{address},{PORT}" for address in (pod.ipv4, pod.ipv6)]
     with node_client(kubelet) as client, cgroup_lock.held():
