@@ -12,46 +12,62 @@ import mmap
 import os
 import select
 import struct
+import threading
 from collections.abc import Iterator
+
+import pytest
 
 from agent.linux.cgroups import cgroup2_mount
 from bpf import btf, syscalls
+from tests.kernel.offers import NOT_OFFERED
 from tests.polling import PATIENCE_SECONDS
 
+_USERFAULTFD = "/dev/userfaultfd"
 _FUNCTION = "bpf_iter_cgroup"
 _TRACING, _TRACE_ITER, _SLEEPABLE = 26, 28, 1 << 4
 _ONLY_ITSELF = 1  # BPF_CGROUP_ITER_SELF_ONLY
 _COPY_FROM_USER = 148  # bpf_copy_from_user, Linux 5.10
 _INSTRUCTION = struct.Struct("=BBhi")
-# linux/userfaultfd.h; /dev/userfaultfd exists since Linux 6.1.
+# linux/userfaultfd.h
 _NEW, _API, _REGISTER = 0xAA00, 0xC018AA3F, 0xC020AA00
 _VERSION, _MISSING = 0xAA, 1
 
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """What attaches, reads or detaches a cgroup's program meanwhile waits until the end."""
+    """What attaches, reads or detaches a cgroup's program meanwhile waits until the end, and so
+    does each process of the machine that moves to another cgroup: start before what the test needs.
+    Fails after `PATIENCE_SECONDS`."""
+    if not os.path.exists(_USERFAULTFD):
+        pytest.skip(f"{NOT_OFFERED}{_USERFAULTFD} (Linux 6.1)")
     with contextlib.closing(mmap.mmap(-1, mmap.PAGESIZE)) as page:
         # The export of its address ends at once, or the page could not be closed.
         address = ctypes.addressof(ctypes.c_char.from_buffer(page))
         iteration = _iteration(address)
         try:
-            faults = _faults(address)
-            with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            faults = contextlib.ExitStack()
+            opened = _faults(address)
+            faults.callback(os.close, opened)
+            limit = threading.Timer(PATIENCE_SECONDS, faults.close)
+            with faults, concurrent.futures.ThreadPoolExecutor(1) as threads:
                 read = threads.submit(os.read, iteration, mmap.PAGESIZE)
+                limit.start()
                 try:
-                    assert _is_readable(faults), "the iterator's program does not run"
+                    assert _is_readable(opened), "the iterator's program does not run"
                     yield
+                    assert limit.is_alive(), "the test waited for what the mutex holds up"
                 finally:
-                    os.close(faults)
+                    limit.cancel()
+                    faults.close()
                     read.result(PATIENCE_SECONDS)
+                    limit.join()
         finally:
             os.close(iteration)
 
 
 def _faults(address: int) -> int:
     """A descriptor that is readable once something waits for this page, until it is closed."""
-    device = os.open("/dev/userfaultfd", os.O_RDWR | os.O_CLOEXEC)
+    device = os.open(_USERFAULTFD, os.O_RDWR | os.O_CLOEXEC)
     try:
         faults = fcntl.ioctl(device, _NEW, os.O_CLOEXEC | os.O_NONBLOCK)
     finally:

@@ -13,6 +13,7 @@ from tests.kernel import cgroup_lock, cgroups, offers
 from tests.kernel.cgroups import Cgroup
 from tests.kernel.relayprocess import RelayProcess, relay_process
 from tests.kernel.test_answered_probes import connect
+from tests.polling import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.kernel
 
@@ -63,7 +64,7 @@ def test_relay_forwards_while_it_is_engaged_and_while_it_is_released(relay: Rela
         relay.wait_for(messages.Engaged)
         with cgroup_lock.held():
             relay.release(drain_seconds=3600)
-            relay.wait_for(messages.RelayReport)
+            relay.set_answers()
             assert old.is_open()
             assert relay.process.poll() is None
-    assert relay.process.wait() == 0
+    assert relay.process.wait(PATIENCE_SECONDS) == 0
