@@ -172,6 +172,8 @@ class GateWatch:
                     )
                 except OSError as error:
                     log.error(Event.CHAIN_ORDER_UNKNOWN, error=str(error))
+                    # Nor is it known which gates had been moved first before.
+                    self._displaced = frozenset()
                     self.hint(None)
                 else:
                     if self._gates.attachment is Attachment.TCX:

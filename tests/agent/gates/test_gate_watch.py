@@ -540,6 +540,22 @@ async def test_pod_of_a_gate_that_is_displaced_right_after_its_move_is_marked_at
         assert not node.is_marked()
 
 
+async def test_pod_of_a_gate_that_is_displaced_after_its_move_is_marked_though_a_check_failed(
+    node: Node,
+) -> None:
+    async with running(node):
+        node.displaced.add(IFINDEX)
+        await asyncio.sleep(0.2)
+        assert node.is_marked()
+        node.moved.add(IFINDEX)
+        node.check_error = OSError(errno.ENOBUFS, "No buffer space available")
+        node.watch.hint({IFINDEX})
+        await asyncio.sleep(0.5)
+        assert node.is_marked()
+        await asyncio.sleep(2)
+        assert not node.is_marked()
+
+
 async def test_gate_that_stays_displaced_is_read_again_without_a_message(node: Node) -> None:
     """A filter, which is read only if the kernel reported a change, or it was not in order."""
     node.displaced.add(IFINDEX)
