@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.lab.agent_process import AgentProcess
+from agent.lab.exits import has_ended
 from agent.lab.lab import Lab, LabPod
 from agent.linux.procfs import Procfs
 from agent.logs import Event
@@ -127,18 +128,13 @@ def orphan(
     return found
 
 
-def has_exited(pid: int) -> bool:
-    """A zombie has no namespaces."""
-    return not os.path.exists(f"/proc/{pid}/ns/net")
-
-
 def test_next_agent_releases_it_once_its_own_relay_serves(
     orphan: int, operator: AgentProcess, kubelet: Cgroup, seen: Seen
 ) -> None:
     start(operator, kubelet)
     operator.event(Event.PREVIOUS_RELAY_RELEASED, pid=orphan)
     assert seen.is_relayed()
-    wait_until("the orphan gone", lambda: has_exited(orphan))
+    wait_until("the orphan gone", lambda: has_ended(orphan))
     assert seen.is_relayed()
 
 
@@ -147,7 +143,7 @@ def test_next_agent_releases_it_if_no_pod_is_in_strict_any_more(
 ) -> None:
     operator.write_manifest(pod, mode="enforce", container=PROBE)
     operator.start("--kubelet", f"cgroup:{kubelet.path}", *RANGES)
-    wait_until("the orphan gone", lambda: has_exited(orphan))
+    wait_until("the orphan gone", lambda: has_ended(orphan))
     assert seen.is_direct()
 
 
@@ -168,7 +164,7 @@ def test_relay_of_another_version_serves_until_the_next_one_does(
     start(operator, kubelet)
     assert seen.is_relayed()
     operator.event(Event.PREVIOUS_RELAY_RELEASED, pid=orphan)
-    wait_until("the orphan gone", lambda: has_exited(orphan))
+    wait_until("the orphan gone", lambda: has_ended(orphan))
     assert seen.is_relayed()
 
 
@@ -179,7 +175,7 @@ def test_it_ends_after_its_time(
     start(operator, kubelet, "--orphan-relay-seconds", "2")
     relay = kill_agent(operator)
     assert seen.is_relayed()
-    wait_until("the relay gone", lambda: has_exited(relay))
+    wait_until("the relay gone", lambda: has_ended(relay))
     assert seen.is_direct()
 
 
@@ -198,7 +194,7 @@ def test_cleanup_ends_it(orphan: int, operator: AgentProcess, seen: Seen, *, is_
         os.kill(orphan, signal.SIGSTOP)
     done = operator.cleanup()
     assert done.returncode == 0, done.stderr
-    assert has_exited(orphan)
+    assert has_ended(orphan)
     assert relay_interfaces.present() == {}
     assert seen.is_direct()
 
@@ -207,7 +203,7 @@ def test_off_ends_it(orphan: int, operator: AgentProcess, seen: Seen) -> None:
     where = ("--run-directory", str(operator.run_directory), "--bpffs", str(operator.bpffs))
     done = operator.run("off", "--node", *where)
     assert done.returncode == 0, done.stderr
-    assert has_exited(orphan)
+    assert has_ended(orphan)
     assert seen.is_direct()
 
 
@@ -215,7 +211,7 @@ def test_it_ends_by_itself_when_its_hooks_are_detached(
     orphan: int, operator: AgentProcess, seen: Seen
 ) -> None:
     cleanup.detach_everything(pins.Pins(operator.bpffs))
-    wait_until("the orphan gone", lambda: has_exited(orphan))
+    wait_until("the orphan gone", lambda: has_ended(orphan))
     assert seen.is_direct()
 
 
@@ -245,7 +241,7 @@ def test_it_releases_itself_when_the_node_does_not_reach_it(orphan: int, seen: S
     )
     subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True)
     try:
-        wait_until("the orphan gone", lambda: has_exited(orphan))
+        wait_until("the orphan gone", lambda: has_ended(orphan))
         assert seen.is_direct()
     finally:
         subprocess.run(["nft", "delete", "table", "inet", "another-firewall"], check=True)
@@ -258,7 +254,7 @@ def test_it_withdraws_the_target_of_a_pod_that_is_gone(
     assert strictnode.relay_addresses(operator.bpffs).keys() == {pod.ipv4, pod.ipv6}
     lab.remove_pod("web")
     wait_until("no target", lambda: not strictnode.relay_addresses(operator.bpffs))
-    assert not has_exited(orphan)
+    assert not has_ended(orphan)
 
 
 def test_process_that_only_looks_like_a_relay_is_none(orphan: int) -> None:

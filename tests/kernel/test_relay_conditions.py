@@ -17,6 +17,7 @@ import pytest
 from agent import labels
 from agent.admin.report import AgentReport
 from agent.lab.agent_process import AgentProcess, condition_of, pod_of
+from agent.lab.exits import has_ended
 from agent.lab.lab import Lab, LabPod
 from agent.logs import Event
 from agent.pods.conditions import TRUE, Condition
@@ -312,5 +313,5 @@ def test_relay_whose_interface_is_removed_exits_and_is_replaced(
     subprocess.run(["ip", "link", "del", "podgate-relay0"], check=True)
     operator.wait_for("another relay", lambda _: relay_pid(operator) != first)
     operator.wait_for("strict", is_strict)
-    assert not os.path.exists(f"/proc/{first}/ns/net")
+    assert has_ended(first)
     assert dial(kubelet, pod.ipv4) == pod.ipv4

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.lab.agent_process import Launch
+from agent.lab.exits import has_ended
 from agent.relay.targets import FIRST_HOST
 from bpf import pins
 from tests.conftest import fresh_lab
@@ -320,7 +321,7 @@ def test_while_no_agent_runs_no_probe_fails_and_no_pod_sees_the_node(
         load.go_on()
         node.start()
         load.go_on()
-        wait_until("the relay gone", lambda: not os.path.exists(f"/proc/{before}/ns/net"))
+        wait_until("the relay gone", lambda: has_ended(before))
     assert load.lost([]) == (0, 0)
     load.check_peers()
 

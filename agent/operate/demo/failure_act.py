@@ -14,6 +14,7 @@ from agent.gates.heartbeat import STALE_AFTER_SECONDS
 from agent.lab import agent_process, attempts, polling
 from agent.lab import lab as labs
 from agent.lab.attempts import FAMILIES
+from agent.lab.exits import has_ended
 from agent.lab.lab import BPFFS
 from agent.logs import Event
 from agent.operate.demo import events
@@ -89,7 +90,7 @@ class FailureAct:
     def _relay_killed(self) -> None:
         before = self._relay_pids()
         os.kill(before[-1], signal.SIGKILL)
-        polling.wait_until("exit of the relay", lambda: not _is_running(before[-1]))
+        polling.wait_until("exit of the relay", lambda: has_ended(before[-1]))
         expected = f"success: {labs.NODE_IPV4}"
         observed = self._kubelet.probe("http", "IPv4")
         events.check("kubelet: next probe, relay killed", expected, observed)
@@ -152,8 +153,3 @@ class FailureAct:
     def _relay_pids(self) -> list[int]:
         """Of all relays, in the order of their start."""
         return [line["pid"] for line in self._node.agent.log_lines(Event.RELAY_STARTED)]
-
-
-def _is_running(pid: int) -> bool:
-    """A zombie has no namespaces, so it does not count."""
-    return os.path.exists(f"/proc/{pid}/ns/net")
