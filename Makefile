@@ -46,17 +46,17 @@ test-unit: setup
 	$(UNIT_NICE) env $(PYTEST) -m "not kernel" -n $(UNIT_WORKERS)
 
 # Needs root and a kernel with BPF; a missing feature is an error, never a skip. Each test that changes
-# its node has one for itself (tests/nodes). Two workers for each processor, since tests wait for the
+# its node has one for itself (tests/nodes). Three workers for each processor, since tests wait for the
 # kernel. Beside other targets (`make test`) its progress is printed at once, as make does for a line with +,
 # which runs in `make -n`, too.
 AT_ONCE = $(if $(findstring n,$(firstword -$(MAKEFLAGS))),,+)
 test-kernel: setup
-	$(AT_ONCE)$(PYTEST) -m kernel -n $(shell expr $$(nproc) \* 2) $(APART)
+	$(AT_ONCE)$(PYTEST) -m kernel -n $(shell expr $$(nproc) \* 3) $(APART)
 
 # What the balance of workers knows: tests/nodes/durations.json, from a run of all tests.
 durations: setup
 	$(PYTEST) -m "not kernel" -n $(UNIT_WORKERS) --record-durations
-	$(PYTEST) -m kernel -n $(shell expr $$(nproc) \* 2) --record-durations $(APART)
+	$(PYTEST) -m kernel -n $(shell expr $$(nproc) \* 3) --record-durations $(APART)
 
 # How often the tests fail that the last runs have listed as flaky, or TESTS="tests/FILE.py::TEST ...",
 # each 50 times (TIMES=) beside a load on all processors, for 20 minutes a test at most (MINUTES=).
