@@ -5,7 +5,7 @@ import select
 
 
 def has_ended(pid: int) -> bool:
-    """Whether the process and all its threads have exited, though its parent may not have waited yet.
+    """Whether the process and all its threads have exited; its parent may not have waited yet.
 
     Its namespaces vanish before: the kernel closes descriptors last (`do_exit` in kernel/exit.c),
     and so detaches links.
