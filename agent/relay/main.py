@@ -169,7 +169,7 @@ class Relay:
         if configuration.tries_way:
             self._host = HostNetns()
         unshare_network()
-        # In the new namespace, as this process ends with its last thread.
+        # After that: a thread stays in the namespace in which it is started.
         self._hooks = RelayHooks(self._poller, self._redirect)
         self._control.send(messages.NetnsReady())
 
