@@ -54,13 +54,14 @@ server needs, command lines, metrics. Tried without a gain: bytecode without col
     Reason(
         "cluster",
         ("agent_cpu_over_kubelet_at_rest",),
-        """**CPU at rest beside the kubelet.** By a profile of its event loop (py-spy, 250 samples a
-second) two thirds are the 20 http probes a second: setns, socket, connect, send and close 56 %, the
-look-up of who accepted 10 %. Among few a probe takes 650 us, five times as long as back to back
-(`cpu_us_http_50`), since the processor's caches have other programs' data by then. Strict mode's
-checks are 8 %, the loop itself 7 %, no other part has more than 2 %. A fifth of all is what the
-agent takes with 100 pods in strict without probes (`100_pods_strict_no_probes_agent_cpu_percent`).
-The goal is what probes and an idle agent take alone.""",
+        """**CPU at rest beside the kubelet.** By a profile of its loop (`py-spy record -r 250`
+while `PODGATE_BENCH_PARTS=rest make bench BENCH=cluster` rests) two thirds are the 20 http probes a
+second: setns, socket, connect, send and close 56 %, the look-up of who accepted 10 %. Among few a
+probe takes 650 us, five times as long as back to back (`cpu_us_http_50`), since the processor's
+caches have other programs' data by then. Strict mode's checks are 8 %, the loop itself 7 %, no
+other part has more than 2 %. A fifth of all is what the agent takes with 100 pods in strict without
+probes (`100_pods_strict_no_probes_agent_cpu_percent`). The goal is what probes and an idle agent
+take alone.""",
     ),
     Reason(
         "cluster",

@@ -524,33 +524,21 @@ async def test_pod_of_a_displaced_gate_is_marked_at_a_pace(node: Node) -> None:
         assert node.is_marked()
 
 
+@pytest.mark.parametrize(
+    "error", [None, OSError(errno.ENOBUFS, "No buffer space available")], ids=["", "failed check"]
+)
 async def test_pod_of_a_gate_that_is_displaced_right_after_its_move_is_marked_at_once(
-    node: Node,
+    node: Node, error: OSError | None
 ) -> None:
-    """Before any check has found it first."""
+    """Before any check has found it first, and though one failed."""
     async with running(node):
         node.displaced.add(IFINDEX)
         await asyncio.sleep(0.2)
         assert node.is_marked()
         node.moved.add(IFINDEX)
+        node.check_error = error
         node.watch.hint({IFINDEX})
         await asyncio.sleep(0.2)
-        assert node.is_marked()
-        await asyncio.sleep(2)
-        assert not node.is_marked()
-
-
-async def test_pod_of_a_gate_that_is_displaced_after_its_move_is_marked_though_a_check_failed(
-    node: Node,
-) -> None:
-    async with running(node):
-        node.displaced.add(IFINDEX)
-        await asyncio.sleep(0.2)
-        assert node.is_marked()
-        node.moved.add(IFINDEX)
-        node.check_error = OSError(errno.ENOBUFS, "No buffer space available")
-        node.watch.hint({IFINDEX})
-        await asyncio.sleep(0.5)
         assert node.is_marked()
         await asyncio.sleep(2)
         assert not node.is_marked()
