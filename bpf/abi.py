@@ -33,6 +33,8 @@ MAX_FRAGMENTS = 8192
 MAX_NODE_ADDRESSES = 65536
 MAX_OLD_RAW_SOCKETS = 65536
 MAX_DENIED_HOST_PROBES = 1024
+CONNECT_LEVELS = 16
+MAX_HOST_CONNECTS = 4096
 MAX_CGROUP_LEVELS = 32
 CREATORS_EXACT = 1
 CREATORS_SUBTREE = 2
@@ -316,6 +318,22 @@ class CHostProbe(ctypes.Structure):
     )
 
 
+class CHostConnect(ctypes.Structure):
+    """`struct host_connect`: a TCP connection that a host process opens, and its cgroups' ids."""
+
+    _fields_ = (
+        ("sent_ns", ctypes.c_uint64),
+        ("cgroup", ctypes.c_uint64),
+        ("ancestors", ctypes.c_uint64 * CONNECT_LEVELS),
+    )
+
+
+class CConnectLayout(ctypes.Structure):
+    """`struct connect_layout`: offsets in bytes, of a socket and of its next sequence number."""
+
+    _fields_ = (("socket", ctypes.c_uint32), ("sequence", ctypes.c_uint32))
+
+
 class CDropSourceKey(ctypes.Structure):
     """`struct drop_source_key`: source cgroup (id), gate, protocol, port and mode of drops."""
 
@@ -498,6 +516,8 @@ FRAGMENTS = MapSpec("fragments", _LRU_HASH, CFragment, U64, MAX_FRAGMENTS)
 SOCKET_HISTORIES = MapSpec(
     "socket_histories", _SK_STORAGE, ctypes.c_int32, CSocketHistory, 0, _NO_PREALLOC
 )
+HOST_CONNECTS = MapSpec("host_connects", _LRU_HASH, U32, CHostConnect, MAX_HOST_CONNECTS)
+CONNECT_LAYOUT = MapSpec("connect_layout", _ARRAY, U32, CConnectLayout, 1)
 NODE_ADDRESSES = MapSpec(
     *("node_addresses", _LPM_TRIE, CNodeAddress, U32, MAX_NODE_ADDRESSES, _NO_PREALLOC)
 )
@@ -554,7 +574,7 @@ MAPS = (
     *(RELAY_TARGETS, RELAY_PODS, RELAY_BEAT, RELAY_BYPASSES),
     *(FRAGMENTS, SOCKET_HISTORIES, NODE_ADDRESSES, OLD_RAW_SOCKETS, KUBELET_UNIT, KUBELET_REMADE),
     *(RAW_SOCKET_POLICY, RAW_SOCKET_CREATORS, RAW_SOCKET_COUNTS, RAW_SOCKET_SOURCES),
-    DENIED_HOST_PROBES,
+    *(DENIED_HOST_PROBES, HOST_CONNECTS, CONNECT_LAYOUT),
 )
 
 GATE_EGRESS = "gate_egress"
@@ -613,7 +633,7 @@ class HookSpec:
     kernel_function: str = ""
 
 
-_CGROUP_SKB, _SOCK, _SOCK_ADDR, _SOCKOPT = 8, 9, 18, 25
+_CGROUP_SKB, _SOCK, _SOCK_OPS, _SOCK_ADDR, _SOCKOPT = 8, 9, 13, 18, 25
 
 HOOKS = (
     HookSpec("hook_release", _SOCK, 34),
@@ -623,6 +643,7 @@ HOOKS = (
     HookSpec("hook_sendmsg4", _SOCK_ADDR, 14),
     HookSpec("hook_sendmsg6", _SOCK_ADDR, 15),
     HookSpec("hook_setsockopt", _SOCKOPT, 22),
+    HookSpec("hook_sockops", _SOCK_OPS, 3),
 )
 """Optional: gates enforce without them, and a kernel that rejects one loads the others."""
 

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Collection
 
-from bpf import abi, btf, buffer_layout, features, maps, pinning, pins, sources, syscalls
+from bpf import abi, btf, features, kernel_layouts, maps, pinning, pins, sources, syscalls
 from bpf.pinning import Origin, Outcome
 from bpf.program_sets import ProgramSet, ProgramSpec
 
@@ -89,7 +89,9 @@ async def load(
         loaded = _open(installation, outcome)
         undo.callback(loaded.close)
         with contextlib.suppress(btf.BtfError):  # then gates find a pending checksum by trimming
-            await asyncio.to_thread(buffer_layout.write, loaded.map(abi.BUFFER_LAYOUT))
+            await asyncio.to_thread(kernel_layouts.write_buffer, loaded.map(abi.BUFFER_LAYOUT))
+        with contextlib.suppress(btf.BtfError):  # then hairpins pass
+            await asyncio.to_thread(kernel_layouts.write_connect, loaded.map(abi.CONNECT_LAYOUT))
         undo.pop_all()
     return loaded
 

@@ -64,6 +64,7 @@ class Reason(enum.IntEnum):
     UNIDENTIFIED = 20
     STALE = 21
     HOST_EGRESS = 22
+    HAIRPIN = 23
 
     @property
     def label(self) -> str:
@@ -84,7 +85,7 @@ _DROPS = frozenset(
     {
         *(Reason.UNPARSABLE, Reason.FRAGMENT, Reason.STRAY, Reason.NODE, Reason.KERNEL),
         *(Reason.TUNNEL, Reason.EVASION, Reason.PATH_TEST, Reason.RELAY, Reason.STRICT),
-        Reason.HOST_EGRESS,
+        *(Reason.HOST_EGRESS, Reason.HAIRPIN),
     }
 )
 
@@ -120,4 +121,8 @@ _DESCRIPTIONS = {
         "is stale"
     ),
     Reason.HOST_EGRESS: "from a host process to a destination that a HostEgressPolicy denies",
+    Reason.HAIRPIN: (
+        "new flow from a host process to another machine (a node port, a load balancer), which "
+        "sends it back to a pod of the node"
+    ),
 }

@@ -16,7 +16,7 @@ _READINGS = 3
 _RECORDED = frozenset(
     (verdict, reason)
     for verdict in (Verdict.DROP, Verdict.WOULD_DROP)
-    for reason in (Reason.NODE, Reason.KERNEL, Reason.STRICT)
+    for reason in (Reason.NODE, Reason.KERNEL, Reason.STRICT, Reason.HAIRPIN)
 )
 """What counts in the table, too (src/new_flow.h, src/hooks.c)."""
 

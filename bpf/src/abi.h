@@ -51,6 +51,7 @@ enum reason {
 	REASON_UNIDENTIFIED, /* host process that may be the kubelet, which is not identified */
 	REASON_STALE,	     /* the same, since the agent that followed the kubelet is missing */
 	REASON_HOST_EGRESS,  /* host process, to a destination that a HostEgressPolicy denies */
+	REASON_HAIRPIN,	     /* host process, by another machine that sends the SYN back */
 	REASON_COUNT,
 };
 
@@ -392,6 +393,31 @@ struct host_probe {
 };
 
 #define MAX_DENIED_HOST_PROBES 1024
+
+/* Of the cgroups above a connecting process. Rules about deeper ones admit no hairpin. */
+#define CONNECT_LEVELS 16
+
+/* A TCP connection that a host process opens, by its SYN's sequence number (connects.c). */
+struct host_connect {
+	__u64 sent_ns;			 /* the last SYN; CLOCK_MONOTONIC */
+	__u64 cgroup;			 /* id, of the running task; 0: unknown */
+	__u64 ancestors[CONNECT_LEVELS]; /* ids, by level; 0: the cgroup is above it */
+};
+
+/* Only connects of the last second that were not answered matter. */
+#define MAX_HOST_CONNECTS 4096
+
+/*
+ * How long a SYN may take to come back; each one that is sent again has as long. A SYN of another
+ * host with the same number would be dropped: with 100 such connects, one of 40 million.
+ */
+#define HAIRPIN_LIFETIME_NS (1ULL * 1000 * 1000 * 1000)
+
+/* Offsets in bytes, from the kernel's BTF. `sequence` of 0: unknown. */
+struct connect_layout {
+	__u32 socket;	/* struct bpf_sock_ops_kern: sk */
+	__u32 sequence; /* struct tcp_sock: write_seq */
+};
 
 /* A datagram in fragments, and how it came. */
 struct fragment {

@@ -7,7 +7,8 @@
  * or evaluate_other; a new flow ends in evaluate_new_flow (new_flow.h).
  *
  * The gate filters host-sent packets only (origin.h), and stamps those that pass, since the pod may
- * forward them. Forwarded traffic is NetworkPolicy's subject and passes after three loads.
+ * forward them. Forwarded traffic is NetworkPolicy's subject and passes after a few loads, but for
+ * SYNs that this host has sent and another machine sends back (hairpins.h).
  */
 
 /*
@@ -217,11 +218,13 @@ int gate_egress(struct __sk_buff *skb)
 	__u64 verdict_slot;
 	bool is_audit;
 
-	if (!is_host_sent(skb))
+	if (is_host_sent(skb)) {
+		load_socket(skb, &packet);
+		if (!packet.has_socket)
+			restore_stamp(skb);
+	} else if (!is_hairpin(skb, &packet)) {
 		return TCX_NEXT;
-	load_socket(skb, &packet);
-	if (!packet.has_socket)
-		restore_stamp(skb);
+	}
 	gate = own_gate(packet.gate_ifindex);
 	if (!gate || gate->mode == MODE_OFF)
 		return pass_stamped(skb, &packet);

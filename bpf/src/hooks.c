@@ -150,7 +150,7 @@ ALWAYS_INLINE int check_connect(struct bpf_sock_addr *context, struct address *t
 	source.cgroup = bpf_get_current_cgroup_id();
 	source.mode = gate->mode;
 	is_kubelet = may_be_kubelet_at(gate, 0, true, node, source.cgroup, now_ns);
-	if (find_rule(0, true, gate, source.cgroup, is_kubelet, IPPROTO_TCP, port) ||
+	if (find_rule(0, true, 0, gate, source.cgroup, is_kubelet, IPPROTO_TCP, port) ||
 	    is_dead_man_expired(node, now_ns))
 		return SOCKET_ALLOW;
 

@@ -47,6 +47,10 @@ BPF_F_TABLE("hash", struct host_probe, __u64, denied_host_probes, MAX_DENIED_HOS
 
 BPF_SK_STORAGE(socket_histories, struct socket_history);
 
+/* Connections that host processes open now, by the SYN's sequence number in network order. */
+BPF_TABLE("lru_hash", __be32, struct host_connect, host_connects, MAX_HOST_CONNECTS);
+BPF_TABLE("array", __u32, struct connect_layout, connect_layout, 1);
+
 /* The raw sockets of the host's processes, by cookie, that are older than the hooks. */
 BPF_F_TABLE("hash", __u64, __u32, old_raw_sockets, MAX_OLD_RAW_SOCKETS, BPF_F_NO_PREALLOC);
 

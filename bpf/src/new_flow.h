@@ -10,6 +10,8 @@ ALWAYS_INLINE __u64 drop_reason(struct __sk_buff *skb, struct packet *packet)
 {
 	if (packet->is_stray)
 		return DROP(REASON_STRAY);
+	if (packet->is_hairpin)
+		return DROP(REASON_HAIRPIN);
 	return has_no_origin(skb) ? DROP(REASON_KERNEL) : DROP(REASON_NODE);
 }
 
@@ -20,6 +22,15 @@ ALWAYS_INLINE bool is_rejected_kubelet(struct __sk_buff *skb, struct gate *gate,
 	if (gate->mode != MODE_STRICT)
 		return false;
 	return gate->flags & GATE_NO_FALLBACK || bypasses_relay(skb, packet);
+}
+
+/*
+ * A probe may name a load balancer as its host, or another node. In strict the kubelet's own
+ * connection is not what begins in the pod's namespace.
+ */
+ALWAYS_INLINE bool may_be_hairpin_of_kubelet(struct gate *gate, struct config *node, __u64 cgroup)
+{
+	return gate->mode != MODE_STRICT && is_kubelet_cgroup(node, cgroup);
 }
 
 /* Of a flow that passes as one that may be the kubelet's. */
@@ -38,6 +49,7 @@ ALWAYS_INLINE __u64 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 	};
 	__u32 only = 0;
 	struct config *node = config.lookup(&only);
+	struct host_connect *hairpin = 0;
 	bool is_kubelet, is_rejected;
 	__u64 now_ns, found;
 
@@ -55,13 +67,18 @@ ALWAYS_INLINE __u64 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 	packet->protocol = forget(packet->protocol, now_ns);
 	packet->is_stray = forget(packet->is_stray, now_ns) & 1;
 	source.protocol = packet->protocol;
-	source.cgroup = forget(source_cgroup(skb, false), now_ns);
-	is_kubelet = may_be_kubelet_at(gate, skb, false, node, source.cgroup, now_ns);
+	source.cgroup = forget(packet_cgroup(skb, packet), now_ns);
+	if (packet->is_hairpin) {
+		hairpin = host_connects.lookup(&packet->sequence);
+		is_kubelet = may_be_hairpin_of_kubelet(gate, node, source.cgroup);
+	} else {
+		is_kubelet = may_be_kubelet_at(gate, skb, false, node, source.cgroup, now_ns);
+	}
 	/* Only the identified kubelet is redirected to the relay. */
 	is_rejected = forget(is_kubelet && is_kubelet_cgroup(node, source.cgroup) &&
 				     is_rejected_kubelet(skb, gate, packet),
 			     now_ns);
-	found = find_rule(skb, false, gate, source.cgroup, is_kubelet && !is_rejected,
+	found = find_rule(skb, false, hairpin, gate, source.cgroup, is_kubelet && !is_rejected,
 			  packet->protocol, packet->destination_port);
 	if (found) {
 		count_rule_hit(found);

@@ -130,7 +130,7 @@ ALWAYS_INLINE bool is_syn(struct __sk_buff *skb, struct packet *packet)
 {
 	struct tcp_header *header = header_at(skb, packet->transport_offset, struct tcp_header);
 
-	return !header || (header->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+	return !header || opens_connection(header->flags);
 }
 
 /*

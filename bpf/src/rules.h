@@ -23,6 +23,12 @@ ALWAYS_INLINE __u64 source_ancestor(struct __sk_buff *skb, bool is_hook, __u32 l
 		       : bpf_skb_ancestor_cgroup_id(skb, level);
 }
 
+/* 0 as well where no level was recorded. */
+ALWAYS_INLINE __u64 hairpin_ancestor(struct host_connect *hairpin, __u32 level)
+{
+	return level < CONNECT_LEVELS ? hairpin->ancestors[level & (CONNECT_LEVELS - 1)] : 0;
+}
+
 /* Whether there is a cgroup for the kubelet. */
 ALWAYS_INLINE bool is_kubelet_identified(struct config *node)
 {
@@ -66,7 +72,8 @@ ALWAYS_INLINE bool may_be_kubelet_at(struct gate *gate, struct __sk_buff *skb, b
 /* What rules are compared with. */
 struct new_flow {
 	__u64 cgroup;
-	__u64 source_kinds; /* one bit for each kind that applies, whatever the rule */
+	__u64 source_kinds;	      /* one bit for each kind that applies, whatever the rule */
+	struct host_connect *hairpin; /* of one; otherwise NULL */
 	__u16 port;
 	__u8 protocol;
 };
@@ -92,7 +99,8 @@ ALWAYS_INLINE __u64 match_rules(struct __sk_buff *skb, bool is_hook, struct new_
 		if (i >= count)
 			break;
 		rule = &rules[i];
-		ancestor = source_ancestor(skb, is_hook, rule->level);
+		ancestor = flow->hairpin ? hairpin_ancestor(flow->hairpin, rule->level)
+					 : source_ancestor(skb, is_hook, rule->level);
 		matching = flow->source_kinds |
 			   is_zero(rule->cgroup ^ flow->cgroup) << SOURCE_CGROUP |
 			   is_zero(rule->cgroup ^ ancestor) << SOURCE_ANCESTOR;
@@ -109,14 +117,16 @@ ALWAYS_INLINE __u64 match_rules(struct __sk_buff *skb, bool is_hook, struct new_
 
 /*
  * The first rule that matches: its source kind plus 1 in the upper half and its id in the lower; 0
- * if none matches. cgroup: the source's; is_kubelet: whether rules for the kubelet match; port: the
- * pod's, host byte order; 0 for protocols without ports.
+ * if none matches. hairpin: NULL for all else; cgroup: the source's; is_kubelet: whether rules for
+ * the kubelet match; port: the pod's, host byte order; 0 for protocols without ports.
  */
-ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook, struct gate *gate, __u64 cgroup,
-			      bool is_kubelet, __u8 protocol, __u16 port)
+ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook, struct host_connect *hairpin,
+			      struct gate *gate, __u64 cgroup, bool is_kubelet, __u8 protocol,
+			      __u16 port)
 {
 	struct more_rules_key key;
-	struct new_flow flow = {.cgroup = cgroup, .port = port, .protocol = protocol};
+	struct new_flow flow = {
+		.cgroup = cgroup, .port = port, .protocol = protocol, .hairpin = hairpin};
 	__u64 source_kinds = 1 << SOURCE_ANY;
 	struct more_rules *more;
 	__u64 found;

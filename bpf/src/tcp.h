@@ -5,22 +5,6 @@
 #ifndef PODGATE_TCP_H
 #define PODGATE_TCP_H
 
-#define TCP_FLAGS_OFFSET 13
-#define TCP_MINIMUM	 20
-#define TCP_FIN		 0x01
-#define TCP_SYN		 0x02
-#define TCP_RST		 0x04
-#define TCP_ACK		 0x10
-
-struct tcp_header {
-	__be16 source_port;
-	__be16 destination_port;
-	__be16 sequence[2];
-	__be16 acknowledgement[2];
-	__u8 data_offset; /* in its upper half, in words */
-	__u8 flags;
-};
-
 /*
  * Whether the kernel could have made the segment without the connection's socket, for a closed port
  * or TIME-WAIT (tcp_v4_send_reset, tcp_v4_send_ack): no payload. What a frame with offloads
@@ -60,8 +44,7 @@ ALWAYS_INLINE __u64 evaluate_tcp(struct __sk_buff *skb, struct packet *packet)
 
 	packet->source_port = bpf_ntohs(header->source_port);
 	packet->destination_port = bpf_ntohs(header->destination_port);
-	/* By mask: a SYN opens a connection whatever other flags it has (PSH, URG, ECN). */
-	if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN) {
+	if (opens_connection(flags)) {
 		/* No process can listen on port 0: bind(2) takes it for "any". Path tests use it.
 		 */
 		if (!packet->destination_port && !packet->is_stray)

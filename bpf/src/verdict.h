@@ -66,7 +66,7 @@ ALWAYS_INLINE void emit_drop_event(struct __sk_buff *skb, struct packet *packet,
 	}
 	__builtin_memset(event, 0, sizeof(*event));
 	event->at_ns = now_ns;
-	event->cgroup = source_cgroup(skb, false);
+	event->cgroup = packet_cgroup(skb, packet);
 	event->source = packet->source;
 	event->destination = packet->destination;
 	event->ifindex = packet->gate_ifindex;

@@ -81,14 +81,11 @@ def is_open(result: str) -> bool:
 
 
 def is_own(source: Source, target: Target) -> bool:
-    """A process of a node to a server of this node, by its address, a service or a port of the
-    same node: what podgate closes."""
-    return source.is_host and source.node == target.node and target.by in ("", target.node)
-
-
-def is_own_by_another(source: Source, target: Target) -> bool:
-    """The same by a port of another node."""
-    return source.is_host and source.node == target.node and target.by not in ("", target.node)
+    """A process of a node to a server of this node: what podgate closes. A UDP port of another node
+    stays open (docs/security.md)."""
+    is_another_s = target.by not in ("", target.node)
+    is_closed = target.protocol == "tcp" or not is_another_s
+    return source.is_host and source.node == target.node and is_closed
 
 
 def differences(

@@ -1,12 +1,13 @@
 """Puts states of the specification into the maps of the gate's program (gate_runs.py)."""
 
+import ctypes
 import os
 import struct
 
 from bpf import abi, gate_table, injectable, loader, maps, pins, syscalls
 from bpf.gate_config import GateConfig
 from tests.model import generator
-from tests.model.facts import Gate, State
+from tests.model.facts import Connect, Gate, State
 
 _KEY = bytes(4)
 _NUMBER = struct.Struct("=I")
@@ -102,6 +103,8 @@ class StateTables:
             for address, port in state.denied_host_probes
         }
         _replace(self._loaded.map(abi.DENIED_HOST_PROBES), denied)
+        connects = {key: _connect(made) for key, made in state.connects.items()}
+        _replace(self._loaded.map(abi.HOST_CONNECTS), connects)
         creators = {
             struct.pack("=Q", cgroup): _NUMBER.pack(
                 abi.CREATORS_SUBTREE if is_subtree else abi.CREATORS_EXACT
@@ -142,6 +145,13 @@ def _config(gate: Gate) -> GateConfig:
         claimed=addresses[-1:],
         without_fallback=not gate.has_fallback,
     )
+
+
+def _connect(made: Connect) -> bytes:
+    if made.cgroup is None:
+        return bytes(abi.CHostConnect(made.sent_ns))
+    ancestors = (ctypes.c_uint64 * abi.CONNECT_LEVELS)(*made.cgroup.ancestors)
+    return bytes(abi.CHostConnect(made.sent_ns, made.cgroup.id, ancestors))
 
 
 def _replace(into: maps.Map, wanted: dict[bytes, bytes]) -> None:

@@ -387,7 +387,7 @@ def test_missing_program_of_a_hook_is_reported(
     isolated: None, loaded: loader.Loaded, installation: pins.Pins
 ) -> None:
     lacking = loader.Loaded(
-        {name: fd for name, fd in loaded.programs.items() if name != "hook_setsockopt"},
+        {name: fd for name, fd in loaded.programs.items() if name != "hook_sockops"},
         loaded.open_maps,
         outcome=Outcome(Origin.PINNED),
     )

@@ -14,10 +14,10 @@ import pytest
 from bpf import (
     abi,
     artefacts,
-    buffer_layout,
     compile_cache,
     compiling,
     errors,
+    kernel_layouts,
     listeners,
     loader,
     maps,
@@ -108,7 +108,7 @@ async def test_layout_that_cannot_be_written_leaves_no_descriptor_open(
     def fail(layouts: maps.Map) -> NoReturn:
         raise errors.BpfError(errno.EPERM, "cannot write")
 
-    monkeypatch.setattr(buffer_layout, "write", fail)
+    monkeypatch.setattr(kernel_layouts, "write_buffer", fail)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(errors.BpfError, match="cannot write"):
         await loader.load(fresh_pins)

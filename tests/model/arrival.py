@@ -6,9 +6,11 @@ from bpf.verdicts import Mode, Reason
 from tests.model.facts import (
     BY_HAND,
     FALLBACK,
+    HAIRPIN_LIFETIME_NS,
     INTERFACES,
     LOOPBACK,
     PLAIN_STAMPS,
+    Connect,
     Fragmented,
     Kind,
     Sent,
@@ -27,9 +29,10 @@ from tests.model.packet import (
     Packet,
     number,
     parse,
+    syn_sequence,
 )
 
-DROPS = (Reason.NODE, Reason.KERNEL, Reason.STRAY)
+DROPS = (Reason.NODE, Reason.KERNEL, Reason.STRAY, Reason.HAIRPIN)
 """What has no other reason."""
 
 
@@ -47,6 +50,8 @@ class Case:
         """Not to an address of this pod."""
         self.is_behind_pod = False
         """Nor to one of another pod: maybe to a client for which this one routes."""
+        self.hairpin: Connect | None = None
+        """Another machine sent it back: the connect of a process of the host."""
 
     @property
     def is_unstamped(self) -> bool:
@@ -90,6 +95,8 @@ class Case:
     def dropped(self) -> Reason:
         if self.is_stray:
             return Reason.STRAY
+        if self.hairpin:
+            return Reason.HAIRPIN
         return Reason.KERNEL if self.has_no_origin else Reason.NODE
 
 
@@ -104,8 +111,14 @@ def forwarded(case: Case) -> Found:
     sent, state = case.sent, case.state
     is_again = sent.ingress in state.injectable or sent.ingress >= INTERFACES
     is_seen = sent.stamp is not Stamp.NONE or sent.is_looped
-    is_hosts = sent.ingress <= LOOPBACK or is_seen or is_again
-    return None if is_hosts else UNCOUNTED
+    if sent.ingress <= LOOPBACK or is_seen or is_again:
+        return None
+    sequence = syn_sequence(sent.frame)
+    connect = state.connects.get(sequence) if sequence else None
+    if connect is None or case.now_ns - connect.sent_ns > HAIRPIN_LIFETIME_NS:
+        return UNCOUNTED
+    case.hairpin, case.socket = connect, None
+    return None
 
 
 def off(case: Case) -> Found:

@@ -98,6 +98,15 @@ class Sent:
     is_looped: bool = False
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Connect:
+    """By which a process of the host opens a TCP connection, that is not answered yet. cgroup: None
+    if it is unknown."""
+
+    cgroup: Cgroup | None
+    sent_ns: int
+
+
 LOOPBACK = 1
 INTERFACES = 8 * 1024 * 1024
 """From this number on an interface may be one by which the host makes its packets come in again."""
@@ -156,6 +165,7 @@ class State:
     own: the node's addresses and ranges; is_own_listed: whether an agent lists them; routed: the
     networks that the node routes elsewhere, by family; proxied: ports of pods that a relay proxies,
     0 for all others of that pod, and whether it leaves translated connections to the gate;
+    connects: by the sequence number of the SYN;
     denies_raw_sockets: to pods without a policy; raw_socket_creators: the policies' cgroups, by id,
     and whether with all below; is_netns_known: to hooks, which ignore other namespaces' sockets.
     """
@@ -170,6 +180,7 @@ class State:
     is_relay_alive: bool = False
     proxied: Mapping[tuple[bytes, int], bool] = dataclasses.field(default_factory=dict)
     denied_host_probes: frozenset[tuple[bytes, int]] = frozenset()
+    connects: Mapping[bytes, Connect] = dataclasses.field(default_factory=dict)
     denies_raw_sockets: bool = False
     raw_socket_creators: Mapping[int, bool] = dataclasses.field(default_factory=dict)
     is_netns_known: bool = True
@@ -180,4 +191,5 @@ class State:
 LIFETIME_NS = 120 * SECOND
 GROUP_LIFETIME_NS = 10 * SECOND
 FRAGMENT_LIFETIME_NS = 60 * SECOND
+HAIRPIN_LIFETIME_NS = SECOND
 UNLISTED_AFTER_NS = 15 * SECOND

@@ -38,7 +38,9 @@ class Check:
 ORDER = (
     Check(
         arrival.forwarded,
-        "forwarded packets: they came in by an interface, without the host's stamp",
+        "forwarded packets: they came in by an interface, without the host's stamp; but for a SYN "
+        "with the sequence number of one that a process of the host has sent within a second "
+        "(a hairpin), which is a new flow of this process",
     ),
     Check(arrival.off, "packets to a pod in `off`"),
     Check(

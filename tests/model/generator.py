@@ -15,7 +15,17 @@ from bpf import abi
 from bpf.rule_evaluation import Cgroup, NodeFacts
 from bpf.rules import Rule, SourceKind
 from bpf.verdicts import Mode, Reason, Verdict
-from tests.model.facts import LOOPBACK, NOWHERE, Gate, Kind, Sent, Socket, Stamp, State
+from tests.model.facts import (
+    LOOPBACK,
+    NOWHERE,
+    Connect,
+    Gate,
+    Kind,
+    Sent,
+    Socket,
+    Stamp,
+    State,
+)
 from tests.model.packet import ANY_IPV4, parse
 
 HOUR_NS = 3600 * 10**9
@@ -67,6 +77,7 @@ _EXTENSIONS = (0, 43, 44, 44, 51, 60, 60)
 _CORPUS = 64
 """Frames of one reason that are kept to be changed."""
 _NO_CGROUP = (1 << 40) + 7
+_SEQUENCE = bytes(4)
 
 
 def relay_address(pod: bytes, number: int) -> bytes:
@@ -138,7 +149,16 @@ class Generator:
             routed=ROUTED,
             is_relay_alive=chance() < 0.7,
             proxied=proxied,
+            connects=self._connects(now_ns),
         )
+
+    def _connects(self, now_ns: int) -> dict[bytes, Connect]:
+        """With the number that all segments here have."""
+        choose = self._random.choice
+        if self._random.random() < 0.5:
+            return {}
+        cgroup = choose((self._cgroup, self._cgroup, None))
+        return {_SEQUENCE: Connect(cgroup, choose((now_ns + HOUR_NS, now_ns // 2)))}
 
     def _node(self, now_ns: int) -> NodeFacts:
         chance, choose = self._random.random, self._random.choice
@@ -356,7 +376,7 @@ class Generator:
         if protocol == 6:
             flags = choose((2, 2, 2, 16, 16, 18, 4, 20, 24, 17, 0, 1, 41, randrange(256)))
             words = choose((5, 5, 5, 5, 5, 6, 8, 4, 0, 15))
-            header = ports + bytes(8) + bytes((words << 4, flags)) + bytes(6)
+            header = ports + _SEQUENCE + bytes(4) + bytes((words << 4, flags)) + bytes(6)
             made = header + bytes(max(0, words - 5) * 4)
             return made + (body if chance() < 0.5 else b"")
         if protocol in (1, 58):
@@ -402,7 +422,7 @@ class Generator:
     def _syn(self, frame: bytes) -> bytes:
         """To the pod, in the family of this frame."""
         ports = struct.pack("!HH", self._random.choice(PORTS), self._random.choice(PORTS))
-        payload = ports + bytes(8) + bytes((5 << 4, 2)) + bytes(6)
+        payload = ports + _SEQUENCE + bytes(4) + bytes((5 << 4, 2)) + bytes(6)
         family = _FAMILIES[frame[12:14]]
         packet = self._ipv4 if family == 4 else self._ipv6
         ends = NODES[family], PODS[family][0]

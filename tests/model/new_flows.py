@@ -37,11 +37,15 @@ def maybe_kubelet(case: Case) -> Reason:
 def rule(case: Case) -> Found:
     node, packet = case.state.node, case.packet
     cgroup = case.socket.cgroup if case.socket else None
+    is_kubelet = node.may_be_kubelet(cgroup, case.now_ns) and not is_past_relay(case)
+    if case.hairpin:
+        cgroup = case.hairpin.cgroup
+        is_kubelet = node.is_kubelet_cgroup(cgroup) and case.gate.mode is not Mode.STRICT
     flow = NewFlow(
         packet.protocol,
         packet.ports[1],
         cgroup,
-        is_kubelet=node.may_be_kubelet(cgroup, case.now_ns) and not is_past_relay(case),
+        is_kubelet=is_kubelet,
         is_kernel=case.has_no_origin,
     )
     found = find_rule(case.gate.rules, flow)

@@ -86,6 +86,20 @@ def number(data: bytes, at: int, size: int = 2) -> int:
     return int.from_bytes(data[at : at + size])
 
 
+def syn_sequence(frame: bytes) -> bytes | None:
+    """Of a SYN directly behind the IP header, read or not."""
+    match number(frame, 12) if len(frame) >= SHORTEST else 0:
+        case 0x0800 if frame[23] == TCP and number(frame, 20) % 0x2000 == 0:
+            at = ETHERNET + frame[14] % 16 * 4
+        case 0x86DD if len(frame) >= ETHERNET + 40 and frame[20] == TCP:
+            at = ETHERNET + 40
+        case _:
+            return None
+    segment = frame[at:]
+    is_syn = len(segment) >= 14 and segment[13] & (SYN | ACK) == SYN
+    return segment[4:8] if is_syn else None
+
+
 def parse(frame: bytes) -> Packet | None:
     """None: the frame does not show its transport header."""
     if len(frame) < SHORTEST:

@@ -65,6 +65,20 @@ def test_what_came_in_by_an_interface_is_not_counted_without_a_stamp() -> None:
     assert counted(looped, state()) == (Verdict.DROP, Reason.STRAY)
 
 
+def test_syn_that_another_machine_sends_back_is_of_who_connects() -> None:
+    syn = Sent(frames.segment(ENDS, frames.SYN, sequence=77), ingress=9)
+    of = state(Mode.ENFORCE, Rule(SourceKind.CGROUP, 6, 20000, 20000, cgroup=OTHER.id))
+    assert counted(syn, of) is None
+    for cgroup, at_ns, expected in (
+        (KUBELET, NOW_NS, (Verdict.DROP, Reason.HAIRPIN)),
+        (None, NOW_NS, (Verdict.DROP, Reason.HAIRPIN)),
+        (OTHER, NOW_NS, (Verdict.PASS, Reason.RULE)),
+        (KUBELET, NOW_NS - 2 * facts.SECOND, None),
+    ):
+        of.connects = {(77).to_bytes(4): facts.Connect(cgroup, at_ns)}
+        assert counted(syn, of) == expected
+
+
 def test_answer_to_the_pod_passes_until_its_question_is_forgotten() -> None:
     of = state()
     question = frames.Ends(POD, HOST, source_port=20000, port=53)
