@@ -33,6 +33,7 @@ def measure(loaded: loader.Loaded, installation: pins.Pins) -> None:
     syn = frames.segment(ends, frames.SYN)
     packets = {
         "forwarded": (egress, syn, _FOREIGN_IFINDEX),
+        "forwarded_ack": (egress, frames.segment(ends, frames.ACK), _FOREIGN_IFINDEX),
         "ack": (egress, frames.segment(ends, frames.ACK), 0),
         "syn": (egress, syn, 0),
         "udp": (egress, frames.packet(ends, frames.UDP, frames.udp(ends)), 0),
