@@ -37,9 +37,9 @@ def _write(
     written = layouts.get(_KEY)
     if written is not None and any(written):
         return
-    wanted: dict[str, list[str]] = {}
+    by_struct: dict[str, list[str]] = {}
     for struct, member in members.values():
-        wanted.setdefault(struct, []).append(member)
-    found = btf.member_offsets(wanted, types)
+        by_struct.setdefault(struct, []).append(member)
+    found = btf.member_offsets(by_struct, types)
     offsets = {field: found[where] for field, where in members.items()}
     layouts.set(_KEY, bytes(layout(**offsets)))

@@ -298,7 +298,7 @@ def answers(raw: socket.socket, sequence: int) -> bool:
 
 
 @pytest.mark.parametrize(("age_seconds", "is_dropped"), [(0.0, True), (1.5, False)])
-def test_number_of_an_earlier_connect_is_anothers(
+def test_syn_of_another_host_passes_once_the_connect_is_old(
     attached_hooks: None,
     gates: Gates,
     loaded: loader.Loaded,
