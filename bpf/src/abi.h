@@ -397,21 +397,22 @@ struct host_probe {
 /* Of the cgroups above a connecting process. Rules about deeper ones admit no hairpin. */
 #define CONNECT_LEVELS 16
 
-/* A TCP connection that a host process opens, by its SYN's sequence number (connects.c). */
+/* A TCP connection that a host process opens, not answered yet (connects.c). */
 struct host_connect {
 	__u64 sent_ns;			 /* the last SYN; CLOCK_MONOTONIC */
 	__u64 cgroup;			 /* id, of the running task; 0: unknown */
 	__u64 ancestors[CONNECT_LEVELS]; /* ids, by level; 0: the cgroup is above it */
 };
 
-/* Only connects of the last second that were not answered matter. */
+/* Only connects that are not answered yet. */
 #define MAX_HOST_CONNECTS 4096
 
 /*
- * How long a SYN may take to come back; each one that is sent again has as long. A SYN of another
- * host with the same number would be dropped: with 100 such connects, one of 40 million.
+ * How long a SYN may take to come back, since a timer has sent it again: a neighbour that is being
+ * resolved holds it for three seconds. A SYN of another host with the same number is dropped, too:
+ * while 100 connects wait for an answer that is one of 40 million.
  */
-#define HAIRPIN_LIFETIME_NS (1ULL * 1000 * 1000 * 1000)
+#define HAIRPIN_LIFETIME_NS (10ULL * 1000 * 1000 * 1000)
 
 /* Offsets in bytes, from the kernel's BTF. `sequence` of 0: unknown. */
 struct connect_layout {

@@ -2,6 +2,7 @@
 by a node port or a load balancer. What other machines begin passes as the network's."""
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -33,6 +34,7 @@ VERSIONS = pytest.mark.parametrize("version", [4, 6])
 DROPPED = (Verdict.DROP, Reason.HAIRPIN)
 WOULD_DROP = (Verdict.WOULD_DROP, Reason.HAIRPIN)
 IP_OPTIONS, SO_BINDTODEVICE, TCP_FASTOPEN_CONNECT, IPPROTO_MPTCP = 4, 25, 30, 262
+REFUSED = os.strerror(errno.ECONNREFUSED)
 NO_OPERATIONS = b"\1" * 4
 
 _CONNECT = """
@@ -121,7 +123,7 @@ def test_node_port_of_another_node_leads_no_process_back(
 def test_each_syn_that_is_sent_again_is_dropped(
     attached_hooks: None, gates: Gates, other: labs.LabPod, web: labs.LabPod, version: int
 ) -> None:
-    """After a second, and two more: for longer than a SYN takes to come back."""
+    """After a second, and after two more."""
     guard(gates, web)
     with socket.socket(traffic.family(version)) as sock:
         sock.setblocking(False)
@@ -280,13 +282,30 @@ def test_drop_names_the_process_that_connects(
         assert (source.ifindex, source.port, source.count) == (web.ifindex, PORT, 1)
 
 
-def test_answered_connect_is_forgotten(
+def open_connects(loaded: loader.Loaded) -> set[bytes]:
+    return {key for key, _ in loaded.map(abi.HOST_CONNECTS).items()}
+
+
+def test_connect_is_forgotten_once_it_is_answered(
     attached_hooks: None, gates: Gates, loaded: loader.Loaded, other: labs.LabPod, web: labs.LabPod
 ) -> None:
-    connects = loaded.map(abi.HOST_CONNECTS)
-    before = {key for key, _ in connects.items()}
+    """Or rejected."""
+    before = open_connects(loaded)
     assert dial(socket.socket(), other, 4, is_dropped=False) == "connects"
-    assert {key for key, _ in connects.items()} <= before
+    assert attempts.connect(socket.socket(), other.ipv4, 9, traffic.LIMIT_SECONDS) == REFUSED
+    assert open_connects(loaded) <= before
+
+
+def test_connect_is_forgotten_once_it_is_given_up(
+    attached_hooks: None, gates: Gates, loaded: loader.Loaded, other: labs.LabPod, web: labs.LabPod
+) -> None:
+    guard(gates, web)
+    before = open_connects(loaded)
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        assert sock.connect_ex((other.ipv4, NODE_PORT)) == errno.EINPROGRESS
+        assert len(open_connects(loaded) - before) == 1
+    assert open_connects(loaded) <= before
 
 
 def answers(raw: socket.socket, sequence: int) -> bool:
@@ -297,7 +316,7 @@ def answers(raw: socket.socket, sequence: int) -> bool:
             return bool(segment[13] & frames.SYN)
 
 
-@pytest.mark.parametrize(("age_seconds", "is_dropped"), [(0.0, True), (1.5, False)])
+@pytest.mark.parametrize(("age_seconds", "is_dropped"), [(0.0, True), (9.0, True), (11.0, False)])
 def test_syn_of_another_host_passes_once_the_connect_is_old(
     attached_hooks: None,
     gates: Gates,

@@ -39,8 +39,8 @@ ORDER = (
     Check(
         arrival.forwarded,
         "forwarded packets: they came in by an interface, without the host's stamp; but for a SYN "
-        "with the sequence number of one that a process of the host has sent within a second "
-        "(a hairpin), which is a new flow of this process",
+        "with the sequence number of one that a process of the host has sent, not longer than ten "
+        "seconds ago and without an answer (a hairpin), which is a new flow of this process",
     ),
     Check(arrival.off, "packets to a pod in `off`"),
     Check(

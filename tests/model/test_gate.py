@@ -73,7 +73,7 @@ def test_syn_that_another_machine_sends_back_is_of_who_connects() -> None:
         (KUBELET, NOW_NS, (Verdict.DROP, Reason.HAIRPIN)),
         (None, NOW_NS, (Verdict.DROP, Reason.HAIRPIN)),
         (OTHER, NOW_NS, (Verdict.PASS, Reason.RULE)),
-        (KUBELET, NOW_NS - 2 * facts.SECOND, None),
+        (KUBELET, NOW_NS - 11 * facts.SECOND, None),
     ):
         of.connects = {(77).to_bytes(4): facts.Connect(cgroup, at_ns)}
         assert counted(syn, of) == expected
