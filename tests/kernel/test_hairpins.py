@@ -1,5 +1,5 @@
 """A process of the node connects to another machine, which sends its SYN back to a pod of the node:
-by a node port or a load balancer. What other machines begin passes as the network's."""
+by a node port or as a load balancer."""
 
 import contextlib
 import errno
@@ -97,16 +97,6 @@ def dial_from(group: Cgroup, other: labs.LabPod, version: int, *, is_dropped: bo
     done = group.run([sys.executable, "-c", _CONNECT, *map(str, arguments)])
     assert done.returncode in (0, 1), done.stderr
     return done.returncode == 0
-
-
-@VERSIONS
-def test_processes_of_another_node_reach_pods(
-    attached_hooks: None, gates: Gates, other: labs.LabPod, web: labs.LabPod, version: int
-) -> None:
-    guard(gates, web)
-    with other.open_socket(traffic.family(version), socket.SOCK_STREAM) as sock:
-        address = traffic.address(web, version)
-        assert attempts.connect(sock, address, PORT, traffic.LIMIT_SECONDS) == "connects"
 
 
 @VERSIONS
