@@ -635,6 +635,9 @@ class HookSpec:
 
 _CGROUP_SKB, _SOCK, _SOCK_OPS, _SOCK_ADDR, _SOCKOPT = 8, 9, 13, 18, 25
 
+RECORD_CONNECTS = HookSpec("hook_sockops", _SOCK_OPS, 3)
+"""Without it hairpins pass (`src/hairpins.h`)."""
+
 HOOKS = (
     HookSpec("hook_release", _SOCK, 34),
     HookSpec("hook_create", _SOCK, 2),
@@ -643,7 +646,7 @@ HOOKS = (
     HookSpec("hook_sendmsg4", _SOCK_ADDR, 14),
     HookSpec("hook_sendmsg6", _SOCK_ADDR, 15),
     HookSpec("hook_setsockopt", _SOCKOPT, 22),
-    HookSpec("hook_sockops", _SOCK_OPS, 3),
+    RECORD_CONNECTS,
 )
 """Optional: gates enforce without them, and a kernel that rejects one loads the others."""
 

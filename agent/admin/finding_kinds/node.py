@@ -109,7 +109,7 @@ HOOK_MISSING = define(
     "hook-missing",
     DEGRADED,
     "A hook at the root cgroup does not work. Gates drop without it, after a timeout instead of "
-    "EPERM.",
+    "EPERM; only hairpins need hook_sockops (docs/kernels.md).",
     "Solve the reason in the sentence; without an agent, start it.",
     "podgate doctor",
 )

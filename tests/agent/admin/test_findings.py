@@ -366,11 +366,17 @@ def test_owner_that_is_gone_is_named_with_all_pods_that_wait() -> None:
 def test_each_hook_that_does_not_work_is_a_finding() -> None:
     hooks = [
         HookStatus(name=name, problem=problem)
-        for name, problem in (("a", "EPERM"), ("b", ""), ("c", "ENOENT"))
+        for name, problem in (
+            ("a", "EPERM"),
+            ("b", ""),
+            ("c", "ENOENT"),
+            ("hook_sockops", "EINVAL"),
+        )
     ]
     assert [one.sentence for one in findings.of_hooks(hooks)] == [
         "Hook a does not work: EPERM; gates still drop.",
         "Hook c does not work: ENOENT; gates still drop.",
+        "Hook hook_sockops does not work: EINVAL; hairpins pass.",
     ]
 
 
