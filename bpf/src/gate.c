@@ -214,6 +214,7 @@ ALWAYS_INLINE int pass_stamped(struct __sk_buff *skb, struct packet *packet)
 int gate_egress(struct __sk_buff *skb)
 {
 	struct packet packet = {.gate_ifindex = skb->ifindex};
+	struct host_connect *hairpin = 0;
 	struct gate *gate;
 	__u64 verdict_slot;
 	bool is_audit;
@@ -222,15 +223,18 @@ int gate_egress(struct __sk_buff *skb)
 		load_socket(skb, &packet);
 		if (!packet.has_socket)
 			restore_stamp(skb);
-	} else if (!is_hairpin(skb, &packet)) {
-		return TCX_NEXT;
+	} else {
+		hairpin = find_hairpin(skb, &packet);
+		if (!hairpin)
+			return TCX_NEXT;
 	}
 	gate = own_gate(packet.gate_ifindex);
 	if (!gate || gate->mode == MODE_OFF)
 		return pass_stamped(skb, &packet);
 
 	packet.gate_slot = gate->slot;
-	verdict_slot = evaluate(skb, &gate, &packet);
+	verdict_slot = hairpin ? evaluate_hairpin(skb, gate, &packet, hairpin)
+			       : evaluate(skb, &gate, &packet);
 	if (verdict_slot < DROP(0)) {
 		count_frequent(packet.gate_slot, verdict_slot);
 		return pass_stamped(skb, &packet);

@@ -10,8 +10,6 @@ ALWAYS_INLINE __u64 drop_reason(struct __sk_buff *skb, struct packet *packet)
 {
 	if (packet->is_stray)
 		return DROP(REASON_STRAY);
-	if (packet->is_hairpin)
-		return DROP(REASON_HAIRPIN);
 	return has_no_origin(skb) ? DROP(REASON_KERNEL) : DROP(REASON_NODE);
 }
 
@@ -22,15 +20,6 @@ ALWAYS_INLINE bool is_rejected_kubelet(struct __sk_buff *skb, struct gate *gate,
 	if (gate->mode != MODE_STRICT)
 		return false;
 	return gate->flags & GATE_NO_FALLBACK || bypasses_relay(skb, packet);
-}
-
-/*
- * A probe may name a load balancer as its host, or another node. In strict the kubelet's own
- * connection is not what begins in the pod's namespace.
- */
-ALWAYS_INLINE bool may_be_hairpin_of_kubelet(struct gate *gate, struct config *node, __u64 cgroup)
-{
-	return gate->mode != MODE_STRICT && is_kubelet_cgroup(node, cgroup);
 }
 
 /* Of a flow that passes as one that may be the kubelet's. */
@@ -49,7 +38,6 @@ ALWAYS_INLINE __u64 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 	};
 	__u32 only = 0;
 	struct config *node = config.lookup(&only);
-	struct host_connect *hairpin = 0;
 	bool is_kubelet, is_rejected;
 	__u64 now_ns, found;
 
@@ -67,18 +55,13 @@ ALWAYS_INLINE __u64 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 	packet->protocol = forget(packet->protocol, now_ns);
 	packet->is_stray = forget(packet->is_stray, now_ns) & 1;
 	source.protocol = packet->protocol;
-	source.cgroup = forget(packet_cgroup(skb, packet), now_ns);
-	if (packet->is_hairpin) {
-		hairpin = host_connects.lookup(&packet->sequence);
-		is_kubelet = may_be_hairpin_of_kubelet(gate, node, source.cgroup);
-	} else {
-		is_kubelet = may_be_kubelet_at(gate, skb, false, node, source.cgroup, now_ns);
-	}
+	source.cgroup = forget(source_cgroup(skb, false), now_ns);
+	is_kubelet = may_be_kubelet_at(gate, skb, false, node, source.cgroup, now_ns);
 	/* Only the identified kubelet is redirected to the relay. */
 	is_rejected = forget(is_kubelet && is_kubelet_cgroup(node, source.cgroup) &&
 				     is_rejected_kubelet(skb, gate, packet),
 			     now_ns);
-	found = find_rule(skb, false, hairpin, gate, source.cgroup, is_kubelet && !is_rejected,
+	found = find_rule(skb, false, 0, gate, source.cgroup, is_kubelet && !is_rejected,
 			  packet->protocol, packet->destination_port);
 	if (found) {
 		count_rule_hit(found);
@@ -98,6 +81,44 @@ ALWAYS_INLINE __u64 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 	if (!packet->is_stray)
 		record_packet_source(&source, now_ns);
 	return is_rejected ? DROP(REASON_STRICT) : drop_reason(skb, packet);
+}
+
+/*
+ * The same of a hairpin, whose headers are plain and whose source is known. A probe may name a load
+ * balancer as its host, or another node; in strict the kubelet's own connection is not what begins
+ * in the pod's namespace.
+ */
+ALWAYS_INLINE __u64 evaluate_hairpin(struct __sk_buff *skb, struct gate *gate,
+				     struct packet *packet, struct host_connect *hairpin)
+{
+	struct drop_source_key source = {
+		.cgroup = hairpin->cgroup,
+		.ifindex = packet->gate_ifindex,
+		.port = packet->destination_port,
+		.protocol = IPPROTO_TCP,
+		.mode = gate->mode,
+	};
+	__u32 only = 0;
+	struct config *node = config.lookup(&only);
+	__u64 now_ns = packet_time_ns(packet);
+	bool is_kubelet;
+	__u64 found;
+
+	packet->is_stray =
+		!is_listed(gate, &packet->destination) && !(gate->flags & GATE_ANY_ADDRESS);
+	if (!node || packet->is_stray)
+		return DROP(packet->is_stray ? REASON_STRAY : REASON_HAIRPIN);
+	is_kubelet = gate->mode != MODE_STRICT && is_kubelet_cgroup(node, source.cgroup);
+	found = find_rule(skb, false, hairpin, gate, source.cgroup, is_kubelet, IPPROTO_TCP,
+			  source.port);
+	if (found) {
+		count_rule_hit(found);
+		return found >> 32 == SOURCE_KUBELET + 1 ? PASS(REASON_PROBE) : PASS(REASON_RULE);
+	}
+	if (is_dead_man_expired(node, now_ns))
+		return PASS(REASON_DEAD_MAN);
+	record_packet_source(&source, now_ns);
+	return DROP(REASON_HAIRPIN);
 }
 
 #endif

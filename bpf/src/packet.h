@@ -94,16 +94,14 @@ struct packet {
 	bool is_stray;		/* not an address of this gate's pod */
 	bool is_elsewhere;	/* nor of another pod's: maybe of a client behind this one */
 	bool is_arp;		/* and nothing else is set */
-	bool is_hairpin;	/* another machine sent it back (hairpins.h), and of it: */
-	__be32 sequence;	/* the SYN's, by which its connect is found */
-	__u64 hairpin_cgroup;	/* id, of who connects; 0: unknown */
 	__u8 maker;		/* enum maker, by raw_sockets.h */
 	bool has_socket;	/* and of it, by load_socket: */
 	bool has_full_socket;	/* no request or TIME-WAIT socket, which have no type */
 	__u8 socket_family;
 	__u16 socket_type;
 	__u16 socket_protocol;
-	__u64 now_ns; /* 0 until read: most packets need no time */
+	__u64 now_ns;	      /* 0 until read: most packets need no time */
+	__u64 hairpin_cgroup; /* id, of who connects (hairpins.h); 0: no hairpin, or unknown */
 };
 
 struct ipv4_header {

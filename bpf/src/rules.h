@@ -72,8 +72,7 @@ ALWAYS_INLINE bool may_be_kubelet_at(struct gate *gate, struct __sk_buff *skb, b
 /* What rules are compared with. */
 struct new_flow {
 	__u64 cgroup;
-	__u64 source_kinds;	      /* one bit for each kind that applies, whatever the rule */
-	struct host_connect *hairpin; /* of one; otherwise NULL */
+	__u64 source_kinds; /* one bit for each kind that applies, whatever the rule */
 	__u16 port;
 	__u8 protocol;
 };
@@ -85,8 +84,8 @@ struct new_flow {
  * barrier keeps the comparison with the constant: newer compilers end the loop where an offset
  * equals that of the last rule, and the verifier does not know that it ever does.
  */
-ALWAYS_INLINE __u64 match_rules(struct __sk_buff *skb, bool is_hook, struct new_flow *flow,
-				struct rule *rules, __u32 count, int room)
+ALWAYS_INLINE __u64 match_rules(struct __sk_buff *skb, bool is_hook, struct host_connect *hairpin,
+				struct new_flow *flow, struct rule *rules, __u32 count, int room)
 {
 	__u64 found = 0;
 
@@ -99,8 +98,8 @@ ALWAYS_INLINE __u64 match_rules(struct __sk_buff *skb, bool is_hook, struct new_
 		if (i >= count)
 			break;
 		rule = &rules[i];
-		ancestor = flow->hairpin ? hairpin_ancestor(flow->hairpin, rule->level)
-					 : source_ancestor(skb, is_hook, rule->level);
+		ancestor = hairpin ? hairpin_ancestor(hairpin, rule->level)
+				   : source_ancestor(skb, is_hook, rule->level);
 		matching = flow->source_kinds |
 			   is_zero(rule->cgroup ^ flow->cgroup) << SOURCE_CGROUP |
 			   is_zero(rule->cgroup ^ ancestor) << SOURCE_ANCESTOR;
@@ -117,16 +116,15 @@ ALWAYS_INLINE __u64 match_rules(struct __sk_buff *skb, bool is_hook, struct new_
 
 /*
  * The first rule that matches: its source kind plus 1 in the upper half and its id in the lower; 0
- * if none matches. hairpin: NULL for all else; cgroup: the source's; is_kubelet: whether rules for
- * the kubelet match; port: the pod's, host byte order; 0 for protocols without ports.
+ * if none matches. hairpin: a constant NULL for all else; cgroup: the source's; is_kubelet: whether
+ * rules for the kubelet match; port: the pod's, host byte order; 0 for protocols without ports.
  */
 ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook, struct host_connect *hairpin,
 			      struct gate *gate, __u64 cgroup, bool is_kubelet, __u8 protocol,
 			      __u16 port)
 {
 	struct more_rules_key key;
-	struct new_flow flow = {
-		.cgroup = cgroup, .port = port, .protocol = protocol, .hairpin = hairpin};
+	struct new_flow flow = {.cgroup = cgroup, .port = port, .protocol = protocol};
 	__u64 source_kinds = 1 << SOURCE_ANY;
 	struct more_rules *more;
 	__u64 found;
@@ -140,13 +138,14 @@ ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook, struct host_c
 
 	/* The verifier follows the rules once, and not once for each set of kinds. */
 	flow.source_kinds = forget(source_kinds, gate->version);
-	found = match_rules(skb, is_hook, &flow, gate->rules, gate->rule_count, GATE_FIRST_RULES);
+	found = match_rules(skb, is_hook, hairpin, &flow, gate->rules, gate->rule_count,
+			    GATE_FIRST_RULES);
 	if (found || gate->rule_count <= GATE_FIRST_RULES)
 		return found;
 	key.ifindex = gate->ifindex;
 	key.version = gate->version;
 	more = more_rules.lookup(&key);
-	return more ? match_rules(skb, is_hook, &flow, more->rules,
+	return more ? match_rules(skb, is_hook, hairpin, &flow, more->rules,
 				  gate->rule_count - GATE_FIRST_RULES, GATE_MORE_RULES)
 		    : 0;
 }

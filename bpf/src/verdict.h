@@ -66,7 +66,9 @@ ALWAYS_INLINE void emit_drop_event(struct __sk_buff *skb, struct packet *packet,
 	}
 	__builtin_memset(event, 0, sizeof(*event));
 	event->at_ns = now_ns;
-	event->cgroup = packet_cgroup(skb, packet);
+	event->cgroup = packet->hairpin_cgroup;
+	if (!event->cgroup)
+		event->cgroup = source_cgroup(skb, false);
 	event->source = packet->source;
 	event->destination = packet->destination;
 	event->ifindex = packet->gate_ifindex;

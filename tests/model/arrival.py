@@ -32,7 +32,7 @@ from tests.model.packet import (
     syn_sequence,
 )
 
-DROPS = (Reason.NODE, Reason.KERNEL, Reason.STRAY, Reason.HAIRPIN)
+DROPS = (Reason.NODE, Reason.KERNEL, Reason.STRAY)
 """What has no other reason."""
 
 
@@ -95,8 +95,6 @@ class Case:
     def dropped(self) -> Reason:
         if self.is_stray:
             return Reason.STRAY
-        if self.hairpin:
-            return Reason.HAIRPIN
         return Reason.KERNEL if self.has_no_origin else Reason.NODE
 
 

@@ -38,11 +38,16 @@ class Check:
 ORDER = (
     Check(
         arrival.forwarded,
-        "forwarded packets: they came in by an interface, without the host's stamp; but for a SYN "
-        "with the sequence number of one that a process of the host has sent, not longer than ten "
-        "seconds ago and without an answer (a hairpin), which is a new flow of this process",
+        "forwarded packets: they came in by an interface, without the host's stamp; but for "
+        "hairpins (3)",
     ),
     Check(arrival.off, "packets to a pod in `off`"),
+    Check(
+        new_flows.hairpin,
+        "SYNs with the sequence number of one that a host process has sent, not longer than ten "
+        "seconds ago and without an answer: hairpins",
+        (*(Reason.STRAY, Reason.RULE, Reason.PROBE, Reason.DEAD_MAN), Reason.HAIRPIN),
+    ),
     Check(
         arrival.changed_later,
         "frames of packet sockets whose bytes the kernel is to change (a pending checksum)",

@@ -7,9 +7,27 @@ from bpf.rules import SourceKind
 from bpf.verdicts import Mode, Reason
 from tests.model.arrival import Case, Found
 from tests.model.facts import NOWHERE, Kind, Stamp
+from tests.model.packet import TCP, syn_ends
 
 MAY_BE = (Reason.UNIDENTIFIED, Reason.STALE)
 """Of a flow that may be the kubelet's."""
+
+
+# ----------------------------------------------------------------------------------------- hairpins
+
+
+def hairpin(case: Case) -> Found:
+    if case.hairpin is None:
+        return None
+    to, port = syn_ends(case.sent.frame)
+    if to not in case.gate.addresses and not case.gate.has_any_address:
+        return Reason.STRAY
+    node, cgroup = case.state.node, case.hairpin.cgroup
+    is_kubelet = node.is_kubelet_cgroup(cgroup) and case.gate.mode is not Mode.STRICT
+    found = find_rule(case.gate.rules, NewFlow(TCP, port, cgroup, is_kubelet=is_kubelet))
+    if found is not None:
+        return Reason.PROBE if found.source is SourceKind.KUBELET else Reason.RULE
+    return dead_man(case) or Reason.HAIRPIN
 
 
 # ---------------------------------------------------------------------------------------- new flows
@@ -37,15 +55,11 @@ def maybe_kubelet(case: Case) -> Reason:
 def rule(case: Case) -> Found:
     node, packet = case.state.node, case.packet
     cgroup = case.socket.cgroup if case.socket else None
-    is_kubelet = node.may_be_kubelet(cgroup, case.now_ns) and not is_past_relay(case)
-    if case.hairpin:
-        cgroup = case.hairpin.cgroup
-        is_kubelet = node.is_kubelet_cgroup(cgroup) and case.gate.mode is not Mode.STRICT
     flow = NewFlow(
         packet.protocol,
         packet.ports[1],
         cgroup,
-        is_kubelet=is_kubelet,
+        is_kubelet=node.may_be_kubelet(cgroup, case.now_ns) and not is_past_relay(case),
         is_kernel=case.has_no_origin,
     )
     found = find_rule(case.gate.rules, flow)

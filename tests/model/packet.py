@@ -87,17 +87,29 @@ def number(data: bytes, at: int, size: int = 2) -> int:
 
 
 def syn_sequence(frame: bytes) -> bytes | None:
-    """Of a SYN directly behind the IP header, read or not."""
+    """Of a SYN directly behind the IP header, whatever else that contains."""
+    found = _syn(frame)
+    return found[4:8] if found else None
+
+
+def syn_ends(frame: bytes) -> tuple[bytes, int]:
+    """Destination and port of one."""
+    is_ipv4 = number(frame, 12) == 0x0800
+    to = ANY_IPV4[:12] + frame[30:34] if is_ipv4 else frame[38:54]
+    return to, number(_syn(frame), 2)
+
+
+def _syn(frame: bytes) -> bytes:
     match number(frame, 12) if len(frame) >= SHORTEST else 0:
         case 0x0800 if frame[23] == TCP and number(frame, 20) % 0x2000 == 0:
             at = ETHERNET + frame[14] % 16 * 4
         case 0x86DD if len(frame) >= ETHERNET + 40 and frame[20] == TCP:
             at = ETHERNET + 40
         case _:
-            return None
+            return b""
     segment = frame[at:]
     is_syn = len(segment) >= 14 and segment[13] & (SYN | ACK) == SYN
-    return segment[4:8] if is_syn else None
+    return segment if is_syn else b""
 
 
 def parse(frame: bytes) -> Packet | None:
