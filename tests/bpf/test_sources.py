@@ -32,9 +32,8 @@ def test_programs_and_maps_of_the_description_are_there() -> None:
     for name in abi.PROGRAMS.values():
         assert f"int {name}(struct __sk_buff *skb)" in text
     for hook in abi.OPTIONAL_PROGRAMS:
-        context = (
-            r"struct (bpf_(sock|sock_addr|sockopt|raw_tracepoint_args)|\w+_creation) \*context"
-        )
+        of_cgroups = "sock|sock_addr|sock_ops|sockopt"
+        context = rf"struct (bpf_({of_cgroups}|raw_tracepoint_args)|\w+_creation) \*context"
         assert re.search(rf"int {hook.name}\({context}\)", text)
     for spec in abi.MAPS:
         assert f" {spec.name}" in text
