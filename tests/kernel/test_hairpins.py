@@ -197,7 +197,7 @@ def test_kubelet_is_admitted_in_enforce_only(
         assert not dial_from(another, other, 4, is_dropped=True)
 
 
-def test_process_is_not_taken_for_a_kubelet_that_is_not_identified(
+def test_process_does_not_pass_as_a_kubelet_that_is_not_identified(
     attached_hooks: None, gates: Gates, other: labs.LabPod, web: labs.LabPod
 ) -> None:
     guard(gates, web, Rule(SourceKind.KUBELET, 6, PORT, PORT))
