@@ -410,7 +410,7 @@ struct host_connect {
 /*
  * How long a SYN may take to come back, since a timer has sent it again: a neighbour that is being
  * resolved holds it for three seconds. A SYN of another host with the same number is dropped, too:
- * while 100 connects wait for an answer that is one of 40 million.
+ * with 100 connects of this time that have no answer, that is one of 40 million.
  */
 #define HAIRPIN_LIFETIME_NS (10ULL * 1000 * 1000 * 1000)
 

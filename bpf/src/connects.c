@@ -30,9 +30,8 @@ ALWAYS_INLINE void record_connect(struct bpf_sock_ops *context)
 		connect.ancestors[level] = bpf_get_current_ancestor_cgroup_id(level);
 	sequence = bpf_htonl(sequence);
 	host_connects.update(&sequence, &connect);
-	bpf_sock_ops_cb_flags_set(context, context->bpf_sock_ops_cb_flags |
-						   BPF_SOCK_OPS_RTO_CB_FLAG |
-						   BPF_SOCK_OPS_STATE_CB_FLAG);
+	bpf_sock_ops_cb_flags_set(context,
+				  context->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_RTO_CB_FLAG);
 }
 
 /* Before a SYN is sent again, by a timer. A record that was displaced comes back without cgroup. */
@@ -51,14 +50,15 @@ ALWAYS_INLINE void renew_connect(struct bpf_sock_ops *context)
 		host_connects.update(&sequence, &again);
 }
 
-/* The SYN is acknowledged, rejected, or given up. */
+/*
+ * The SYN is acknowledged. Not when the socket is closed: the process can do that while its SYN,
+ * which may have data, is under way.
+ */
 ALWAYS_INLINE void forget_connect(struct bpf_sock_ops *context)
 {
-	bool is_acknowledged = context->args[1] == BPF_TCP_ESTABLISHED;
-	__be32 sequence = bpf_htonl(context->snd_una - is_acknowledged);
+	__be32 sequence = bpf_htonl(context->snd_una - 1);
 
-	if (context->args[0] == BPF_TCP_SYN_SENT)
-		host_connects.delete(&sequence);
+	host_connects.delete(&sequence);
 }
 
 int hook_sockops(struct bpf_sock_ops *context)
@@ -69,7 +69,7 @@ int hook_sockops(struct bpf_sock_ops *context)
 		record_connect(context);
 	else if (context->op == BPF_SOCK_OPS_RTO_CB)
 		renew_connect(context);
-	else if (context->op == BPF_SOCK_OPS_STATE_CB)
+	else if (context->op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB)
 		forget_connect(context);
 	return SOCKET_ALLOW;
 }
