@@ -140,23 +140,35 @@ def test_of_two_host_network_pods_one_is_admitted_and_one_gets_eperm(
 def test_node_port_of_another_node_leads_back_until_a_policy_denies_it(
     node: Node, web: LabPod, lab: Lab, kubelet: Kubelet, other: Cgroup
 ) -> None:
-    """By the policy of the guide: no gate knows that way."""
+    """By the policy of the guide, over UDP: no gate sees who sent what another node sends back."""
     in_audit = blocks.files(GUIDE)["node-ports.yaml"]
     neighbour, port = lab.add_pod("neighbour", 9), 30080
     links.let_forward(neighbour)
     body = (
         "chain translated { type nat hook prerouting priority -100; "
-        f"ip daddr {neighbour.ipv4} tcp dport {port} dnat to {web.ipv4}:8080; }}\n"
+        f"ip daddr {neighbour.ipv4} udp dport {port} dnat to {web.ipv4}:8080; }}\n"
         "chain masqueraded { type nat hook postrouting priority 100; ct status dnat masquerade; }\n"
     )
     add_host_pod(node, UIDS[0])
     node.start(web)
-    with kubelet.pod(UIDS[0]) as pod, links.table_inside(neighbour, "ip", body):
+    with (
+        kubelet.pod(UIDS[0]) as pod,
+        links.table_inside(neighbour, "ip", body),
+        web.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as server,
+    ):
+        server.settimeout(20)
+        server.bind(("", 8080))
         assert send(pod, web.ipv4, "tcp", other=other, port=8080) == DENIED
-        assert send(pod, neighbour.ipv4, "tcp", other=other, port=port) == ADMITTED
+        assert send(pod, neighbour.ipv4, "udp", other=other, port=port) == {"udp": 0}
+        assert server.recv(100) == b"udp"
         node.write("a.yaml", in_audit.replace("spec:", "spec:\n  action: Enforce"))
         node.operator.event(Event.HOST_EGRESS_APPLIED, destinations=2)
-        assert send(pod, neighbour.ipv4, "tcp", other=other, port=port) == DENIED
+        for way in ("udp", "tcp"):
+            denied = send(pod, neighbour.ipv4, way, other=other, port=port)
+            assert denied == {way: errno.EPERM}
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.recv(100)
 
 
 def test_two_host_network_pods_by_every_way_while_no_agent_runs(
