@@ -177,13 +177,14 @@ class PolicyReadiness:
             return
         if state.pod.host_network:
             self._publish(state, outcomes.NETWORK_OF_HOST)
-        elif state.netns is None or not state.claims.confirmed:
-            self._stop(uid)
-            text = "The pod has no address yet."
-            self._publish(state, Outcome(outcomes.PENDING, text))
         elif found := self._found(uid, state.netns):
             self._stop(uid)
             self._publish(state, found)
+        elif state.netns is None or not state.claims.confirmed:
+            self._stop(uid)
+            if not self._is_opening(state):
+                text = "The pod has no address yet."
+                self._publish(state, Outcome(outcomes.PENDING, text))
         elif self._policies is None:
             self._publish(state, outcomes.NOT_CHECKED)
         elif self._running.get(uid, (None,))[0] != state.netns:
@@ -193,18 +194,25 @@ class PolicyReadiness:
             )
             self._running[uid] = state.netns, task
 
-    def _found(self, uid: str, netns: Netns) -> Outcome | None:
+    def _is_opening(self, state: PodState) -> bool:
+        """Whether the file has the pod, and its network namespace will show of which sandbox: not
+        to be False meanwhile."""
+        has_sandbox = state.netns is None and state.pod.netns_path is not None
+        return has_sandbox and state.pod.uid in self._ready
+
+    def _found(self, uid: str, netns: Netns | None) -> Outcome | None:
         """With what the sandbox became ready, for this agent or a previous one."""
         settled = self._settled.get(uid)
-        if settled and settled[0] == netns:
+        if netns and settled and settled[0] == netns:
             return settled[1]
-        if found := self._found_before(uid, netns):
+        found = self._found_before(uid, netns)
+        if netns and found:
             self._settled[uid] = netns, found
         return found
 
-    def _found_before(self, uid: str, netns: Netns) -> Outcome | None:
+    def _found_before(self, uid: str, netns: Netns | None) -> Outcome | None:
         ready = self._ready.get(uid)
-        if ready and ready.sandbox == sandbox_of(netns):
+        if netns and ready and ready.sandbox == sandbox_of(netns):
             return ready.outcome
         if condition := self._reported(uid):
             return Outcome(condition.reason, condition.message)

@@ -347,6 +347,34 @@ async def test_result_outlives_the_agent_and_not_the_sandbox(node: Node) -> None
         assert node.found() == PENDING
 
 
+@pytest.mark.parametrize("has_file", [True, False], ids=["file", "api"])
+async def test_restarted_agent_never_has_a_ready_pod_as_false(
+    node: Node, *, has_file: bool
+) -> None:
+    """Its conditions are written before its gates are attached and its addresses confirmed."""
+    node.shown = IN_FORCE
+    node.put_witness()
+    web = node.put_web(netns_path="/run/netns/web")
+    async with node.agent():
+        await asyncio.sleep(2)
+        assert node.found() == PROGRAMMED
+    if not has_file:
+        node.state.unlink()
+        node.reported["uid-web"] = PodCondition(
+            type=labels.POLICY_READY, status="True", reason=outcomes.PROGRAMMED, message="Seen."
+        )
+    node.shown = NOT_IN_FORCE
+    netns, confirmed = web.netns, web.claims
+    web.netns, web.claims = None, AddressClaims()
+    at_first = ("", "") if has_file else PROGRAMMED
+    async with node.agent():
+        assert node.found() == at_first
+        for web.netns, web.claims in ((netns, AddressClaims()), (netns, confirmed)):
+            node.store.in_force.mark(web.pod.uid)
+            await asyncio.sleep(1)
+            assert (node.found(), node.trials) == (PROGRAMMED, 1)
+
+
 async def test_agent_without_its_file_takes_what_the_api_server_has(node: Node) -> None:
     node.put_witness()
     node.put_web()
