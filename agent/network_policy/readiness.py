@@ -182,7 +182,7 @@ class PolicyReadiness:
             self._publish(state, found)
         elif state.netns is None or not state.claims.confirmed:
             self._stop(uid)
-            if not self._is_opening(state):
+            if not self._awaits_netns(state):
                 text = "The pod has no address yet."
                 self._publish(state, Outcome(outcomes.PENDING, text))
         elif self._policies is None:
@@ -194,7 +194,7 @@ class PolicyReadiness:
             )
             self._running[uid] = state.netns, task
 
-    def _is_opening(self, state: PodState) -> bool:
+    def _awaits_netns(self, state: PodState) -> bool:
         """Whether the file has the pod, and its network namespace will show of which sandbox: not
         to be False meanwhile."""
         has_sandbox = state.netns is None and state.pod.netns_path is not None
