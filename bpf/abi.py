@@ -34,7 +34,8 @@ MAX_NODE_ADDRESSES = 65536
 MAX_OLD_RAW_SOCKETS = 65536
 MAX_DENIED_HOST_PROBES = 1024
 CONNECT_LEVELS = 16
-MAX_HOST_CONNECTS = 4096
+MAX_HOST_CONNECTS = 32768
+MAX_CONNECTING_CGROUPS = 1024
 MAX_CGROUP_LEVELS = 32
 CREATORS_EXACT = 1
 CREATORS_SUBTREE = 2
@@ -319,13 +320,15 @@ class CHostProbe(ctypes.Structure):
 
 
 class CHostConnect(ctypes.Structure):
-    """`struct host_connect`: a TCP connection that a host process opens, and its cgroups' ids."""
+    """`struct host_connect`: a TCP connection that a host process opens, and its cgroup (id)."""
 
-    _fields_ = (
-        ("sent_ns", ctypes.c_uint64),
-        ("cgroup", ctypes.c_uint64),
-        ("ancestors", ctypes.c_uint64 * CONNECT_LEVELS),
-    )
+    _fields_ = (("sent_ns", ctypes.c_uint64), ("cgroup", ctypes.c_uint64))
+
+
+class CCgroupAncestors(ctypes.Structure):
+    """`struct cgroup_ancestors`: the cgroups (ids) above that of a connecting process, by level."""
+
+    _fields_ = (("ids", ctypes.c_uint64 * CONNECT_LEVELS),)
 
 
 class CConnectLayout(ctypes.Structure):
@@ -517,6 +520,9 @@ SOCKET_HISTORIES = MapSpec(
     "socket_histories", _SK_STORAGE, ctypes.c_int32, CSocketHistory, 0, _NO_PREALLOC
 )
 HOST_CONNECTS = MapSpec("host_connects", _LRU_HASH, U32, CHostConnect, MAX_HOST_CONNECTS)
+CONNECT_CGROUPS = MapSpec(
+    "connect_cgroups", _LRU_HASH, U64, CCgroupAncestors, MAX_CONNECTING_CGROUPS
+)
 CONNECT_LAYOUT = MapSpec("connect_layout", _ARRAY, U32, CConnectLayout, 1)
 NODE_ADDRESSES = MapSpec(
     *("node_addresses", _LPM_TRIE, CNodeAddress, U32, MAX_NODE_ADDRESSES, _NO_PREALLOC)
@@ -574,7 +580,7 @@ MAPS = (
     *(RELAY_TARGETS, RELAY_PODS, RELAY_BEAT, RELAY_BYPASSES),
     *(FRAGMENTS, SOCKET_HISTORIES, NODE_ADDRESSES, OLD_RAW_SOCKETS, KUBELET_UNIT, KUBELET_REMADE),
     *(RAW_SOCKET_POLICY, RAW_SOCKET_CREATORS, RAW_SOCKET_COUNTS, RAW_SOCKET_SOURCES),
-    *(DENIED_HOST_PROBES, HOST_CONNECTS, CONNECT_LAYOUT),
+    *(DENIED_HOST_PROBES, HOST_CONNECTS, CONNECT_CGROUPS, CONNECT_LAYOUT),
 )
 
 GATE_EGRESS = "gate_egress"

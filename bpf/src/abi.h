@@ -399,13 +399,19 @@ struct host_probe {
 
 /* A TCP connection that a host process opens, not answered yet (connects.c). */
 struct host_connect {
-	__u64 sent_ns;			 /* the last SYN; CLOCK_MONOTONIC */
-	__u64 cgroup;			 /* id, of the running task; 0: unknown */
-	__u64 ancestors[CONNECT_LEVELS]; /* ids, by level; 0: the cgroup is above it */
+	__u64 sent_ns; /* the last SYN; CLOCK_MONOTONIC */
+	__u64 cgroup;  /* id, of the running task; 0: unknown */
 };
 
-/* Only connects that are not answered yet. */
-#define MAX_HOST_CONNECTS 4096
+/* Only connects that are not answered yet: about 3.4 MiB. As many others displace one. */
+#define MAX_HOST_CONNECTS 32768
+
+/* Of a connecting process' cgroup: ids, by level; 0: the cgroup is above it. */
+struct cgroup_ancestors {
+	__u64 ids[CONNECT_LEVELS];
+};
+
+#define MAX_CONNECTING_CGROUPS 1024
 
 /*
  * How long a SYN may take to come back, since a timer has sent it again: a neighbour that is being

@@ -16,6 +16,19 @@ ALWAYS_INLINE bool read_sequence(struct bpf_sock_ops *context, __u32 *sequence)
 	       read_kernel(sequence, sizeof(*sequence), socket + layout->sequence);
 }
 
+/* A cgroup keeps its ancestors for life. */
+ALWAYS_INLINE void record_ancestors(__u64 cgroup)
+{
+	struct cgroup_ancestors ancestors;
+
+	if (connect_cgroups.lookup(&cgroup))
+		return;
+#pragma unroll
+	for (int level = 0; level < CONNECT_LEVELS; level++)
+		ancestors.ids[level] = bpf_get_current_ancestor_cgroup_id(level);
+	connect_cgroups.update(&cgroup, &ancestors);
+}
+
 /* The running task is in connect(2), or sends the first data (TCP Fast Open). */
 ALWAYS_INLINE void record_connect(struct bpf_sock_ops *context)
 {
@@ -25,9 +38,7 @@ ALWAYS_INLINE void record_connect(struct bpf_sock_ops *context)
 	if (!read_sequence(context, &sequence))
 		return;
 	connect.cgroup = bpf_get_current_cgroup_id();
-#pragma unroll
-	for (int level = 0; level < CONNECT_LEVELS; level++)
-		connect.ancestors[level] = bpf_get_current_ancestor_cgroup_id(level);
+	record_ancestors(connect.cgroup);
 	sequence = bpf_htonl(sequence);
 	host_connects.update(&sequence, &connect);
 	bpf_sock_ops_cb_flags_set(context,

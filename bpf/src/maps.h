@@ -49,6 +49,7 @@ BPF_SK_STORAGE(socket_histories, struct socket_history);
 
 /* Connections that host processes open now, by the SYN's sequence number in network order. */
 BPF_TABLE("lru_hash", __be32, struct host_connect, host_connects, MAX_HOST_CONNECTS);
+BPF_TABLE("lru_hash", __u64, struct cgroup_ancestors, connect_cgroups, MAX_CONNECTING_CGROUPS);
 BPF_TABLE("array", __u32, struct connect_layout, connect_layout, 1);
 
 /* The raw sockets of the host's processes, by cookie, that are older than the hooks. */

@@ -84,9 +84,9 @@ ALWAYS_INLINE __u64 evaluate_new_flow(struct __sk_buff *skb, struct gate *gate,
 }
 
 /*
- * The same of a hairpin, whose headers are plain and whose source is known. A probe may name a load
- * balancer as its host, or another node; in strict the kubelet's own connection is not what begins
- * in the pod's namespace.
+ * The same of a hairpin, whose headers are plain. Rules admit no process whose cgroup was displaced
+ * by others. A probe may name a load balancer as its host, or another node; in strict the kubelet's
+ * own connection is not what begins in the pod's namespace.
  */
 ALWAYS_INLINE __u64 evaluate_hairpin(struct __sk_buff *skb, struct gate *gate,
 				     struct packet *packet, struct host_connect *hairpin)
@@ -101,6 +101,7 @@ ALWAYS_INLINE __u64 evaluate_hairpin(struct __sk_buff *skb, struct gate *gate,
 	__u32 only = 0;
 	struct config *node = config.lookup(&only);
 	__u64 now_ns = packet_time_ns(packet);
+	struct cgroup_ancestors *ancestors;
 	bool is_kubelet;
 	__u64 found;
 
@@ -109,8 +110,10 @@ ALWAYS_INLINE __u64 evaluate_hairpin(struct __sk_buff *skb, struct gate *gate,
 	if (!node || packet->is_stray)
 		return DROP(packet->is_stray ? REASON_STRAY : REASON_HAIRPIN);
 	is_kubelet = gate->mode != MODE_STRICT && is_kubelet_cgroup(node, source.cgroup);
-	found = find_rule(skb, false, hairpin, gate, source.cgroup, is_kubelet, IPPROTO_TCP,
-			  source.port);
+	ancestors = connect_cgroups.lookup(&source.cgroup);
+	found = ancestors ? find_rule(skb, false, ancestors, gate, source.cgroup, is_kubelet,
+				      IPPROTO_TCP, source.port)
+			  : 0;
 	if (found) {
 		count_rule_hit(found);
 		return found >> 32 == SOURCE_KUBELET + 1 ? PASS(REASON_PROBE) : PASS(REASON_RULE);

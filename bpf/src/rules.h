@@ -24,9 +24,9 @@ ALWAYS_INLINE __u64 source_ancestor(struct __sk_buff *skb, bool is_hook, __u32 l
 }
 
 /* 0 as well where no level was recorded. */
-ALWAYS_INLINE __u64 hairpin_ancestor(struct host_connect *hairpin, __u32 level)
+ALWAYS_INLINE __u64 recorded_ancestor(struct cgroup_ancestors *ancestors, __u32 level)
 {
-	return level < CONNECT_LEVELS ? hairpin->ancestors[level & (CONNECT_LEVELS - 1)] : 0;
+	return level < CONNECT_LEVELS ? ancestors->ids[level & (CONNECT_LEVELS - 1)] : 0;
 }
 
 /* Whether there is a cgroup for the kubelet. */
@@ -84,8 +84,9 @@ struct new_flow {
  * barrier keeps the comparison with the constant: newer compilers end the loop where an offset
  * equals that of the last rule, and the verifier does not know that it ever does.
  */
-ALWAYS_INLINE __u64 match_rules(struct __sk_buff *skb, bool is_hook, struct host_connect *hairpin,
-				struct new_flow *flow, struct rule *rules, __u32 count, int room)
+ALWAYS_INLINE __u64 match_rules(struct __sk_buff *skb, bool is_hook,
+				struct cgroup_ancestors *ancestors, struct new_flow *flow,
+				struct rule *rules, __u32 count, int room)
 {
 	__u64 found = 0;
 
@@ -98,8 +99,8 @@ ALWAYS_INLINE __u64 match_rules(struct __sk_buff *skb, bool is_hook, struct host
 		if (i >= count)
 			break;
 		rule = &rules[i];
-		ancestor = hairpin ? hairpin_ancestor(hairpin, rule->level)
-				   : source_ancestor(skb, is_hook, rule->level);
+		ancestor = ancestors ? recorded_ancestor(ancestors, rule->level)
+				     : source_ancestor(skb, is_hook, rule->level);
 		matching = flow->source_kinds |
 			   is_zero(rule->cgroup ^ flow->cgroup) << SOURCE_CGROUP |
 			   is_zero(rule->cgroup ^ ancestor) << SOURCE_ANCESTOR;
@@ -116,12 +117,13 @@ ALWAYS_INLINE __u64 match_rules(struct __sk_buff *skb, bool is_hook, struct host
 
 /*
  * The first rule that matches: its source kind plus 1 in the upper half and its id in the lower; 0
- * if none matches. hairpin: a constant NULL for all else; cgroup: the source's; is_kubelet: whether
- * rules for the kubelet match; port: the pod's, host byte order; 0 for protocols without ports.
+ * if none matches. ancestors: a hairpin's; a constant NULL for all else; cgroup: the source's;
+ * is_kubelet: whether rules for the kubelet match; port: the pod's, host byte order; 0 for
+ * protocols without ports.
  */
-ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook, struct host_connect *hairpin,
-			      struct gate *gate, __u64 cgroup, bool is_kubelet, __u8 protocol,
-			      __u16 port)
+ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook,
+			      struct cgroup_ancestors *ancestors, struct gate *gate, __u64 cgroup,
+			      bool is_kubelet, __u8 protocol, __u16 port)
 {
 	struct more_rules_key key;
 	struct new_flow flow = {.cgroup = cgroup, .port = port, .protocol = protocol};
@@ -138,14 +140,14 @@ ALWAYS_INLINE __u64 find_rule(struct __sk_buff *skb, bool is_hook, struct host_c
 
 	/* The verifier follows the rules once, and not once for each set of kinds. */
 	flow.source_kinds = forget(source_kinds, gate->version);
-	found = match_rules(skb, is_hook, hairpin, &flow, gate->rules, gate->rule_count,
+	found = match_rules(skb, is_hook, ancestors, &flow, gate->rules, gate->rule_count,
 			    GATE_FIRST_RULES);
 	if (found || gate->rule_count <= GATE_FIRST_RULES)
 		return found;
 	key.ifindex = gate->ifindex;
 	key.version = gate->version;
 	more = more_rules.lookup(&key);
-	return more ? match_rules(skb, is_hook, hairpin, &flow, more->rules,
+	return more ? match_rules(skb, is_hook, ancestors, &flow, more->rules,
 				  gate->rule_count - GATE_FIRST_RULES, GATE_MORE_RULES)
 		    : 0;
 }

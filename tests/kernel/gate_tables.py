@@ -7,7 +7,7 @@ import struct
 from bpf import abi, gate_table, injectable, loader, maps, pins, syscalls
 from bpf.gate_config import GateConfig
 from tests.model import generator
-from tests.model.facts import Connect, Gate, State
+from tests.model.facts import Gate, State
 
 _KEY = bytes(4)
 _NUMBER = struct.Struct("=I")
@@ -103,8 +103,19 @@ class StateTables:
             for address, port in state.denied_host_probes
         }
         _replace(self._loaded.map(abi.DENIED_HOST_PROBES), denied)
-        connects = {key: _connect(made) for key, made in state.connects.items()}
+        connects = {
+            key: bytes(abi.CHostConnect(made.sent_ns, made.cgroup.id if made.cgroup else 0))
+            for key, made in state.connects.items()
+        }
         _replace(self._loaded.map(abi.HOST_CONNECTS), connects)
+        cgroups = {
+            struct.pack("=Q", made.cgroup.id): bytes(
+                abi.CCgroupAncestors((ctypes.c_uint64 * abi.CONNECT_LEVELS)(*made.cgroup.ancestors))
+            )
+            for made in state.connects.values()
+            if made.cgroup
+        }
+        _replace(self._loaded.map(abi.CONNECT_CGROUPS), cgroups)
         creators = {
             struct.pack("=Q", cgroup): _NUMBER.pack(
                 abi.CREATORS_SUBTREE if is_subtree else abi.CREATORS_EXACT
@@ -145,13 +156,6 @@ def _config(gate: Gate) -> GateConfig:
         claimed=addresses[-1:],
         without_fallback=not gate.has_fallback,
     )
-
-
-def _connect(made: Connect) -> bytes:
-    if made.cgroup is None:
-        return bytes(abi.CHostConnect(made.sent_ns))
-    ancestors = (ctypes.c_uint64 * abi.CONNECT_LEVELS)(*made.cgroup.ancestors)
-    return bytes(abi.CHostConnect(made.sent_ns, made.cgroup.id, ancestors))
 
 
 def _replace(into: maps.Map, wanted: dict[bytes, bytes]) -> None:

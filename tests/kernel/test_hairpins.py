@@ -35,6 +35,7 @@ DROPPED = (Verdict.DROP, Reason.HAIRPIN)
 WOULD_DROP = (Verdict.WOULD_DROP, Reason.HAIRPIN)
 IP_OPTIONS, SO_BINDTODEVICE, TCP_FASTOPEN_CONNECT, IPPROTO_MPTCP = 4, 25, 30, 262
 NO_OPERATIONS = b"\1" * 4
+SILENCE = "chain silence { type filter hook input priority 0; tcp dport 9 drop; }"
 
 _CONNECT = """
 import socket, sys
@@ -291,10 +292,35 @@ def test_connect_is_remembered_when_its_socket_is_closed(
     """Its SYN may be under way."""
     guard(gates, web)
     before = open_connects(loaded)
+    begin((other.ipv4, NODE_PORT))
+    assert len(open_connects(loaded) - before) == 1
+
+
+def test_process_does_not_displace_its_connect_by_others(
+    attached_hooks: None, gates: Gates, loaded: loader.Loaded, other: labs.LabPod, web: labs.LabPod
+) -> None:
+    """By 5,000, as while a far load balancer sends its SYN back."""
+    counting = guard(gates, web)
+    silent = (other.ipv4, 9)
+    with links.table_inside(other, "ip", SILENCE):
+        before = open_connects(loaded)
+        begin(silent)
+        (sequence,) = open_connects(loaded) - before
+        for _ in range(5000):
+            begin(silent)
+        ends = frames.Ends(frames.address(other.ipv4), frames.address(web.ipv4), port=PORT)
+        number = int.from_bytes(sequence)
+        with other.open_socket(socket.AF_INET, socket.SOCK_RAW, frames.TCP) as raw:
+            raw.sendto(frames.tcp(ends, frames.SYN, sequence=number), (web.ipv4, 0))
+            moved = polling.wait_until("the SYN is judged", counting.moved_but_control)
+    assert moved == {DROPPED: 1}
+
+
+def begin(to: tuple[str, int]) -> None:
+    """A SYN that is under way when its socket is closed."""
     with socket.socket() as sock:
         sock.setblocking(False)
-        assert sock.connect_ex((other.ipv4, NODE_PORT)) == errno.EINPROGRESS
-    assert len(open_connects(loaded) - before) == 1
+        assert sock.connect_ex(to) == errno.EINPROGRESS
 
 
 def answers(raw: socket.socket, sequence: int) -> bool:

@@ -101,7 +101,7 @@ class Sent:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Connect:
     """By which a process of the host opens a TCP connection, that is not answered yet. cgroup: None
-    if it is unknown."""
+    if it is unknown: no rule admits such a one."""
 
     cgroup: Cgroup | None
     sent_ns: int

@@ -24,7 +24,8 @@ def hairpin(case: Case) -> Found:
         return Reason.STRAY
     node, cgroup = case.state.node, case.hairpin.cgroup
     is_kubelet = node.is_kubelet_cgroup(cgroup) and case.gate.mode is not Mode.STRICT
-    found = find_rule(case.gate.rules, NewFlow(TCP, port, cgroup, is_kubelet=is_kubelet))
+    flow = NewFlow(TCP, port, cgroup, is_kubelet=is_kubelet)
+    found = find_rule(case.gate.rules, flow) if cgroup else None
     if found is not None:
         return Reason.PROBE if found.source is SourceKind.KUBELET else Reason.RULE
     return dead_man(case) or Reason.HAIRPIN
