@@ -4,7 +4,7 @@ import collections
 import errno
 import struct
 
-from bpf import abi, errors, loader
+from bpf import abi, errors, loader, map_specs
 
 _IFINDEX = struct.Struct("=I")
 # Two pods may have one address, in separate networks; then only the gates distinguish them.
@@ -15,7 +15,7 @@ class Addresses:
     """The map from address to ifindex. One writer: `Gates`."""
 
     def __init__(self, loaded: loader.Loaded) -> None:
-        self._map = loaded.map(abi.ADDRESSES)
+        self._map = loaded.map(map_specs.ADDRESSES)
         self._owners: dict[abi.IPAddress, dict[int, str]] = collections.defaultdict(dict)
         self._of: dict[int, set[abi.IPAddress]] = {}
 

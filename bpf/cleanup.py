@@ -7,10 +7,10 @@ import os
 import pathlib
 import re
 
-from bpf import abi, clsact, errors, pins, syscalls
+from bpf import clsact, errors, pins, program_specs, syscalls
 
-_HOOKS = (*abi.OPTIONAL_PROGRAMS, *abi.EGRESS_HOOKS)
-_PROGRAMS = {*abi.PROGRAMS, *(hook.name for hook in _HOOKS)}
+_HOOKS = (*program_specs.OPTIONAL_PROGRAMS, *program_specs.EGRESS_HOOKS)
+_PROGRAMS = {*program_specs.PROGRAMS, *(hook.name for hook in _HOOKS)}
 # As in `Pins.link`; names of links that belong to no interface are their programs'.
 _LINK_SUFFIX = re.compile(rf"(-\d+)?({pins.MOVING})?$")
 
@@ -141,4 +141,4 @@ def _program_of(path: pathlib.Path) -> str:
 
 
 def _comes_later(path: pathlib.Path) -> bool:
-    return path.name.startswith(abi.GATE_INGRESS)
+    return path.name.startswith(program_specs.GATE_INGRESS)

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from types import ModuleType
 from typing import Any
 
-from bpf import abi, artefacts, errors, features, sources
+from bpf import artefacts, errors, features, map_specs, sources
 from bpf.artefacts import Artefact, Function
 from bpf.features import Feature
 from bpf.program_sets import ProgramSet
@@ -75,13 +75,13 @@ def compile_here(programs: ProgramSet, used: Collection[Feature]) -> Artefact:
             functions[function] = Function.extract(module.dump_func(function.encode()), names)
         except KeyError:
             raise errors.CompileError(
-                f"{function} uses a map that bpf/abi.py does not list; add its MapSpec"
+                f"{function} uses a map that bpf/map_specs.py does not list; add its MapSpec"
             ) from None
     macros = tuple(feature.macro for feature in used)
     return Artefact(programs.source, sources.fingerprint(), macros, functions)
 
 
-def _descriptor(libbcc: Any, module: int, spec: abi.MapSpec) -> int:
+def _descriptor(libbcc: Any, module: int, spec: map_specs.MapSpec) -> int:
     """The descriptor in the instructions. Raises `CompileError` unless the C side has this map."""
     sizes = libbcc.bpf_table_key_size_id, libbcc.bpf_table_leaf_size_id
     for size in sizes:

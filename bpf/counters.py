@@ -7,7 +7,7 @@ import array
 import struct
 from collections.abc import Mapping
 
-from bpf import abi, loader
+from bpf import abi, loader, map_specs
 from bpf.verdicts import Reason, Verdict
 
 Counts = Mapping[tuple[Verdict, Reason], int]
@@ -29,9 +29,9 @@ class Counters:
     """Reader of all counters; methods take microseconds for each gate."""
 
     def __init__(self, loaded: loader.Loaded) -> None:
-        self._slots = loaded.map(abi.GATE_SLOTS)
-        self._counters = loaded.map(abi.COUNTERS)
-        self._frequent = loaded.map(abi.FREQUENT_COUNTS)
+        self._slots = loaded.map(map_specs.GATE_SLOTS)
+        self._counters = loaded.map(map_specs.COUNTERS)
+        self._frequent = loaded.map(map_specs.FREQUENT_COUNTS)
 
     def all_gates(self) -> dict[int, Counts]:
         """By interface."""

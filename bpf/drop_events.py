@@ -3,7 +3,7 @@
 import array
 import dataclasses
 
-from bpf import abi, loader, ringbuffer
+from bpf import abi, loader, map_specs, ringbuffer
 from bpf.verdicts import Reason, Verdict
 
 
@@ -35,8 +35,8 @@ class DropEventReader:
     """The one reader of the ring."""
 
     def __init__(self, loaded: loader.Loaded) -> None:
-        self._map = loaded.map(abi.DROP_EVENTS)
-        self._budgets = loaded.map(abi.EVENT_BUDGET), loaded.map(abi.PACKET_BUDGET)
+        self._map = loaded.map(map_specs.DROP_EVENTS)
+        self._budgets = loaded.map(map_specs.EVENT_BUDGET), loaded.map(map_specs.PACKET_BUDGET)
         self._ring = ringbuffer.RingBuffer(self._map.fd, abi.EVENT_RING_BYTES)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import struct
 import sys
 from typing import Any
 
-from bpf import abi, loader
+from bpf import abi, loader, map_specs
 from bpf.verdicts import Mode
 
 # TCP, UDP, DCCP, SCTP and UDP-Lite: of these MANY_PORTS is no port.
@@ -59,10 +59,10 @@ class DropSources:
     """Reader of the aggregate, which outlives the agent."""
 
     def __init__(self, loaded: loader.Loaded) -> None:
-        self._sources = loaded.map(abi.DROP_SOURCES)
-        self._cgroups = loaded.map(abi.SOURCE_CGROUPS)
-        self._recent = loaded.map(abi.RECENT_SOURCE)
-        self._lost = loaded.map(abi.DROP_SOURCES_LOST)
+        self._sources = loaded.map(map_specs.DROP_SOURCES)
+        self._cgroups = loaded.map(map_specs.SOURCE_CGROUPS)
+        self._recent = loaded.map(map_specs.RECENT_SOURCE)
+        self._lost = loaded.map(map_specs.DROP_SOURCES_LOST)
 
     def cgroups(self) -> set[int]:
         """Ids of all cgroups with an entry; costs as many reads as there are cgroups."""
@@ -104,7 +104,7 @@ class DropSources:
         """What each CPU has not added to the table yet."""
         value = self._recent.get(bytes(4))
         assert value is not None  # an array has all of its keys
-        size = abi.RECENT_SOURCE.value_size
+        size = map_specs.RECENT_SOURCE.value_size
         return [abi.CRecentSource.from_buffer_copy(value, at) for at in range(0, len(value), size)]
 
 

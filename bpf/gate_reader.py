@@ -2,7 +2,7 @@
 
 import struct
 
-from bpf import abi, loader
+from bpf import abi, loader, map_specs
 from bpf.gate_config import GateConfig
 from bpf.rules import Rule
 from bpf.verdicts import Mode
@@ -22,10 +22,10 @@ class GateReader:
     """
 
     def __init__(self, loaded: loader.Loaded) -> None:
-        self._slots = loaded.map(abi.GATE_SLOTS)
-        self._gates = loaded.map(abi.GATES)
-        self._more_rules = loaded.map(abi.MORE_RULES)
-        self._more_addresses = loaded.map(abi.GATE_ADDRESSES_MAP)
+        self._slots = loaded.map(map_specs.GATE_SLOTS)
+        self._gates = loaded.map(map_specs.GATES)
+        self._more_rules = loaded.map(map_specs.MORE_RULES)
+        self._more_addresses = loaded.map(map_specs.GATE_ADDRESSES_MAP)
 
     def interfaces(self) -> list[int]:
         """All interfaces with a configuration."""

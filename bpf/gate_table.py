@@ -17,7 +17,7 @@ import pathlib
 import struct
 from collections.abc import Iterator
 
-from bpf import abi, errors, loader, locks, rcu
+from bpf import abi, errors, loader, locks, map_specs, rcu
 from bpf.gate_config import GateConfig
 from bpf.gate_reader import Addresses, GateReader, rules_key
 from bpf.rules import Rule, SourceKind
@@ -44,7 +44,7 @@ class GateTable(GateReader):
     def __init__(self, loaded: loader.Loaded, directory: pathlib.Path) -> None:
         """directory: that of the pinned maps, which podgate-cni locks as well."""
         super().__init__(loaded)
-        self._counters = loaded.map(abi.COUNTERS), loaded.map(abi.FREQUENT_COUNTS)
+        self._counters = loaded.map(map_specs.COUNTERS), loaded.map(map_specs.FREQUENT_COUNTS)
         self._more_of: dict[int, Addresses] = {}
         # Slots with a version that programs may still read; None: any, from a previous process.
         self._replaced: set[int] | None = None

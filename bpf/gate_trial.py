@@ -11,7 +11,7 @@ import os
 import pathlib
 import struct
 
-from bpf import abi, artefacts, features, loader, maps, pinning, syscalls
+from bpf import abi, artefacts, features, loader, map_specs, maps, pinning, program_specs, syscalls
 from bpf.artefacts import Artefact
 from bpf.counters import Counters
 from bpf.drop_sources import DropSources
@@ -49,20 +49,20 @@ class GateTrial:
         """
         program_set = loader.PROGRAM_SET
         artefact = artefact or artefacts.find(program_set, features.offered(program_set.features))
-        function = artefact.functions[abi.GATE_EGRESS]
+        function = artefact.functions[program_specs.GATE_EGRESS]
         with contextlib.ExitStack() as undo:
             opened: dict[str, maps.Map] = {}
-            for spec in abi.MAPS:
+            for spec in map_specs.MAPS:
                 template = opened[spec.template].fd if spec.template else 0
                 opened[spec.name] = maps.Map(maps.create(spec, template), spec)
                 undo.callback(opened[spec.name].close)
             descriptors = {name: made.fd for name, made in opened.items()}
             program_fd = syscalls.program_load(
-                _SCHED_CLS, function.link(descriptors), name=abi.GATE_EGRESS
+                _SCHED_CLS, function.link(descriptors), name=program_specs.GATE_EGRESS
             )
             undo.callback(os.close, program_fd)
             outcome = pinning.Outcome(pinning.Origin.PREBUILT)
-            self._loaded = loader.Loaded({abi.GATE_EGRESS: program_fd}, opened, outcome)
+            self._loaded = loader.Loaded({program_specs.GATE_EGRESS: program_fd}, opened, outcome)
             self._table = GateTable(self._loaded, _LOCK)
             undo.callback(self._table.close)
             self.cgroup = self._find_cgroup()
@@ -84,13 +84,15 @@ class GateTrial:
     ) -> tuple[Verdict, Reason]:
         """The verdict on a frame that the host made, to a pod with this gate. remade: what the
         kernel recorded of the kubelet, None for nothing."""
-        self._loaded.map(abi.CONFIG).set(_KEY, bytes(node))
-        self._loaded.map(abi.KUBELET_REMADE).set(_KEY, bytes(remade or abi.CKubeletRemade()))
+        self._loaded.map(map_specs.CONFIG).set(_KEY, bytes(node))
+        self._loaded.map(map_specs.KUBELET_REMADE).set(_KEY, bytes(remade or abi.CKubeletRemade()))
         self._table.set(_LOOPBACK, gate, 0)
         before = Counters(self._loaded).of_gate(_LOOPBACK)
         context = bytearray(_SKB_BYTES)
         _NUMBER.pack_into(context, _IFINDEX_OFFSET, _LOOPBACK)
-        syscalls.run_program(self._loaded.programs[abi.GATE_EGRESS], frame, bytes(context))
+        syscalls.run_program(
+            self._loaded.programs[program_specs.GATE_EGRESS], frame, bytes(context)
+        )
         after = Counters(self._loaded).of_gate(_LOOPBACK)
         (found,) = [key for key, count in after.items() if count != before.get(key, 0)]
         return found

@@ -14,7 +14,7 @@ import struct
 import time
 from collections.abc import Callable, Container, Iterable
 
-from bpf import abi, errors, loader, maps, pins, sources
+from bpf import errors, loader, map_specs, maps, pins, program_specs, sources
 from bpf.addresses import Addresses
 from bpf.attachment import Attachment
 from bpf.attachments import Attachments, Direction, GateCheck
@@ -43,8 +43,8 @@ class Gates:
         self._installation = installation
         self._table = GateTable(loaded, installation.maps)
         self._counters = Counters(loaded)
-        self._replies = loaded.map(abi.REPLIES)
-        self._reply_template = loaded.map(abi.REPLY_TABLE)
+        self._replies = loaded.map(map_specs.REPLIES)
+        self._reply_template = loaded.map(map_specs.REPLY_TABLE)
         self._reply_key = ReplyKey.ensure(loaded)
         self._addresses = Addresses(loaded)
         for ifindex in self._table.interfaces():
@@ -60,8 +60,8 @@ class Gates:
                 self.attachment,
             )
             for program, direction in (
-                (abi.GATE_EGRESS, Direction.EGRESS),
-                (abi.GATE_INGRESS, Direction.INGRESS),
+                (program_specs.GATE_EGRESS, Direction.EGRESS),
+                (program_specs.GATE_INGRESS, Direction.INGRESS),
             )
         )
 
@@ -385,7 +385,7 @@ class Gates:
             made: dict[bytes, bytes] = {}
             for ifindex in ifindexes:
                 try:
-                    table = maps.create_like(abi.REPLY_TABLE, self._reply_template.fd)
+                    table = maps.create_like(map_specs.REPLY_TABLE, self._reply_template.fd)
                 except errors.BpfError as error:
                     problems[ifindex] = error
                     continue

@@ -6,7 +6,7 @@ import os
 import struct
 from collections.abc import Sequence
 
-from bpf import abi, errors, loader, pins, syscalls
+from bpf import errors, loader, pins, program_specs, syscalls
 
 # Attach flags (include/uapi/linux/bpf.h): only this one allows other programs.
 _ALLOW_MULTI = 1 << 1
@@ -30,7 +30,7 @@ class Hooks:
         loaded: loader.Loaded,
         installation: pins.Pins,
         cgroup: str | os.PathLike[str],
-        specs: Sequence[abi.HookSpec] = abi.HOOKS,
+        specs: Sequence[program_specs.HookSpec] = program_specs.HOOKS,
     ) -> None:
         """specs: of the hooks, in the order of attaching."""
         self._loaded = loaded
@@ -62,7 +62,7 @@ class Hooks:
         finally:
             os.close(cgroup_fd)
 
-    def _is_attached(self, hook: abi.HookSpec, cgroup_fd: int) -> bool:
+    def _is_attached(self, hook: program_specs.HookSpec, cgroup_fd: int) -> bool:
         path = self._pins.links / hook.name
         if not os.path.lexists(path):
             return False
@@ -77,7 +77,7 @@ class Hooks:
                     syscalls.link_detach(link_fd)
                 pins.unlink_quietly(path)
 
-    def _attach(self, hook: abi.HookSpec, cgroup_fd: int) -> HookState:
+    def _attach(self, hook: program_specs.HookSpec, cgroup_fd: int) -> HookState:
         program_fd = self._loaded.programs.get(hook.name)
         if program_fd is None:
             return HookState(hook.name, "this kernel does not accept the program")
@@ -89,14 +89,14 @@ class Hooks:
             return HookState(hook.name, foreign or str(error))
         return HookState(hook.name)
 
-    def _link(self, hook: abi.HookSpec, program_fd: int, cgroup_fd: int) -> None:
+    def _link(self, hook: program_specs.HookSpec, program_fd: int, cgroup_fd: int) -> None:
         link_fd = syscalls.link_create_cgroup(program_fd, cgroup_fd, hook.attach_type)
         try:
             syscalls.pin(link_fd, str(self._pins.links / hook.name))
         finally:
             os.close(link_fd)
 
-    def _reuse(self, hook: abi.HookSpec, program_fd: int, cgroup_fd: int) -> bool:
+    def _reuse(self, hook: program_specs.HookSpec, program_fd: int, cgroup_fd: int) -> bool:
         """Replace the program of any schema's pinned link; False if none is to this cgroup.
 
         The program first and then the pin, as for gates.
@@ -112,7 +112,7 @@ class Hooks:
         return False
 
 
-def is_linked(link_fd: int, cgroup_fd: int, hook: abi.HookSpec) -> bool:
+def is_linked(link_fd: int, cgroup_fd: int, hook: program_specs.HookSpec) -> bool:
     """Whether a link attaches a program as this hook to this cgroup."""
     kind, _, _, _, cgroup, attach_type = _LINK_INFO.unpack(
         syscalls.object_info(link_fd, _LINK_INFO.size)
@@ -121,7 +121,7 @@ def is_linked(link_fd: int, cgroup_fd: int, hook: abi.HookSpec) -> bool:
     return (kind, cgroup, attach_type) == expected
 
 
-def describe_exclusive(cgroup_fd: int, hook: abi.HookSpec) -> str | None:
+def describe_exclusive(cgroup_fd: int, hook: program_specs.HookSpec) -> str | None:
     """One sentence if a program is attached to this cgroup exclusively; otherwise None."""
     try:
         programs, flags = syscalls.query_cgroup_programs(cgroup_fd, hook.attach_type)

@@ -9,7 +9,7 @@ import errno
 import functools
 from collections.abc import Collection, Mapping
 
-from bpf import abi, cleanup, errors, loader, pins
+from bpf import cleanup, errors, loader, pins, program_specs
 from bpf.attachment import Attachment
 from bpf.attachments import Attachments, Direction
 
@@ -24,7 +24,7 @@ _SETTLED_AT_ONCE = 8
 
 
 class HostDevicePrograms:
-    """The programs attached to host devices. What needs one of `abi.DEFERRABLE` loads it first
+    """The programs attached to host devices. What needs a deferrable one loads it first
     (`loader.load_deferred`).
 
     The methods raise `AttachError`; a device that was just deleted is no error. are_all: False
@@ -44,14 +44,14 @@ class HostDevicePrograms:
                 attachment,
             )
             for program, direction in (
-                (abi.BRIDGE_GATE, Direction.EGRESS),
-                (abi.DEVICE_GATE, Direction.EGRESS),
-                (abi.UPLINK_GATE, Direction.EGRESS),
-                (abi.BARE_DEVICE_GATE, Direction.EGRESS),
-                (abi.HAND_MADE_GATE, Direction.EGRESS),
-                (abi.STAMP_SPOOFED, Direction.INGRESS),
-                (abi.TUNNEL_GATE, Direction.INGRESS),
-                (abi.DROP_FORWARDED, Direction.EGRESS),
+                (program_specs.BRIDGE_GATE, Direction.EGRESS),
+                (program_specs.DEVICE_GATE, Direction.EGRESS),
+                (program_specs.UPLINK_GATE, Direction.EGRESS),
+                (program_specs.BARE_DEVICE_GATE, Direction.EGRESS),
+                (program_specs.HAND_MADE_GATE, Direction.EGRESS),
+                (program_specs.STAMP_SPOOFED, Direction.INGRESS),
+                (program_specs.TUNNEL_GATE, Direction.INGRESS),
+                (program_specs.DROP_FORWARDED, Direction.EGRESS),
             )
         }
 
@@ -71,37 +71,37 @@ class HostDevicePrograms:
         As the next five methods, it attaches filters instead of links where many interfaces have
         no program; `settle` makes links of them.
         """
-        self._ensure(abi.BRIDGE_GATE, desired, are_all=are_all, may_hurry=True)
+        self._ensure(program_specs.BRIDGE_GATE, desired, are_all=are_all, may_hurry=True)
 
     def ensure_devices(self, desired: set[int], *, are_all: bool = True) -> None:
         """Attach the device gate to these devices, and detach it from others."""
-        self._ensure(abi.DEVICE_GATE, desired, are_all=are_all, may_hurry=True)
+        self._ensure(program_specs.DEVICE_GATE, desired, are_all=are_all, may_hurry=True)
 
     def ensure_uplinks(self, desired: set[int], *, are_all: bool = True) -> None:
         """Attach the uplinks' gate to these devices, and detach it from others."""
-        self._ensure(abi.UPLINK_GATE, desired, are_all=are_all, may_hurry=True)
+        self._ensure(program_specs.UPLINK_GATE, desired, are_all=are_all, may_hurry=True)
 
     def ensure_bare_devices(self, desired: set[int], *, are_all: bool = True) -> None:
         """As `ensure_devices`, of devices whose frames have no Ethernet header."""
-        self._ensure(abi.BARE_DEVICE_GATE, desired, are_all=are_all, may_hurry=True)
+        self._ensure(program_specs.BARE_DEVICE_GATE, desired, are_all=are_all, may_hurry=True)
 
     def ensure_hand_made(self, desired: set[int], *, are_all: bool = True) -> None:
         """Guard these interfaces, and no others, against what a process has written header by
         header."""
-        self._ensure(abi.HAND_MADE_GATE, desired, are_all=are_all, may_hurry=True)
+        self._ensure(program_specs.HAND_MADE_GATE, desired, are_all=are_all, may_hurry=True)
 
     def ensure_spoofed(self, desired: set[int], *, are_all: bool = True) -> None:
         """Stamp what comes from these tuns in the name of hosts elsewhere, and no longer from
         others."""
-        self._ensure(abi.STAMP_SPOOFED, desired, are_all=are_all, may_hurry=True)
+        self._ensure(program_specs.STAMP_SPOOFED, desired, are_all=are_all, may_hurry=True)
 
     def ensure_pairs(self, desired: set[int]) -> None:
         """Drop packets forwarded to the relays behind these interfaces, the host's ends."""
-        self._ensure(abi.DROP_FORWARDED, desired)
+        self._ensure(program_specs.DROP_FORWARDED, desired)
 
     def ensure_tunnels(self, *, are_guarded: bool) -> None:
         """Attach the tunnel gate to the loopback, or detach it."""
-        self._ensure(abi.TUNNEL_GATE, {LOOPBACK_IFINDEX} if are_guarded else set())
+        self._ensure(program_specs.TUNNEL_GATE, {LOOPBACK_IFINDEX} if are_guarded else set())
 
     def lost(self, changed: Collection[int] | None) -> dict[str, frozenset[int]]:
         """By program, the devices from which another process removed it. changed: those whose

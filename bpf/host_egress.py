@@ -18,9 +18,11 @@ from bpf import (
     errors,
     features,
     loader,
+    map_specs,
     maps,
     pinning,
     pins,
+    program_specs,
     rcu,
     syscalls,
 )
@@ -41,10 +43,10 @@ VERDICTS = (Verdict.DROP, Verdict.WOULD_DROP)
 
 PROGRAM_SET = ProgramSet(
     source="host_egress.c",
-    programs=tuple(ProgramSpec.hook(hook) for hook in abi.EGRESS_HOOKS),
+    programs=tuple(ProgramSpec.hook(hook) for hook in program_specs.EGRESS_HOOKS),
     maps=(
-        *(abi.CONFIG, abi.KUBELET_REMADE, abi.COUNTERS, abi.NODE_ADDRESSES),
-        *(abi.DROP_EVENTS, abi.EVENT_BUDGET),
+        *(map_specs.CONFIG, map_specs.KUBELET_REMADE, map_specs.COUNTERS, map_specs.NODE_ADDRESSES),
+        *(map_specs.DROP_EVENTS, map_specs.EVENT_BUDGET),
         *tables.MAPS,
     ),
     needs="Linux 5.11 with cgroup v2",
@@ -221,7 +223,7 @@ class HostEgress:
         with contextlib.ExitStack() as undo:
             self.tables = undo.enter_context(EgressTables(installation))
             programs = {}
-            for hook in abi.EGRESS_HOOKS:
+            for hook in program_specs.EGRESS_HOOKS:
                 programs[hook.name] = syscalls.open_pin(str(directory / hook.name))
                 undo.callback(os.close, programs[hook.name])
             undo.pop_all()
@@ -240,7 +242,7 @@ class HostEgress:
         return self._hooks(cgroup).attached()
 
     def _hooks(self, cgroup: str | os.PathLike[str]) -> Hooks:
-        return Hooks(self._loaded, self._installation, cgroup, abi.EGRESS_HOOKS)
+        return Hooks(self._loaded, self._installation, cgroup, program_specs.EGRESS_HOOKS)
 
 
 async def load(installation: pins.Pins) -> pathlib.Path:
@@ -255,20 +257,22 @@ async def load(installation: pins.Pins) -> pathlib.Path:
 
 def is_installed(installation: pins.Pins) -> bool:
     """Whether programs or links of any version are pinned. A few system calls."""
-    return any(installation.find_links(hook.name) for hook in abi.EGRESS_HOOKS) or any(
+    return any(installation.find_links(hook.name) for hook in program_specs.EGRESS_HOOKS) or any(
         installation.schema.glob(f"{_DIRECTORY}-*")
     )
 
 
 def is_of_another_schema(installation: pins.Pins) -> bool:
     """Whether a program of another schema is in force, which ends with that schema's directory."""
-    links = (path for hook in abi.EGRESS_HOOKS for path in installation.find_links(hook.name))
+    links = (
+        path for hook in program_specs.EGRESS_HOOKS for path in installation.find_links(hook.name)
+    )
     return any(path.parent != installation.links for path in links)
 
 
 def detach(installation: pins.Pins) -> None:
     """Detach any version's programs; they stay pinned. Raises `BpfError`."""
-    for hook in abi.EGRESS_HOOKS:
+    for hook in program_specs.EGRESS_HOOKS:
         for path in installation.find_links(hook.name):
             with pins.opened(path) as link_fd:
                 syscalls.link_detach(link_fd)

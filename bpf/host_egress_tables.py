@@ -5,7 +5,7 @@ import dataclasses
 import ipaddress
 from collections.abc import Iterable, Mapping
 
-from bpf import abi
+from bpf import abi, map_specs
 from bpf.rules import MAX_PORT
 from bpf.verdicts import Verdict
 
@@ -85,15 +85,21 @@ class CEgressPolicy(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char * 256),)
 
 
-STATE = abi.MapSpec("egress_state", _ARRAY, abi.U32, abi.U64, 1)
-SUBJECTS = abi.MapSpec(
+STATE = map_specs.MapSpec("egress_state", _ARRAY, map_specs.U32, map_specs.U64, 1)
+SUBJECTS = map_specs.MapSpec(
     *("egress_subjects", _HASH, CEgressSubjectKey, CEgressSubject, MAX_SUBJECTS, _NO_PREALLOC)
 )
-RULE_SETS = abi.MapSpec("egress_rules", _ARRAY, abi.U32, CEgressRules, 2)
-COUNTS = abi.MapSpec("egress_counts", _ARRAY, abi.U32, abi.U64, POLICIES * abi.VERDICT_COUNT)
-SOURCES = abi.MapSpec("egress_sources", _LRU_HASH, CEgressSourceKey, abi.CDropSource, MAX_SOURCES)
-SOCKETS = abi.MapSpec("egress_sockets", _SK_STORAGE, ctypes.c_int32, CEgressSocket, 0, _NO_PREALLOC)
-NAMES = abi.MapSpec("egress_policies", _ARRAY, abi.U32, CEgressPolicy, POLICIES)
+RULE_SETS = map_specs.MapSpec("egress_rules", _ARRAY, map_specs.U32, CEgressRules, 2)
+COUNTS = map_specs.MapSpec(
+    "egress_counts", _ARRAY, map_specs.U32, map_specs.U64, POLICIES * abi.VERDICT_COUNT
+)
+SOURCES = map_specs.MapSpec(
+    "egress_sources", _LRU_HASH, CEgressSourceKey, abi.CDropSource, MAX_SOURCES
+)
+SOCKETS = map_specs.MapSpec(
+    "egress_sockets", _SK_STORAGE, ctypes.c_int32, CEgressSocket, 0, _NO_PREALLOC
+)
+NAMES = map_specs.MapSpec("egress_policies", _ARRAY, map_specs.U32, CEgressPolicy, POLICIES)
 
 MAPS = (STATE, SUBJECTS, RULE_SETS, COUNTS, SOURCES, SOCKETS, NAMES)
 

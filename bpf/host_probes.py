@@ -7,7 +7,7 @@ The hook at connect rejects them to the kubelet's cgroup while the agent's heart
 import struct
 from collections.abc import Set
 
-from bpf import abi, errors, loader
+from bpf import abi, errors, loader, map_specs
 
 Target = tuple[abi.IPAddress, int]
 """Address and TCP port."""
@@ -20,7 +20,7 @@ class HostProbes:
     """The map of them. One writer: the agent."""
 
     def __init__(self, loaded: loader.Loaded) -> None:
-        self._map = loaded.map(abi.DENIED_HOST_PROBES)
+        self._map = loaded.map(map_specs.DENIED_HOST_PROBES)
 
     def replace(self, targets: Set[Target]) -> int:
         """Deny exactly these; existing ones keep their count. Returns how many had no room."""

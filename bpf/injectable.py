@@ -2,7 +2,7 @@
 
 import struct
 
-from bpf import abi, errors, loader, maps, pins
+from bpf import abi, errors, loader, map_specs, maps, pins
 
 _BITS = 64
 _WORD_BYTES = 8
@@ -14,7 +14,7 @@ class InjectableMap:
     """One bit per ifindex of the host's namespace. One writer: the agent."""
 
     def __init__(self, loaded: loader.Loaded) -> None:
-        self._map = loaded.map(abi.INJECTABLE)
+        self._map = loaded.map(map_specs.INJECTABLE)
 
     def inherit(self, installation: pins.Pins) -> None:
         """Copy another schema's map, if ours is empty.
@@ -27,7 +27,9 @@ class InjectableMap:
             return
         for schema in others:
             try:
-                other = maps.Map.open(str(schema / "maps" / abi.INJECTABLE.name), abi.INJECTABLE)
+                other = maps.Map.open(
+                    str(schema / "maps" / map_specs.INJECTABLE.name), map_specs.INJECTABLE
+                )
             except errors.PinError:
                 continue
             with other:

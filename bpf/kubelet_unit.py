@@ -13,7 +13,7 @@ import pathlib
 import secrets
 import struct
 
-from bpf import abi, btf, errors, loader, pins, syscalls, tracing_links
+from bpf import abi, btf, errors, loader, map_specs, pins, program_specs, syscalls, tracing_links
 from bpf.node_config import NodeConfig
 
 _TRACEPOINT = "cgroup_mkdir"
@@ -37,10 +37,10 @@ class KubeletUnit:
         types: pathlib.Path = btf.VMLINUX,
     ) -> None:
         """Attaches nothing: `attach` does. types: the BTF."""
-        self._map = loaded.map(abi.KUBELET_UNIT)
+        self._map = loaded.map(map_specs.KUBELET_UNIT)
         self._config = config
         self._installation = installation
-        self._program_fd = loaded.programs.get(abi.FOLLOW_KUBELET.name)
+        self._program_fd = loaded.programs.get(program_specs.FOLLOW_KUBELET.name)
         self._offsets: dict[tuple[str, str], int] = {}
         self._problem = ""
         self._path_problem = ""
@@ -59,14 +59,14 @@ class KubeletUnit:
             return
         try:
             tracing_links.ensure_attached(
-                self._program_fd, self._installation, abi.FOLLOW_KUBELET.name, _TRACEPOINT
+                self._program_fd, self._installation, program_specs.FOLLOW_KUBELET.name, _TRACEPOINT
             )
         except errors.BpfError as error:
             self._fail(error)
 
     def detach(self) -> None:
         """Detach any version's program: cgroups that are made from now on are not recorded."""
-        tracing_links.detach(self._installation, abi.FOLLOW_KUBELET.name)
+        tracing_links.detach(self._installation, program_specs.FOLLOW_KUBELET.name)
 
     @property
     def problem(self) -> str:
@@ -164,7 +164,7 @@ def try_to_follow() -> None:
     member_offsets()
     # r1 = r10 - 8; r2 = 8; r3 = 0; call probe_read_kernel; r0 = 0; exit
     program_fd = syscalls.program_load(
-        abi.FOLLOW_KUBELET.type,
+        program_specs.FOLLOW_KUBELET.type,
         struct.pack(
             "=" + "BBhi" * 7,
             *(0xBF, 0xA1, 0, 0),

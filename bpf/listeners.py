@@ -13,7 +13,7 @@ import pathlib
 import struct
 from collections.abc import Callable, Mapping
 
-from bpf import abi, maps, pinning, pins, ringbuffer, syscalls
+from bpf import map_specs, maps, pinning, pins, ringbuffer, syscalls
 from bpf.program_sets import ProgramSet, ProgramSpec
 
 PROGRAM = "watch_listeners"
@@ -27,10 +27,10 @@ _MAX_SOCKETS = 4096
 _RING_BYTES = 65536
 _HASH, _ARRAY, _RINGBUF = 1, 2, 27
 
-WATCHED = abi.MapSpec("watched_netns", _HASH, abi.U64, abi.U32, _MAX_WATCHED)
-LOSSES = abi.MapSpec("listener_losses", _ARRAY, abi.U32, abi.U64, 1)
-EVENTS = abi.MapSpec("listener_events", _RINGBUF, None, None, _RING_BYTES)
-ADOPTED = abi.MapSpec("listeners_adopted", _ARRAY, abi.U32, abi.U64, 1)
+WATCHED = map_specs.MapSpec("watched_netns", _HASH, map_specs.U64, map_specs.U32, _MAX_WATCHED)
+LOSSES = map_specs.MapSpec("listener_losses", _ARRAY, map_specs.U32, map_specs.U64, 1)
+EVENTS = map_specs.MapSpec("listener_events", _RINGBUF, None, None, _RING_BYTES)
+ADOPTED = map_specs.MapSpec("listeners_adopted", _ARRAY, map_specs.U32, map_specs.U64, 1)
 
 
 class CWatchedSocket(ctypes.Structure):
@@ -43,7 +43,7 @@ class CWatchedSocket(ctypes.Structure):
     )
 
 
-SOCKETS = abi.MapSpec("watched_sockets", _HASH, abi.U64, CWatchedSocket, _MAX_SOCKETS)
+SOCKETS = map_specs.MapSpec("watched_sockets", _HASH, map_specs.U64, CWatchedSocket, _MAX_SOCKETS)
 MAPS = (WATCHED, LOSSES, EVENTS, ADOPTED, SOCKETS)
 
 _SOCK_OPS, _TRACING = 13, 26  # `enum bpf_prog_type`

@@ -6,7 +6,18 @@ import dataclasses
 import os
 from collections.abc import Collection
 
-from bpf import abi, btf, features, kernel_layouts, maps, pinning, pins, sources, syscalls
+from bpf import (
+    btf,
+    features,
+    kernel_layouts,
+    map_specs,
+    maps,
+    pinning,
+    pins,
+    program_specs,
+    sources,
+    syscalls,
+)
 from bpf.pinning import Origin, Outcome
 from bpf.program_sets import ProgramSet, ProgramSpec
 
@@ -15,10 +26,13 @@ _SCHED_CLS = 3  # `enum bpf_prog_type`
 PROGRAM_SET = ProgramSet(
     source="programs.c",
     programs=(
-        *(ProgramSpec(name, function, _SCHED_CLS) for name, function in abi.PROGRAMS.items()),
-        *(ProgramSpec.hook(hook, is_optional=True) for hook in abi.OPTIONAL_PROGRAMS),
+        *(
+            ProgramSpec(name, function, _SCHED_CLS)
+            for name, function in program_specs.PROGRAMS.items()
+        ),
+        *(ProgramSpec.hook(hook, is_optional=True) for hook in program_specs.OPTIONAL_PROGRAMS),
     ),
-    maps=abi.MAPS,
+    maps=map_specs.MAPS,
     needs="Linux 5.10 with BPF and its JIT, and CAP_BPF",
     features=(features.KERNEL_READ, features.COARSE_CLOCK, features.CURRENT_TASK),
 )
@@ -26,7 +40,8 @@ PROGRAM_SET = ProgramSet(
 MOVING_COPIES = dataclasses.replace(
     PROGRAM_SET,
     programs=tuple(
-        ProgramSpec(name, function, _SCHED_CLS) for name, function in abi.MOVING_COPIES.items()
+        ProgramSpec(name, function, _SCHED_CLS)
+        for name, function in program_specs.MOVING_COPIES.items()
     ),
 )
 
@@ -35,8 +50,8 @@ MOVING_COPIES = dataclasses.replace(
 class Loaded:
     """Open descriptors of all programs and maps. outcome: where the programs came from.
 
-    programs: by name; those of `abi.HOOKS` and `abi.TRACING_PROGRAMS` only where the kernel accepts
-    them, moving copies and `abi.DEFERRABLE` once they are loaded.
+    programs: by name; of `program_specs`, HOOKS and TRACING_PROGRAMS only where the kernel accepts
+    them, moving copies and DEFERRABLE once they are loaded.
     """
 
     programs: dict[str, int]
@@ -50,18 +65,18 @@ class Loaded:
         for opened in self.open_maps.values():
             opened.close()
 
-    def map(self, spec: abi.MapSpec) -> maps.Map:
+    def map(self, spec: map_specs.MapSpec) -> maps.Map:
         return self.open_maps[spec.name]
 
     def copies(self, program: str) -> list[int]:
         """Descriptors of a program, and of its moving copy if that is loaded."""
-        names = (program, abi.moving_copy(program))
+        names = (program, program_specs.moving_copy(program))
         return [self.programs[name] for name in names if name in self.programs]
 
 
 async def ensure_pinned(installation: pins.Pins, *, defers: bool = False) -> Outcome:
-    """Ensure that the current programs are pinned. defers: without `abi.DEFERRABLE`, where nothing
-    has to be compiled.
+    """Ensure that the current programs are pinned. defers: without the deferrable ones, where
+    nothing has to be compiled.
 
     Loads only if no programs with the sources' hash are pinned, and compiles only if the image has
     no compiled programs for this kernel. Raises `PinError` (no bpffs, or a pin of another program
@@ -71,10 +86,14 @@ async def ensure_pinned(installation: pins.Pins, *, defers: bool = False) -> Out
     maps.check_pinned(installation)
     directory = installation.programs / sources.fingerprint()
     outcome = await pinning.ensure_pinned(
-        PROGRAM_SET, directory, installation.maps, deferrable=abi.DEFERRABLE, defers=defers
+        PROGRAM_SET,
+        directory,
+        installation.maps,
+        deferrable=program_specs.DEFERRABLE,
+        defers=defers,
     )
     if not defers:
-        await pinning.add(PROGRAM_SET.only(abi.DEFERRABLE), directory, installation.maps)
+        await pinning.add(PROGRAM_SET.only(program_specs.DEFERRABLE), directory, installation.maps)
     return outcome
 
 
@@ -89,17 +108,21 @@ async def load(
         loaded = _open(installation, outcome)
         undo.callback(loaded.close)
         with contextlib.suppress(btf.BtfError):  # then gates find a pending checksum by trimming
-            await asyncio.to_thread(kernel_layouts.write_buffer, loaded.map(abi.BUFFER_LAYOUT))
+            await asyncio.to_thread(
+                kernel_layouts.write_buffer, loaded.map(map_specs.BUFFER_LAYOUT)
+            )
         with contextlib.suppress(btf.BtfError):  # then hairpins pass
-            await asyncio.to_thread(kernel_layouts.write_connect, loaded.map(abi.CONNECT_LAYOUT))
+            await asyncio.to_thread(
+                kernel_layouts.write_connect, loaded.map(map_specs.CONNECT_LAYOUT)
+            )
         undo.pop_all()
     return loaded
 
 
 async def load_deferred(
-    installation: pins.Pins, loaded: Loaded, names: Collection[str] = abi.DEFERRABLE
+    installation: pins.Pins, loaded: Loaded, names: Collection[str] = program_specs.DEFERRABLE
 ) -> None:
-    """Ensure that these of `abi.DEFERRABLE` are pinned, and open them. Raises `PinError`,
+    """Ensure that these of `program_specs.DEFERRABLE` are pinned, and open them. Raises `PinError`,
     `CompileError` or `BpfError`."""
     missing = [name for name in names if name not in loaded.programs]
     if not missing:
@@ -118,7 +141,7 @@ def open_maps(installation: pins.Pins) -> Loaded:
     """
     with contextlib.ExitStack() as undo:
         opened = {}
-        for spec in abi.MAPS:
+        for spec in map_specs.MAPS:
             opened[spec.name] = maps.Map.open(installation.map(spec), spec)
             undo.callback(opened[spec.name].close)
         undo.pop_all()
@@ -131,11 +154,11 @@ async def load_moving_copies(installation: pins.Pins, loaded: Loaded) -> None:
     The verifier takes as long for them as for the gates, so they are loaded when a gate moves for
     the first time. Raises `PinError` or `CompileError`.
     """
-    if loaded.programs.keys() >= abi.MOVING_COPIES.keys():
+    if loaded.programs.keys() >= program_specs.MOVING_COPIES.keys():
         return
     directory = installation.moving_copies(sources.fingerprint())
     await pinning.ensure_pinned(MOVING_COPIES, directory, installation.maps)
-    for name in abi.MOVING_COPIES:
+    for name in program_specs.MOVING_COPIES:
         loaded.programs[name] = syscalls.open_pin(str(directory / name))
 
 
@@ -145,13 +168,16 @@ def _open(installation: pins.Pins, outcome: Outcome) -> Loaded:
         found = open_maps(installation)
         undo.callback(found.close)
         programs = {}
-        optional = [*abi.DEFERRABLE, *(hook.name for hook in (*abi.HOOKS, *abi.TRACING_PROGRAMS))]
-        names = [name for name in abi.PROGRAMS if name not in abi.DEFERRABLE]
+        optional = [
+            *program_specs.DEFERRABLE,
+            *(hook.name for hook in (*program_specs.HOOKS, *program_specs.TRACING_PROGRAMS)),
+        ]
+        names = [name for name in program_specs.PROGRAMS if name not in program_specs.DEFERRABLE]
         names += [name for name in optional if os.path.lexists(directory / name)]
         paths = [directory / name for name in names]
         copies = installation.moving_copies(directory.name)
         if os.path.lexists(copies):  # a gate may run one since the previous agent
-            paths += [copies / name for name in abi.MOVING_COPIES]
+            paths += [copies / name for name in program_specs.MOVING_COPIES]
         for path in paths:
             programs[path.name] = syscalls.open_pin(str(path))
             undo.callback(os.close, programs[path.name])

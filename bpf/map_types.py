@@ -9,7 +9,7 @@ import re
 import struct
 from typing import Any
 
-from bpf import abi, btf
+from bpf import btf, map_specs
 
 _MEMBER = struct.Struct("=III")  # name, type, offset in bits
 _ARRAY = struct.Struct("=III")  # type of the elements, of the index, and their number
@@ -28,7 +28,7 @@ _INTEGERS: dict[Any, tuple[str, int]] = {
 }
 
 
-def encode(key: abi.CType, value: abi.CType) -> tuple[bytes, int, int]:
+def encode(key: map_specs.CType, value: map_specs.CType) -> tuple[bytes, int, int]:
     """The information on both types, and their ids in it."""
     types = _Types()
     ids = types.add(key), types.add(value)

@@ -7,12 +7,12 @@ left out.
 import ctypes
 from typing import Any
 
-from bpf import abi
+from bpf import abi, map_specs
 
 _IS_PADDING = "pad"
 
 
-def decode(kind: abi.CType, content: bytes, *, raw: bool = False) -> Any:
+def decode(kind: map_specs.CType, content: bytes, *, raw: bool = False) -> Any:
     """One key or value: an integer, a string, or a list or dictionary of these.
 
     Raises `ValueError` if the content is shorter than the type.

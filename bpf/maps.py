@@ -8,7 +8,7 @@ import os
 import struct
 from collections.abc import Iterator, Mapping
 
-from bpf import abi, errors, map_types, pins, syscalls
+from bpf import errors, map_specs, map_types, pins, syscalls
 
 _BATCH = 256
 _HASH_OF_MAPS = 13
@@ -29,14 +29,14 @@ def possible_cpus() -> int:
 class Map:
     """One open map. Keys and values are bytes; a per-CPU value is all CPUs' values in a row."""
 
-    def __init__(self, fd: int, spec: abi.MapSpec) -> None:
+    def __init__(self, fd: int, spec: map_specs.MapSpec) -> None:
         self.fd = fd
         self.spec = spec
         # Per-CPU values are padded to 8 bytes each; ours are multiples of 8 already.
         self.value_size = spec.value_size * (possible_cpus() if spec.is_per_cpu else 1)
 
     @classmethod
-    def open(cls, path: str, spec: abi.MapSpec) -> "Map":
+    def open(cls, path: str, spec: map_specs.MapSpec) -> "Map":
         """Open a pin. Raises `PinError` if it is not the map that `spec` describes."""
         try:
             fd = syscalls.open_pin(path)
@@ -130,7 +130,7 @@ class Map:
                 yield key, value
 
 
-def create(spec: abi.MapSpec, template_fd: int = 0) -> int:
+def create(spec: map_specs.MapSpec, template_fd: int = 0) -> int:
     """A new map's descriptor, with type information. template_fd: of the map that `spec` names.
 
     The kernel has none for maps of maps (ENOTSUPP: map_check_btf in kernel/bpf/syscall.c) and for
@@ -145,7 +145,7 @@ def create(spec: abi.MapSpec, template_fd: int = 0) -> int:
         return _create(spec, types, template_fd)
 
 
-def create_template(spec: abi.MapSpec) -> int:
+def create_template(spec: map_specs.MapSpec) -> int:
     """As `create`, for a map as those that a map of maps will hold.
 
     podgate-cni and earlier versions create those without type information. From Linux 5.15 up to
@@ -175,7 +175,7 @@ def has_types(fd: int) -> bool:
     return bool(_TYPED_INFO.unpack(syscalls.object_info(fd, _TYPED_INFO.size))[-3])
 
 
-def create_like(spec: abi.MapSpec, template_fd: int) -> int:
+def create_like(spec: map_specs.MapSpec, template_fd: int) -> int:
     """A map for a map of maps with this template: with type information if the template has it."""
     with contextlib.ExitStack() as close:
         *_, number, key, value = _TYPED_INFO.unpack(
@@ -189,7 +189,7 @@ def create_like(spec: abi.MapSpec, template_fd: int) -> int:
 
 
 def _create(
-    spec: abi.MapSpec, types: tuple[int, int, int] = (0, 0, 0), template_fd: int = 0
+    spec: map_specs.MapSpec, types: tuple[int, int, int] = (0, 0, 0), template_fd: int = 0
 ) -> int:
     return syscalls.map_create(
         *(spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags),
@@ -201,12 +201,12 @@ def _create(
 
 def check_pinned(installation: pins.Pins) -> None:
     """Raise `PinError` if a pinned map is not as expected."""
-    for spec in abi.MAPS:
+    for spec in map_specs.MAPS:
         if os.path.lexists(installation.map(spec)):
             Map.open(installation.map(spec), spec).close()
 
 
-def _matches(fd: int, spec: abi.MapSpec) -> bool:
+def _matches(fd: int, spec: map_specs.MapSpec) -> bool:
     """Whether a BPF descriptor is a map (not a program or a link of that name) as in `spec`."""
     if os.readlink(f"/proc/self/fd/{fd}") != "anon_inode:bpf-map":
         return False

@@ -18,7 +18,7 @@ import platform
 import struct
 from collections.abc import Mapping
 
-from bpf import abi, errors, maps, pinning
+from bpf import abi, errors, map_specs, maps, pinning
 from bpf.program_sets import ProgramSet, ProgramSpec
 from bpf.ringbuffer import RingBuffer
 
@@ -28,7 +28,7 @@ _PERF_EVENT = 7  # `enum bpf_prog_type`
 PROGRAM_SET = ProgramSet(
     source="memory_watch.c",
     programs=(ProgramSpec(PROGRAM, PROGRAM, _PERF_EVENT),),
-    maps=(abi.WATCHED_WORDS, abi.WORD_CHANGES),
+    maps=(map_specs.WATCHED_WORDS, map_specs.WORD_CHANGES),
     needs="Linux 5.8, CAP_PERFMON, and no lockdown for confidentiality",
 )
 
@@ -59,10 +59,12 @@ class MemoryWatch:
         with contextlib.ExitStack() as opened:
             for descriptor in loaded.values():
                 opened.callback(os.close, descriptor)
-            self._words = maps.Map(loaded[abi.WATCHED_WORDS.name], abi.WATCHED_WORDS)
+            self._words = maps.Map(loaded[map_specs.WATCHED_WORDS.name], map_specs.WATCHED_WORDS)
             clock = _open_clock(period_seconds)
             opened.callback(os.close, clock)
-            self._ring = RingBuffer(loaded[abi.WORD_CHANGES.name], abi.WORD_CHANGES.max_entries)
+            self._ring = RingBuffer(
+                loaded[map_specs.WORD_CHANGES.name], map_specs.WORD_CHANGES.max_entries
+            )
             opened.callback(self._ring.close)
             try:
                 fcntl.ioctl(clock, _SET_PROGRAM, loaded[PROGRAM])

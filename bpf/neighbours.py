@@ -9,12 +9,15 @@ import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 
-from bpf import abi, clsact, errors, pins, syscalls
+from bpf import clsact, errors, pins, program_specs, syscalls
 from bpf.attachments import Direction
 
 # The kernel keeps 15 bytes of a name (BPF_OBJ_NAME_LEN).
-_NAMES = {hook.name[:15] for hook in (*abi.HOOKS, *abi.RELAY_HOOKS)}
-_OF_DIRECTION = {Direction.EGRESS: abi.GATE_EGRESS, Direction.INGRESS: abi.GATE_INGRESS}
+_NAMES = {hook.name[:15] for hook in (*program_specs.HOOKS, *program_specs.RELAY_HOOKS)}
+_OF_DIRECTION = {
+    Direction.EGRESS: program_specs.GATE_EGRESS,
+    Direction.INGRESS: program_specs.GATE_INGRESS,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ def chains(installation: pins.Pins, direction: Direction) -> Iterator[Chain]:
             # All of podgate's: the relay's pair has one before the gate.
             own = {
                 syscalls.link_program_id(fd)
-                for name in abi.PROGRAMS
+                for name in program_specs.PROGRAMS
                 for fd in _links(installation, name, ifindex)
             }
             linked_programs = _tcx_programs(ifindex, attach_type)
@@ -70,8 +73,10 @@ class BesideHook:
     after: tuple[str, ...] = ()
 
 
-def beside_hook(cgroup_fd: int, installation: pins.Pins, hook: abi.HookSpec) -> BesideHook:
-    """The neighbours of one of `abi.HOOKS`. Programs with the names of podgate's are left out:
+def beside_hook(
+    cgroup_fd: int, installation: pins.Pins, hook: program_specs.HookSpec
+) -> BesideHook:
+    """The neighbours of one of the hooks. Programs with the names of podgate's are left out:
     the relay's hooks, and those of an agent for another node of this kernel.
 
     Raises `BpfError`.

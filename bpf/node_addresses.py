@@ -4,7 +4,7 @@ import ipaddress
 import struct
 from collections.abc import Iterable
 
-from bpf import abi, loader
+from bpf import abi, loader, map_specs
 from bpf.abi import IPAddress, IPNetwork
 
 _IPV4_BITS = 96
@@ -17,7 +17,7 @@ class NodeAddressMap:
     """Addresses, and ranges of them. One writer: the agent."""
 
     def __init__(self, loaded: loader.Loaded) -> None:
-        self._map = loaded.map(abi.NODE_ADDRESSES)
+        self._map = loaded.map(map_specs.NODE_ADDRESSES)
 
     def has(self, address: IPAddress) -> bool:
         """Whether it is one of them, or in one of the ranges."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 
-from bpf import abi, loader
+from bpf import abi, loader, map_specs
 from bpf.rule_evaluation import NodeFacts
 
 _KEY = bytes(4)
@@ -14,8 +14,8 @@ class NodeConfig:
 
     def __init__(self, loaded: loader.Loaded, *, now_ns: Callable[[], int] | None = None) -> None:
         """now_ns: CLOCK_MONOTONIC, the clock of bpf_ktime_get_ns."""
-        self._map = loaded.map(abi.CONFIG)
-        self._remade = loaded.map(abi.KUBELET_REMADE)
+        self._map = loaded.map(map_specs.CONFIG)
+        self._remade = loaded.map(map_specs.KUBELET_REMADE)
         self._now_ns = now_ns or time.monotonic_ns
 
     def set_kubelet(self, cgroup: int | None) -> None:

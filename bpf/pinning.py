@@ -18,7 +18,18 @@ import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping
 
-from bpf import abi, artefacts, btf, compiling, errors, features, locks, maps, sources, syscalls
+from bpf import (
+    artefacts,
+    btf,
+    compiling,
+    errors,
+    features,
+    locks,
+    map_specs,
+    maps,
+    sources,
+    syscalls,
+)
 from bpf.artefacts import Artefact
 from bpf.program_sets import ProgramSet, ProgramSpec
 
@@ -209,7 +220,7 @@ def _pin(programs: ProgramSet, descriptors: Mapping[str, int], directory: pathli
 
 
 def _ensure_map(
-    spec: abi.MapSpec, path: pathlib.Path, others: Mapping[str, int], *, is_template: bool
+    spec: map_specs.MapSpec, path: pathlib.Path, others: Mapping[str, int], *, is_template: bool
 ) -> int:
     """A descriptor of the map that is pinned at `path`, now or before. Raises `PinError`."""
     if os.path.lexists(path):

@@ -17,7 +17,7 @@ import re
 import stat
 from collections.abc import Iterator
 
-from bpf import abi, errors, syscalls
+from bpf import abi, errors, map_specs, syscalls
 
 DEFAULT_BPFFS = "/sys/fs/bpf"
 
@@ -47,7 +47,7 @@ class Pins:
         self.programs = self.schema / "progs"
         self.links = self.schema / "links"
 
-    def map(self, spec: abi.MapSpec) -> str:
+    def map(self, spec: map_specs.MapSpec) -> str:
         return str(self.maps / spec.name)
 
     def link(self, program: str, ifindex: int) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Collection
 
-from bpf import abi
+from bpf import map_specs, program_specs
 from bpf.features import Feature
 
 
@@ -24,7 +24,7 @@ class ProgramSpec:
     tracepoint: str = ""
 
     @classmethod
-    def hook(cls, hook: abi.HookSpec, *, is_optional: bool = False) -> "ProgramSpec":
+    def hook(cls, hook: program_specs.HookSpec, *, is_optional: bool = False) -> "ProgramSpec":
         return cls(
             *(hook.name, hook.name, hook.type, hook.attach_type),
             *(is_optional, hook.kernel_function),
@@ -39,7 +39,7 @@ class ProgramSet:
 
     source: str
     programs: tuple[ProgramSpec, ...]
-    maps: tuple[abi.MapSpec, ...]
+    maps: tuple[map_specs.MapSpec, ...]
     needs: str
     features: tuple[Feature, ...] = ()
 

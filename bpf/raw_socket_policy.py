@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from bpf import abi, btf, errors, loader, pins, syscalls, tracing_links
+from bpf import abi, btf, errors, loader, map_specs, pins, program_specs, syscalls, tracing_links
 from bpf.verdicts import Verdict
 
 _KEY = bytes(4)
@@ -26,7 +26,7 @@ _CGROUP = struct.Struct("=Q")
 _SCOPE = struct.Struct("=I")
 _INSTRUCTION = struct.Struct("=BBhi")  # struct bpf_insn
 _HOST_NETNS = "/proc/self/ns/net"
-_FUNCTION = abi.CREATE_PACKET_SOCKET.kernel_function
+_FUNCTION = program_specs.CREATE_PACKET_SOCKET.kernel_function
 
 FAMILIES = (socket.AF_INET, socket.AF_INET6, socket.AF_PACKET)
 VERDICTS = (Verdict.DROP, Verdict.WOULD_DROP)
@@ -64,12 +64,12 @@ class RawSocketPolicy:
 
         own: id of podgate's cgroup; None: unknown.
         """
-        self._policy = loaded.map(abi.RAW_SOCKET_POLICY)
-        self._creators = loaded.map(abi.RAW_SOCKET_CREATORS)
-        self._counts = loaded.map(abi.RAW_SOCKET_COUNTS)
-        self._sources = loaded.map(abi.RAW_SOCKET_SOURCES)
+        self._policy = loaded.map(map_specs.RAW_SOCKET_POLICY)
+        self._creators = loaded.map(map_specs.RAW_SOCKET_CREATORS)
+        self._counts = loaded.map(map_specs.RAW_SOCKET_COUNTS)
+        self._sources = loaded.map(map_specs.RAW_SOCKET_SOURCES)
         self._installation = installation
-        self._program_fd = loaded.programs.get(abi.CREATE_PACKET_SOCKET.name)
+        self._program_fd = loaded.programs.get(program_specs.CREATE_PACKET_SOCKET.name)
         self._own = {} if own is None else {own: False}
         self.admit(self._own)
         self.packet_problem = ""
@@ -83,14 +83,14 @@ class RawSocketPolicy:
             if self._program_fd is None:
                 raise _not_accepted()
             tracing_links.ensure_attached(
-                self._program_fd, self._installation, abi.CREATE_PACKET_SOCKET.name
+                self._program_fd, self._installation, program_specs.CREATE_PACKET_SOCKET.name
             )
         except errors.BpfError as error:
             self.packet_problem = f"{error.strerror or error}."
 
     def detach(self) -> None:
         """Detach any version's program for packet sockets."""
-        tracing_links.detach(self._installation, abi.CREATE_PACKET_SOCKET.name)
+        tracing_links.detach(self._installation, program_specs.CREATE_PACKET_SOCKET.name)
 
     @property
     def denies_pods(self) -> bool:
@@ -190,9 +190,9 @@ def try_to_reject() -> None:
     instructions += _INSTRUCTION.pack(0xB7, 0, 0, 0) + _INSTRUCTION.pack(0x95, 0, 0, 0)
     try:
         program_fd = syscalls.program_load(
-            abi.CREATE_PACKET_SOCKET.type,
+            program_specs.CREATE_PACKET_SOCKET.type,
             instructions,
-            attach_type=abi.CREATE_PACKET_SOCKET.attach_type,
+            attach_type=program_specs.CREATE_PACKET_SOCKET.attach_type,
             attach_btf_id=btf.function_id(_FUNCTION),
         )
     except btf.BtfError:

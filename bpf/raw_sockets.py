@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterable
 
-from bpf import abi, loader
+from bpf import loader, map_specs
 
 _COOKIE, _VALUE = struct.Struct("=Q"), struct.Struct("=I")
 
@@ -12,7 +12,7 @@ class OldRawSockets:
     """Raw sockets that the gate does not take for the kernel's, by cookie (SO_COOKIE)."""
 
     def __init__(self, loaded: loader.Loaded) -> None:
-        self._map = loaded.map(abi.OLD_RAW_SOCKETS)
+        self._map = loaded.map(map_specs.OLD_RAW_SOCKETS)
 
     def add(self, cookies: Iterable[int]) -> None:
         """Raises `BpfError`."""

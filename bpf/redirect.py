@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Collection, Iterable
 
-from bpf import abi, clsact, errors, maps, pins, syscalls, tcx
+from bpf import abi, clsact, errors, map_specs, maps, pins, program_specs, syscalls, tcx
 
 _BEAT_KEY = bytes(4)
 _BEAT = struct.Struct("=Q")
@@ -43,12 +43,15 @@ class Redirect:
         directory = installation.programs / source_hash
         with contextlib.ExitStack() as undo:
             programs = {}
-            for name in (abi.HOLD_SYNS, *(hook.name for hook in abi.RELAY_HOOKS)):
+            for name in (
+                program_specs.HOLD_SYNS,
+                *(hook.name for hook in program_specs.RELAY_HOOKS),
+            ):
                 programs[name] = _open_program(directory, name)
                 undo.callback(os.close, programs[name])
             targets, pods, beat = (
                 undo.enter_context(maps.Map.open(installation.map(spec), spec))
-                for spec in (abi.RELAY_TARGETS, abi.RELAY_PODS, abi.RELAY_BEAT)
+                for spec in (map_specs.RELAY_TARGETS, map_specs.RELAY_PODS, map_specs.RELAY_BEAT)
             )
             undo.pop_all()
         return cls(installation, programs, (targets, pods, beat))
@@ -77,7 +80,7 @@ class Redirect:
             return
         cgroup_fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            for hook in abi.RELAY_HOOKS:
+            for hook in program_specs.RELAY_HOOKS:
                 self._links.append(self._link(hook, cgroup_fd))
         except errors.BpfError:
             self.disengage()
@@ -108,7 +111,7 @@ class Redirect:
         While this process lives, or while the namespace exists if a filter does it (before Linux
         6.6). Waits about 10 ms for RCU. Raises `BpfError` or `AttachError`.
         """
-        program = self._programs[abi.HOLD_SYNS]
+        program = self._programs[program_specs.HOLD_SYNS]
         if tcx.TcxLinks.is_supported():
             self._hold_links.append(
                 syscalls.link_create_tcx(
@@ -116,7 +119,9 @@ class Redirect:
                 )
             )
             return
-        filters = clsact.ClsactFilters(self._installation, abi.HOLD_SYNS, program, clsact.INGRESS)
+        filters = clsact.ClsactFilters(
+            self._installation, program_specs.HOLD_SYNS, program, clsact.INGRESS
+        )
         with contextlib.closing(filters):
             filters.attach(ifindex)
 
@@ -194,7 +199,7 @@ class Redirect:
             if key not in kept:
                 self._targets.delete(key)
 
-    def _link(self, hook: abi.HookSpec, cgroup_fd: int) -> int:
+    def _link(self, hook: program_specs.HookSpec, cgroup_fd: int) -> int:
         try:
             return syscalls.link_create_cgroup(
                 self._programs[hook.name], cgroup_fd, hook.attach_type
@@ -214,7 +219,7 @@ def seconds_since_beat(installation: pins.Pins) -> float:
     Raises `BpfError`.
     """
     with contextlib.closing(
-        maps.Map.open(installation.map(abi.RELAY_BEAT), abi.RELAY_BEAT)
+        maps.Map.open(installation.map(map_specs.RELAY_BEAT), map_specs.RELAY_BEAT)
     ) as table:
         (beat_ns,) = _BEAT.unpack(table.get(_BEAT_KEY) or bytes(_BEAT.size))
     return (time.monotonic_ns() - int(beat_ns)) / 1e9
@@ -223,7 +228,7 @@ def seconds_since_beat(installation: pins.Pins) -> float:
 def redirected_addresses(installation: pins.Pins) -> set[abi.IPAddress]:
     """Addresses of pods to which connects are redirected, to whichever relay. Raises `BpfError`."""
     with contextlib.closing(
-        maps.Map.open(installation.map(abi.RELAY_TARGETS), abi.RELAY_TARGETS)
+        maps.Map.open(installation.map(map_specs.RELAY_TARGETS), map_specs.RELAY_TARGETS)
     ) as table:
         keys = (abi.CRelayTargetKey.from_buffer_copy(key) for key, _ in table.items())
         return {abi.unpack_address(bytes(key.pod)) for key in keys}
@@ -234,7 +239,7 @@ def _open_program(directory: pathlib.Path, name: str) -> int:
     try:
         return syscalls.open_pin(str(path))
     except errors.BpfError as error:
-        if os.path.lexists(directory / abi.HOLD_SYNS) and not os.path.lexists(path):
+        if os.path.lexists(directory / program_specs.HOLD_SYNS) and not os.path.lexists(path):
             raise errors.PinError(
                 f"this kernel does not accept the program {name}, without which the relay cannot "
                 "work; use a newer kernel, or mode enforce"

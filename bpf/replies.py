@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Iterable
 
-from bpf import abi, loader, syscalls
+from bpf import abi, loader, map_specs, syscalls
 
 # `flow_fingerprint` of src/replies.h
 _WORDS = struct.Struct("=10I")
@@ -68,7 +68,7 @@ class ReplyKey:
     @classmethod
     def ensure(cls, loaded: loader.Loaded) -> "ReplyKey":
         """The pinned key; chosen here if there is none. Call it before gates record flows."""
-        pinned = loaded.map(abi.REPLY_KEY)
+        pinned = loaded.map(map_specs.REPLY_KEY)
         value = pinned.get(_INDEX.pack(0))
         if not value or not any(value):
             value = os.urandom(_KEY_WORDS.size)
@@ -168,7 +168,7 @@ class ReplyTable:
         )
 
     def _set(self, index: int) -> abi.CReplySet:
-        value = syscalls.map_lookup(self._fd, _INDEX.pack(index), abi.REPLY_TABLE.value_size)
+        value = syscalls.map_lookup(self._fd, _INDEX.pack(index), map_specs.REPLY_TABLE.value_size)
         assert value is not None  # an array has all of its keys
         return abi.CReplySet.from_buffer_copy(value)
 
@@ -177,7 +177,7 @@ class ReplyTables:
     """Reader of the tables of all gates."""
 
     def __init__(self, loaded: loader.Loaded) -> None:
-        self._tables = loaded.map(abi.REPLIES)
+        self._tables = loaded.map(map_specs.REPLIES)
         self._key = ReplyKey.ensure(loaded)
 
     def contains(self, ifindex: int, reply_flow: ReplyFlow, now_ns: int) -> bool:

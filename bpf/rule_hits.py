@@ -4,7 +4,7 @@ import array
 import struct
 from collections.abc import Container, Iterable
 
-from bpf import abi, loader
+from bpf import loader, map_specs
 
 _KEY = struct.Struct("=I")
 
@@ -13,7 +13,7 @@ class RuleHits:
     """The counters, by rule id; gates count existing ids only. They outlive the agent."""
 
     def __init__(self, loaded: loader.Loaded) -> None:
-        self._map = loaded.map(abi.RULE_HITS)
+        self._map = loaded.map(map_specs.RULE_HITS)
 
     def add(self, ids: Iterable[int]) -> None:
         """Create missing counters; existing ones keep their count.

@@ -15,7 +15,7 @@ from agent.admin.report import AgentReport, HookStatus, PodStatus, ProbeStatus, 
 from agent.pods import isolation, modes
 from agent.pods.conditions import TRUE, TYPES, Condition
 from agent.pods.pod import Problem
-from bpf import abi
+from bpf import program_specs
 
 # Younger ones wait for their turn: writes are rate limited.
 _PENDING_SECONDS = 30.0
@@ -153,7 +153,7 @@ def of_hooks(hooks: Iterable[HookStatus]) -> Iterator[Finding]:
     """Each hook that does not work; also by the pins."""
     for hook in hooks:
         if hook.problem:
-            is_for_gates = hook.name == abi.RECORD_CONNECTS.name
+            is_for_gates = hook.name == program_specs.RECORD_CONNECTS.name
             rest = "hairpins pass" if is_for_gates else "gates still drop"
             text = f"Hook {hook.name} does not work: {hook.problem.rstrip('.')}; {rest}"
             yield found(kinds.HOOK_MISSING, text)

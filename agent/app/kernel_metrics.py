@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client import core
 
 from agent.metrics import MetricFamily, labelled, single
-from bpf import abi, maps, usage
+from bpf import abi, map_specs, maps, usage
 from bpf.usage import MapUsage, ProgramRuns
 
 HEARTBEAT_AGE = MetricFamily(
@@ -60,7 +60,7 @@ class KernelCollector:
 
     def read(self) -> None:
         """As `refresh`, in the calling thread. Raises `BpfError`."""
-        value = self._maps[abi.CONFIG.name].get(bytes(abi.CONFIG.key_size))
+        value = self._maps[map_specs.CONFIG.name].get(bytes(map_specs.CONFIG.key_size))
         assert value is not None  # an array has all of its keys
         self._config = abi.CConfig.from_buffer_copy(value)
         self._usage = usage.map_usage(self._maps)

@@ -14,7 +14,7 @@ from agent.linux.tunnels import TunnelPorts, find_tunnels
 from agent.logs import Event
 from agent.pods.store import PodStore
 from agent.relay import interfaces as relay_interfaces
-from bpf import abi
+from bpf import program_specs
 from bpf.errors import AttachError
 
 log = structlog.get_logger(__name__)
@@ -110,7 +110,7 @@ class HostDevices:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SYNC_SECONDS):
                 await self._store.synced.wait()
-        for program in abi.DEFERRABLE:  # one after the other leaves processors to gates
+        for program in program_specs.DEFERRABLE:  # one after the other leaves processors to gates
             await self._gate_worker.load_deferred([program])
         await asyncio.Event().wait()
 
@@ -181,10 +181,10 @@ class HostDevices:
             [
                 program
                 for program, interfaces in (
-                    (abi.BRIDGE_GATE, needed.bridges),
-                    (abi.DEVICE_GATE, needed.devices),
-                    (abi.UPLINK_GATE, needed.uplinks),
-                    (abi.BARE_DEVICE_GATE, needed.bare_devices),
+                    (program_specs.BRIDGE_GATE, needed.bridges),
+                    (program_specs.DEVICE_GATE, needed.devices),
+                    (program_specs.UPLINK_GATE, needed.uplinks),
+                    (program_specs.BARE_DEVICE_GATE, needed.bare_devices),
                 )
                 if interfaces
             ]

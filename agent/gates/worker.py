@@ -12,7 +12,7 @@ from agent.gates.gate_thread import GateThread, Repairs
 from agent.linux.cgroups import cgroup2_mount, own_cgroup
 from agent.logs import Event
 from agent.settings import Settings
-from bpf import abi, host_egress, loader, pins
+from bpf import host_egress, loader, pins, program_specs
 from bpf.attachment import Attachment
 from bpf.drop_events import DropEventReader
 from bpf.errors import BpfError
@@ -133,7 +133,11 @@ class GateWorker:
         if self._hooks is None:
             return [HookState("all", "cgroup v2 is not mounted")]
         states = self._hooks.attach()
-        if all(state.problem is None for state in states if state.name in abi.RAW_SOCKET_HOOKS):
+        if all(
+            state.problem is None
+            for state in states
+            if state.name in program_specs.RAW_SOCKET_HOOKS
+        ):
             record_raw_sockets(self.loaded)
         if not self.config.read().node_netns:
             return [HookState(state.name, state.problem or _NO_COOKIES) for state in states]

@@ -10,7 +10,7 @@ from agent.linux.namespaces import in_new_network
 from agent.settings import RelayRanges
 from agent.strict import veth_pair
 from agent.strict.veth_pair import PairError
-from bpf import abi, hooks, pins, sources
+from bpf import hooks, pins, program_specs, sources
 from bpf.netlink import NetlinkError
 from probes.netns import netns_cookie
 
@@ -55,14 +55,14 @@ async def _pair_problem() -> str | None:
 def _redirect_problem(cgroup: pathlib.Path, installation: pins.Pins) -> str | None:
     root_fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for hook in abi.RELAY_HOOKS:
+        for hook in program_specs.RELAY_HOOKS:
             if problem := hooks.describe_exclusive(root_fd, hook):
                 return f"{problem}."
     finally:
         os.close(root_fd)
     # The kernel's verdict on the programs is known once an agent has loaded them.
     directory = installation.programs / sources.fingerprint()
-    for hook in abi.RELAY_HOOKS:
+    for hook in program_specs.RELAY_HOOKS:
         if directory.is_dir() and not (directory / hook.name).exists():
             return f"This kernel rejects the program {hook.name}."
     return None

@@ -9,19 +9,19 @@ import os
 import pathlib
 import shutil
 
-from bpf import abi, errors, hooks, pins, syscalls
+from bpf import errors, hooks, pins, program_specs, syscalls
 
 _SOCK_ADDR = 18
 
 HOOKS = (
-    abi.HookSpec("service_getpeername4", _SOCK_ADDR, 29),
-    abi.HookSpec("service_getpeername6", _SOCK_ADDR, 30),
-    abi.HookSpec("service_recvmsg4", _SOCK_ADDR, 19),
-    abi.HookSpec("service_recvmsg6", _SOCK_ADDR, 20),
-    abi.HookSpec("service_connect4", _SOCK_ADDR, 10),
-    abi.HookSpec("service_connect6", _SOCK_ADDR, 11),
-    abi.HookSpec("service_sendmsg4", _SOCK_ADDR, 14),
-    abi.HookSpec("service_sendmsg6", _SOCK_ADDR, 15),
+    program_specs.HookSpec("service_getpeername4", _SOCK_ADDR, 29),
+    program_specs.HookSpec("service_getpeername6", _SOCK_ADDR, 30),
+    program_specs.HookSpec("service_recvmsg4", _SOCK_ADDR, 19),
+    program_specs.HookSpec("service_recvmsg6", _SOCK_ADDR, 20),
+    program_specs.HookSpec("service_connect4", _SOCK_ADDR, 10),
+    program_specs.HookSpec("service_connect6", _SOCK_ADDR, 11),
+    program_specs.HookSpec("service_sendmsg4", _SOCK_ADDR, 14),
+    program_specs.HookSpec("service_sendmsg6", _SOCK_ADDR, 15),
 )
 """In this order: a translated process must not see the endpoint's address."""
 
@@ -59,7 +59,7 @@ class ServiceLinks:
             if other not in (self._links, self._directory):
                 shutil.rmtree(other)
 
-    def _reuse(self, hook: abi.HookSpec, program_fd: int, cgroup_fd: int) -> bool:
+    def _reuse(self, hook: program_specs.HookSpec, program_fd: int, cgroup_fd: int) -> bool:
         """Swap the program of the pinned link; False if there is none to this cgroup."""
         path = self._links / hook.name
         if not os.path.lexists(path):
@@ -73,7 +73,7 @@ class ServiceLinks:
         os.unlink(path)
         return False
 
-    def _link(self, hook: abi.HookSpec, program_fd: int, cgroup_fd: int) -> None:
+    def _link(self, hook: program_specs.HookSpec, program_fd: int, cgroup_fd: int) -> None:
         path = self._links / hook.name
         try:
             link_fd = _link_first(hook, program_fd, cgroup_fd)
@@ -92,7 +92,7 @@ class ServiceLinks:
             os.close(link_fd)
 
     def _move_first(
-        self, hook: abi.HookSpec, program_fd: int, cgroup_fd: int, path: pathlib.Path
+        self, hook: program_specs.HookSpec, program_fd: int, cgroup_fd: int, path: pathlib.Path
     ) -> bool:
         """Use the agent's link for our program, and give the agent a new link at the end.
 
@@ -136,7 +136,7 @@ def detach(installation: pins.Pins) -> None:
             os.unlink(links / hook.name)
 
 
-def _link_first(hook: abi.HookSpec, program_fd: int, cgroup_fd: int) -> int | None:
+def _link_first(hook: program_specs.HookSpec, program_fd: int, cgroup_fd: int) -> int | None:
     """A link before all others. None where the kernel has no order (before Linux 6.16)."""
     try:
         return syscalls.link_create_cgroup(

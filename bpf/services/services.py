@@ -13,7 +13,7 @@ import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from bpf import abi, errors, features, maps, pinning, pins, rcu, sources, syscalls
+from bpf import errors, features, map_specs, maps, pinning, pins, rcu, sources, syscalls
 from bpf.program_sets import ProgramSet, ProgramSpec
 from bpf.services import links as service_links
 from bpf.services.tables import (
@@ -120,7 +120,7 @@ class ServiceMaps:
             self._remove_sets(unused)
             self._remove_inherited_sets()
 
-    def _map(self, spec: abi.MapSpec) -> maps.Map:
+    def _map(self, spec: map_specs.MapSpec) -> maps.Map:
         return self._maps[spec.name]
 
     def _check_room(self, changed: Mapping[ServiceAddress, ServiceEntry]) -> None:
@@ -214,12 +214,12 @@ class ServiceMaps:
             self._delete(spec, (k for k in keys if SET.unpack_from(k)[0] in self._inherited_sets))
         self._inherited_sets = set()
 
-    def _write(self, spec: abi.MapSpec, entries: Iterable[tuple[bytes, bytes]]) -> None:
+    def _write(self, spec: map_specs.MapSpec, entries: Iterable[tuple[bytes, bytes]]) -> None:
         for batch in _batches(entries):
             keys, values = zip(*batch, strict=True)
             syscalls.map_update_batch(self._map(spec).fd, keys, values)
 
-    def _delete(self, spec: abi.MapSpec, keys: Iterable[bytes]) -> None:
+    def _delete(self, spec: map_specs.MapSpec, keys: Iterable[bytes]) -> None:
         for batch in _batches(keys):
             syscalls.map_delete_batch(self._map(spec).fd, batch)
 

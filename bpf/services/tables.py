@@ -4,7 +4,7 @@ import ctypes
 import dataclasses
 import struct
 
-from bpf import abi
+from bpf import abi, map_specs
 
 MAX_SERVICES = 131072
 MAX_ENDPOINTS = 1048576
@@ -82,17 +82,23 @@ SET = struct.Struct("=I")
 ENDPOINT_KEY = struct.Struct("=II")
 ONE = struct.pack("=I", 1)
 
-SERVICES = abi.MapSpec("services", _HASH, CServiceAddress, CService, MAX_SERVICES, _NO_PREALLOC)
-ENDPOINTS = abi.MapSpec(
+SERVICES = map_specs.MapSpec(
+    "services", _HASH, CServiceAddress, CService, MAX_SERVICES, _NO_PREALLOC
+)
+ENDPOINTS = map_specs.MapSpec(
     "service_endpoints", _HASH, CEndpointKey, CServiceAddress, MAX_ENDPOINTS, _NO_PREALLOC
 )
-MEMBERS = abi.MapSpec("service_members", _HASH, CMemberKey, abi.U32, MAX_ENDPOINTS, _NO_PREALLOC)
-AFFINITIES = abi.MapSpec("service_affinities", _LRU_HASH, CClientKey, CAffinity, _MAX_AFFINITIES)
-UDP_FLOWS = abi.MapSpec(
+MEMBERS = map_specs.MapSpec(
+    "service_members", _HASH, CMemberKey, map_specs.U32, MAX_ENDPOINTS, _NO_PREALLOC
+)
+AFFINITIES = map_specs.MapSpec(
+    "service_affinities", _LRU_HASH, CClientKey, CAffinity, _MAX_AFFINITIES
+)
+UDP_FLOWS = map_specs.MapSpec(
     "service_udp_flows", _LRU_HASH, CUdpFlowKey, CServiceAddress, _MAX_UDP_FLOWS
 )
 MAPS = (SERVICES, ENDPOINTS, MEMBERS, AFFINITIES, UDP_FLOWS)
-PEERS = abi.MapSpec("service_peers", _SOCKET_STORAGE, ctypes.c_int32, CPeer, 0, _NO_PREALLOC)
+PEERS = map_specs.MapSpec("service_peers", _SOCKET_STORAGE, ctypes.c_int32, CPeer, 0, _NO_PREALLOC)
 """Which only the programs read."""
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from bpf import abi
+from bpf import map_specs
 from tests.docs.blocks import PAGES, ROOT
 from tests.tracing.journeys import journeys
 
@@ -28,7 +28,7 @@ def test_files_that_pages_name_exist() -> None:
 
 
 def test_names_in_a_step_are_in_its_files() -> None:
-    maps = {spec.name for spec in abi.MAPS}
+    maps = {spec.name for spec in map_specs.MAPS}
     missing = []
     for title, journey in journeys().items():
         for step in journey.steps:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import BPFFS, Lab
-from bpf import abi, clsact, pins
+from bpf import clsact, pins, program_specs
 from tests.bench import figures
 
 _RUNS = 3
@@ -57,11 +57,11 @@ def _attachment() -> Iterator[Callable[[int], bool]]:
     """Whether an interface has its program: the pin of a link, or a filter. No chain is queried,
     since that waits for the lock that the agent needs."""
     installation = pins.Pins(BPFFS)
-    filters = clsact.ClsactFilters(installation, abi.DEVICE_GATE, -1, clsact.EGRESS)
+    filters = clsact.ClsactFilters(installation, program_specs.DEVICE_GATE, -1, clsact.EGRESS)
     with contextlib.closing(filters):
         yield (
             lambda ifindex: (
-                os.path.lexists(installation.link(abi.DEVICE_GATE, ifindex))
+                os.path.lexists(installation.link(program_specs.DEVICE_GATE, ifindex))
                 or filters.is_attached(ifindex)
             )
         )

@@ -9,7 +9,7 @@ import statistics
 import sys
 import time
 
-from bpf import abi, loader, pins, syscalls
+from bpf import loader, map_specs, pins, program_specs, syscalls
 from bpf.gate_table import GateTable
 from bpf.gates import GateConfig, Gates
 from bpf.rules import Rule, SourceKind
@@ -29,7 +29,10 @@ _GATED_IFINDEX, _FOREIGN_IFINDEX = 1, 4242
 def measure(loaded: loader.Loaded, installation: pins.Pins) -> None:
     ends = frames.Ends(frames.address("198.18.0.1"), frames.address("198.18.1.1"))
     from_pod = frames.Ends(ends.pod, ends.source)
-    egress, ingress = loaded.programs[abi.GATE_EGRESS], loaded.programs[abi.GATE_INGRESS]
+    egress, ingress = (
+        loaded.programs[program_specs.GATE_EGRESS],
+        loaded.programs[program_specs.GATE_INGRESS],
+    )
     syn = frames.segment(ends, frames.SYN)
     packets = {
         "forwarded": (egress, syn, _FOREIGN_IFINDEX),
@@ -94,6 +97,6 @@ def emit_memory() -> None:
     """Of the counters of 250 gates on 128 CPUs; all slots exist, used or not."""
     size = sum(
         spec.value_size * spec.max_entries * (128 if spec.is_per_cpu else 1)
-        for spec in (abi.COUNTERS, abi.FREQUENT_COUNTS)
+        for spec in (map_specs.COUNTERS, map_specs.FREQUENT_COUNTS)
     )
     figures.emit("gate", "counters_mib_128_cpus", [size / 2**20], "MiB")

@@ -14,7 +14,7 @@ import time
 
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import BPFFS, Lab, LabPod
-from bpf import abi, maps, pins
+from bpf import abi, map_specs, maps, pins
 from tests.bench import figures
 from tests.kernel import cgroups
 from tests.processes import BARE_PYTHON
@@ -77,7 +77,9 @@ def _scan(group: cgroups.Cgroup, pod: LabPod) -> None:
 
 
 def _entries() -> int:
-    with maps.Map.open(pins.Pins(BPFFS).map(abi.DROP_SOURCES), abi.DROP_SOURCES) as opened:
+    with maps.Map.open(
+        pins.Pins(BPFFS).map(map_specs.DROP_SOURCES), map_specs.DROP_SOURCES
+    ) as opened:
         return sum(1 for _ in opened.items())
 
 

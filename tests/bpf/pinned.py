@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import cast
 
-from bpf import abi, errors, loader
+from bpf import errors, loader, map_specs
 
 
 class Map:
@@ -35,6 +35,6 @@ class Map:
     items_by_key = items
 
 
-def loaded(maps: Mapping[abi.MapSpec, Map]) -> loader.Loaded:
+def loaded(maps: Mapping[map_specs.MapSpec, Map]) -> loader.Loaded:
     """With these maps alone."""
     return cast(loader.Loaded, SimpleNamespace(map=maps.__getitem__))

@@ -6,7 +6,7 @@ import ipaddress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bpf import abi
+from bpf import abi, map_specs
 from tests.bpf import headers
 
 # ::ffff:0:0/96 is how IPv4 is written down, so such an address comes back as IPv4.
@@ -73,19 +73,19 @@ def test_constants_are_those_of_the_c_side() -> None:
 
 def test_per_cpu_values_need_no_padding() -> None:
     """The kernel rounds a CPU's value up to 8 bytes, and readers count on there being no rest."""
-    assert all(spec.value_size % 8 == 0 for spec in abi.MAPS if spec.is_per_cpu)
+    assert all(spec.value_size % 8 == 0 for spec in map_specs.MAPS if spec.is_per_cpu)
 
 
 def test_maps_differ_in_how_they_are_read() -> None:
     """Without keys, by a value for each CPU, through mmap(2)."""
-    assert {spec.name for spec in abi.MAPS if not spec.is_listed} == {
+    assert {spec.name for spec in map_specs.MAPS if not spec.is_listed} == {
         *("drop_events", "socket_histories"),
     }
-    assert [spec.name for spec in abi.MAPS if (spec.key_size, spec.value_size) == (0, 0)] == [
+    assert [spec.name for spec in map_specs.MAPS if (spec.key_size, spec.value_size) == (0, 0)] == [
         "drop_events"
     ]
-    assert [spec.name for spec in abi.MAPS if spec.is_mmapable] == ["injectable"]
-    assert {spec.name for spec in abi.MAPS if spec.is_per_cpu} == {
+    assert [spec.name for spec in map_specs.MAPS if spec.is_mmapable] == ["injectable"]
+    assert {spec.name for spec in map_specs.MAPS if spec.is_per_cpu} == {
         *("frequent_counts", "rule_hits", "drop_src_lost", "recent_source"),
         *("event_budget", "packet_budget", "clock_readings"),
     }

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from bpf import abi, errors
+from bpf import errors, map_specs
 from bpf.abi import IPAddress
 from bpf.addresses import Addresses
 from bpf.node_addresses import NodeAddressMap
@@ -26,7 +26,7 @@ def packed(address: IPAddress) -> bytes:
 class Pods:
     def __init__(self, room: int = 1000) -> None:
         self.map = Map({}, room=room)
-        self.addresses = Addresses(loaded({abi.ADDRESSES: self.map}))
+        self.addresses = Addresses(loaded({map_specs.ADDRESSES: self.map}))
 
     def found(self) -> dict[bytes, int]:
         return {key: struct.unpack("=I", value)[0] for key, value in self.map.items()}
@@ -94,7 +94,7 @@ def test_address_that_has_no_room_is_left_out(monkeypatch: pytest.MonkeyPatch) -
 def test_host_has_these_addresses_and_ranges_and_no_others() -> None:
     """struct bpf_lpm_trie_key: the prefix in bits, of 128."""
     kept = Map({})
-    node = NodeAddressMap(loaded({abi.NODE_ADDRESSES: kept}))
+    node = NodeAddressMap(loaded({map_specs.NODE_ADDRESSES: kept}))
     for networks, expected in (
         (("198.18.0.1/32", "fd00:18::/64"), {(128, packed(V4)), (64, packed(V6)[:8] + bytes(8))}),
         (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bpf import abi, artefacts, sources
+from bpf import artefacts, map_specs, sources
 from bpf.artefacts import Artefact, ArtefactError, Function
 from bpf.features import Feature, Helper
 from bpf.program_sets import ProgramSet, ProgramSpec
@@ -19,7 +19,9 @@ SECOND = Feature("SECOND", (Helper.GET_CURRENT_COMM,))
 PROGRAMS = ProgramSet(
     source="test.c",
     programs=(ProgramSpec("pinned_name", "function", 3),),
-    maps=tuple(abi.MapSpec(name, 2, abi.U32, abi.U64, 1) for name in ("counts", "names")),
+    maps=tuple(
+        map_specs.MapSpec(name, 2, map_specs.U32, map_specs.U64, 1) for name in ("counts", "names")
+    ),
     needs="Linux",
     features=(FIRST, SECOND),
 )

@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Mapping
 
-from bpf import abi
+from bpf import map_specs
 from bpf.counters import Counters, labelled
 from bpf.verdicts import Reason, Verdict
 from tests.bpf.pinned import Map, loaded
@@ -44,9 +44,9 @@ def counters() -> Counters:
         3: frequent((0, 0), (0, 0)),
     }
     maps = {
-        abi.GATE_SLOTS: Map({u32(8): u32(GATE), u32(9): u32(3)}),
-        abi.COUNTERS: Map({u32(slot): value for slot, value in slots.items()}),
-        abi.FREQUENT_COUNTS: Map({u32(slot): value for slot, value in of_cpus.items()}),
+        map_specs.GATE_SLOTS: Map({u32(8): u32(GATE), u32(9): u32(3)}),
+        map_specs.COUNTERS: Map({u32(slot): value for slot, value in slots.items()}),
+        map_specs.FREQUENT_COUNTS: Map({u32(slot): value for slot, value in of_cpus.items()}),
     }
     return Counters(loaded(maps))
 

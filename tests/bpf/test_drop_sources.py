@@ -2,7 +2,7 @@
 
 import struct
 
-from bpf import abi
+from bpf import map_specs
 from bpf.drop_sources import DropSource, DropSources
 from bpf.verdicts import Mode
 from tests.bpf.pinned import Map, loaded
@@ -34,10 +34,10 @@ class Kernel:
         self.cgroups = Map({})
         lost = struct.pack("=QQ", 3, 4)
         maps = {
-            abi.DROP_SOURCES: self.sources,
-            abi.SOURCE_CGROUPS: self.cgroups,
-            abi.RECENT_SOURCE: Map({bytes(4): b"".join(of_cpus)}),
-            abi.DROP_SOURCES_LOST: Map({bytes(4): lost}),
+            map_specs.DROP_SOURCES: self.sources,
+            map_specs.SOURCE_CGROUPS: self.cgroups,
+            map_specs.RECENT_SOURCE: Map({bytes(4): b"".join(of_cpus)}),
+            map_specs.DROP_SOURCES_LOST: Map({bytes(4): lost}),
         }
         self.reader = DropSources(loaded(maps))
 

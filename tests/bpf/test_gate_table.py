@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bpf import abi, errors, rcu
+from bpf import abi, errors, map_specs, rcu
 from bpf.gate_config import GateConfig
 from bpf.gate_table import GateTable
 from bpf.rules import Rule, SourceKind
@@ -34,12 +34,12 @@ rules = st.builds(
 class _Map:
     """What `GateTable` uses of a map; an array has all of its keys from the start."""
 
-    def __init__(self, spec: abi.MapSpec) -> None:
+    def __init__(self, spec: map_specs.MapSpec) -> None:
         self.spec = spec
         self.value_size = spec.value_size
         self.room = spec.max_entries
         self.values: dict[bytes, bytes] = {}
-        if spec in (abi.GATES, abi.COUNTERS, abi.FREQUENT_COUNTS):
+        if spec in (map_specs.GATES, map_specs.COUNTERS, map_specs.FREQUENT_COUNTS):
             for number in range(spec.max_entries):
                 self.values[number.to_bytes(4, "little")] = bytes(spec.value_size)
         self.writes = 0
@@ -63,9 +63,9 @@ class _Map:
 
 class _Loaded:
     def __init__(self) -> None:
-        self.maps = {spec.name: _Map(spec) for spec in abi.MAPS}
+        self.maps = {spec.name: _Map(spec) for spec in map_specs.MAPS}
 
-    def map(self, spec: abi.MapSpec) -> _Map:
+    def map(self, spec: map_specs.MapSpec) -> _Map:
         return self.maps[spec.name]
 
     def table(self) -> GateTable:
@@ -141,7 +141,7 @@ def test_configuration_comes_back_also_in_another_process(
         assert seen_by.grace_until_ns(ifindex) is None
     assert all(
         not _shared.map(spec).values
-        for spec in (abi.GATE_SLOTS, abi.MORE_RULES, abi.GATE_ADDRESSES_MAP)
+        for spec in (map_specs.GATE_SLOTS, map_specs.MORE_RULES, map_specs.GATE_ADDRESSES_MAP)
     )
 
 
@@ -153,7 +153,7 @@ def test_every_interface_has_a_slot_of_its_own_until_all_are_taken(
     same_first_slot = [7 + number * abi.MAX_GATES for number in range(3)]
     for ifindex in same_first_slot:
         table.set(ifindex, config, 0)
-    slots = loaded.map(abi.GATE_SLOTS)
+    slots = loaded.map(map_specs.GATE_SLOTS)
     assert slots.values[(7).to_bytes(4, "little")] == (abi.FIRST_SLOT + 7).to_bytes(4, "little")
     assert list(slots.values.values()) == [
         number.to_bytes(4, "little")
@@ -213,7 +213,7 @@ def test_programs_see_no_mix_of_two_configurations(loaded: _Loaded, waits: list[
     """The version in force is not written, and becomes another one by a store of one word."""
     table = loaded.table()
     table.set(3, GateConfig(Mode.AUDIT, numbered(1)), 0)
-    gates = loaded.map(abi.GATES)
+    gates = loaded.map(map_specs.GATES)
     key = (abi.FIRST_SLOT + 3).to_bytes(4, "little")
     seen = [abi.CGateSlot.from_buffer_copy(gates.values[key])]
     set_value = gates.set
@@ -251,7 +251,7 @@ def test_change_of_a_later_rule_alone_is_written(loaded: _Loaded, waits: list[No
 
 
 def test_first_slot_is_given_when_no_other_is_left(loaded: _Loaded, waits: list[None]) -> None:
-    slots = loaded.map(abi.GATE_SLOTS).values
+    slots = loaded.map(map_specs.GATE_SLOTS).values
     for slot in range(abi.FIRST_SLOT + 1, abi.SLOT_COUNT):
         slots[(1_000_000 + slot).to_bytes(4, "little")] = slot.to_bytes(4, "little")
     loaded.table().set(7, GateConfig(Mode.ENFORCE, ()), 0)
@@ -266,7 +266,7 @@ def test_addresses_without_room_make_all_addresses_the_pods(
     table.set(3, GateConfig(Mode.AUDIT, numbered(1)), 0)
     count = 20
     if is_map_full:
-        loaded.map(abi.GATE_ADDRESSES_MAP).room = 10
+        loaded.map(map_specs.GATE_ADDRESSES_MAP).room = 10
     else:
         count = abi.GATE_ADDRESSES + abi.MAX_GATE_ADDRESSES + 1
     for _ in range(2):
@@ -280,7 +280,7 @@ def test_addresses_without_room_make_all_addresses_the_pods(
         assert (found.mode, found.any_address) == (Mode.ENFORCE, True)
     assert table.set(3, GateConfig(Mode.ENFORCE, numbered(1)), 0) == ""
     assert table.get(3) == GateConfig(Mode.ENFORCE, numbered(1))
-    assert not loaded.map(abi.GATE_ADDRESSES_MAP).values
+    assert not loaded.map(map_specs.GATE_ADDRESSES_MAP).values
 
 
 @pytest.mark.parametrize("is_map_full", [True, False], ids=["full map", "too many of one pod"])
@@ -290,7 +290,7 @@ def test_rules_without_room_admit_nothing(
     table = loaded.table()
     wanted, kept = (ports(20), 4) if is_map_full else (ports(33), 32)
     if is_map_full:
-        loaded.map(abi.MORE_RULES).room = 0
+        loaded.map(map_specs.MORE_RULES).room = 0
     table.set(3, GateConfig(Mode.AUDIT, numbered(1)), 0)
     problem = table.set(3, GateConfig(Mode.ENFORCE, numbered(1), wanted), 0)
     assert problem == (
@@ -339,7 +339,7 @@ def test_each_address_without_a_place_in_the_gate_is_in_the_map_once(
 ) -> None:
     """Written when it is new or is confirmed, and deleted when it is gone."""
     table = loaded.table()
-    more = loaded.map(abi.GATE_ADDRESSES_MAP)
+    more = loaded.map(map_specs.GATE_ADDRESSES_MAP)
     other = GateConfig(Mode.ENFORCE, numbered(9))
     table.set(4, other, 0)
     steps = [
@@ -366,7 +366,7 @@ def test_errors_of_the_maps_other_than_that_they_are_full_are_raised(
     def fail(key: bytes, value: bytes) -> None:
         raise errors.BpfError(errno.ENOMEM, "there is no memory")
 
-    monkeypatch.setattr(loaded.map(abi.GATE_ADDRESSES_MAP), "set", fail)
+    monkeypatch.setattr(loaded.map(map_specs.GATE_ADDRESSES_MAP), "set", fail)
     with pytest.raises(errors.BpfError, match="there is no memory"):
         loaded.table().set(3, GateConfig(Mode.ENFORCE, numbered(5)), 0)
 
@@ -375,7 +375,7 @@ def test_interface_without_a_configuration_admits_the_kubelet_to_any_address(
     loaded: _Loaded, waits: list[None]
 ) -> None:
     loaded.table()
-    value = loaded.map(abi.GATES).values[abi.FALLBACK_SLOT.to_bytes(4, "little")]
+    value = loaded.map(map_specs.GATES).values[abi.FALLBACK_SLOT.to_bytes(4, "little")]
     slot = abi.CGateSlot.from_buffer_copy(value)
     gate = slot.versions[slot.current]
     assert (gate.mode, gate.flags) == (Mode.ENFORCE, abi.GATE_ANY_ADDRESS)
@@ -389,7 +389,7 @@ def test_new_gate_counts_from_zero_and_a_changed_one_goes_on(
 ) -> None:
     table = loaded.table()
     key = (abi.FIRST_SLOT + 3).to_bytes(4, "little")
-    maps = [loaded.map(spec) for spec in (abi.COUNTERS, abi.FREQUENT_COUNTS)]
+    maps = [loaded.map(spec) for spec in (map_specs.COUNTERS, map_specs.FREQUENT_COUNTS)]
     counted = [b"\1" * each.value_size for each in maps]
 
     def count() -> None:
@@ -406,15 +406,15 @@ def test_new_gate_counts_from_zero_and_a_changed_one_goes_on(
 
 def test_deleted_gate_leaves_nothing_in_its_slot(loaded: _Loaded, waits: list[None]) -> None:
     table = loaded.table()
-    gates = loaded.map(abi.GATES)
+    gates = loaded.map(map_specs.GATES)
     empty = dict(gates.values)
     table.set(3, GateConfig(Mode.AUDIT, numbered(1)), 0)
     table.set(3, GateConfig(Mode.AUDIT, numbered(1), ports(9)), 0)
     table.set(3, GateConfig(Mode.ENFORCE, numbered(1), ports(8)), 0)
-    assert len(loaded.map(abi.MORE_RULES).values) == 2
+    assert len(loaded.map(map_specs.MORE_RULES).values) == 2
     loaded.table().delete(3)
     assert gates.values == empty
-    assert loaded.map(abi.MORE_RULES).values == {}
+    assert loaded.map(map_specs.MORE_RULES).values == {}
     table.delete(3)
 
 
@@ -424,7 +424,7 @@ def test_rules_that_fit_again_leave_none_of_the_others(loaded: _Loaded, waits: l
     for count in (5, 4, 9, 3, 2):
         table.set(3, GateConfig(Mode.ENFORCE, numbered(1), ports(count)), 0)
         assert loaded.table().get(3) == GateConfig(Mode.ENFORCE, numbered(1), ports(count))
-    assert loaded.map(abi.MORE_RULES).values == {}
+    assert loaded.map(map_specs.MORE_RULES).values == {}
 
 
 @pytest.mark.parametrize("slot", [abi.SLOT_COUNT, abi.FIRST_SLOT + 9])
@@ -434,7 +434,7 @@ def test_slot_of_another_interface_is_no_configuration(
     """As a reader sees it while another process moves a gate."""
     table = loaded.table()
     table.set(9, GateConfig(Mode.ENFORCE, numbered(1)), 0)
-    loaded.map(abi.GATE_SLOTS).values[(3).to_bytes(4, "little")] = slot.to_bytes(4, "little")
+    loaded.map(map_specs.GATE_SLOTS).values[(3).to_bytes(4, "little")] = slot.to_bytes(4, "little")
     assert (table.get(3), table.grace_until_ns(3)) == (None, None)
     assert table.get(9) == GateConfig(Mode.ENFORCE, numbered(1))
 
@@ -453,7 +453,7 @@ def test_directory_is_locked_during_a_change_only(
         fcntl.flock(other, fcntl.LOCK_UN)
         return False
 
-    gates = loaded.map(abi.GATES)
+    gates = loaded.map(map_specs.GATES)
     set_value = gates.set
 
     def record(key: bytes, value: bytes) -> None:
@@ -491,6 +491,6 @@ def test_table_is_locked_by_its_directory_and_by_no_file(
 
 
 def test_counters_take_16_bytes_of_a_gate_for_each_cpu_and_half_a_kib_once() -> None:
-    assert not abi.COUNTERS.is_per_cpu
-    assert abi.COUNTERS.value_size * abi.COUNTERS.max_entries < 3 << 20
-    assert abi.FREQUENT_COUNTS.value_size * abi.FREQUENT_COUNTS.max_entries < 65 << 10
+    assert not map_specs.COUNTERS.is_per_cpu
+    assert map_specs.COUNTERS.value_size * map_specs.COUNTERS.max_entries < 3 << 20
+    assert map_specs.FREQUENT_COUNTS.value_size * map_specs.FREQUENT_COUNTS.max_entries < 65 << 10

@@ -4,12 +4,18 @@ import ctypes
 import pathlib
 import struct
 
-from bpf import abi, btf, listeners, map_types
+from bpf import abi, btf, listeners, map_specs, map_types
 from bpf.services import tables
 
 SPECS = [
     spec
-    for spec in (*abi.MAPS, abi.WATCHED_WORDS, *tables.MAPS, tables.PEERS, *listeners.MAPS)
+    for spec in (
+        *map_specs.MAPS,
+        map_specs.WATCHED_WORDS,
+        *tables.MAPS,
+        tables.PEERS,
+        *listeners.MAPS,
+    )
     if spec.value_size
 ]
 

@@ -7,11 +7,11 @@ import struct
 
 import pytest
 
-from bpf import abi, errors, maps, syscalls
+from bpf import errors, map_specs, maps, syscalls
 
 FD = 9
-SPEC = abi.MapSpec("of_tests", 1, abi.U32, abi.U64, 600)
-PER_CPU = abi.MapSpec("of_cpus", 5, abi.U32, abi.U64, 600)
+SPEC = map_specs.MapSpec("of_tests", 1, map_specs.U32, map_specs.U64, 600)
+PER_CPU = map_specs.MapSpec("of_cpus", 5, map_specs.U32, map_specs.U64, 600)
 ENTRIES = {struct.pack("=I", number): struct.pack("=Q", number << 40) for number in range(600)}
 
 
@@ -161,16 +161,16 @@ SHAPE = 1, 4, 8, 600, 0
     [
         (SPEC, 0, SHAPE, True),
         (
-            abi.MapSpec("of_maps", 13, abi.U32, abi.U32, 9, 0, "of_tests"),
+            map_specs.MapSpec("of_maps", 13, map_specs.U32, map_specs.U32, 9, 0, "of_tests"),
             77,
             (13, 4, 4, 9, 0),
             False,
         ),
-        (abi.MapSpec("ring", 27, None, None, 4096), 0, (27, 0, 0, 4096, 0), False),
+        (map_specs.MapSpec("ring", 27, None, None, 4096), 0, (27, 0, 0, 4096, 0), False),
     ],
 )
 def test_map_is_created_with_types_where_the_kernel_has_them(
-    made: Maps, spec: abi.MapSpec, template_fd: int, shape: tuple[int, ...], has_types: bool
+    made: Maps, spec: map_specs.MapSpec, template_fd: int, shape: tuple[int, ...], has_types: bool
 ) -> None:
     before = os.listdir("/proc/self/fd")
     os.close(maps.create(spec, template_fd))

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from bpf import abi, errors, maps, pins
+from bpf import abi, errors, map_specs, maps, pins, program_specs
 
 
 def test_schema_is_part_of_every_path() -> None:
     installation = pins.Pins("/sys/fs/bpf")
     below = f"/sys/fs/bpf/podgate/v{abi.SCHEMA}"
-    assert installation.map(abi.GATES) == f"{below}/maps/gates"
+    assert installation.map(map_specs.GATES) == f"{below}/maps/gates"
     assert installation.link("gate_egress", 7) == f"{below}/links/gate_egress-7"
     assert str(installation.programs) == f"{below}/progs"
 
@@ -26,12 +26,12 @@ def test_each_map_that_is_pinned_is_checked_and_closed(
     installation = pins.Pins(tmp_path)
     maps.check_pinned(installation)
     installation.maps.mkdir(parents=True)
-    present = [abi.GATES, abi.COUNTERS]
+    present = [map_specs.GATES, map_specs.COUNTERS]
     for spec in present:
         pathlib.Path(installation.map(spec)).touch()
-    opened: list[tuple[str, abi.MapSpec]] = []
+    opened: list[tuple[str, map_specs.MapSpec]] = []
 
-    def open_map(path: str, spec: abi.MapSpec) -> maps.Map:
+    def open_map(path: str, spec: map_specs.MapSpec) -> maps.Map:
         opened.append((path, spec))
         if spec == refused:
             raise errors.PinError("it is another map")
@@ -39,11 +39,11 @@ def test_each_map_that_is_pinned_is_checked_and_closed(
 
     monkeypatch.setattr(maps.Map, "open", open_map)
     before = os.listdir("/proc/self/fd")
-    refused: abi.MapSpec | None = None
+    refused: map_specs.MapSpec | None = None
     maps.check_pinned(installation)
     assert opened == [(installation.map(spec), spec) for spec in present]
     assert os.listdir("/proc/self/fd") == before
-    refused = abi.COUNTERS
+    refused = map_specs.COUNTERS
     with pytest.raises(errors.PinError, match="it is another map"):
         maps.check_pinned(installation)
 
@@ -55,8 +55,8 @@ def test_default_is_where_every_distribution_mounts_it() -> None:
 def test_names_of_pins_have_no_dot() -> None:
     """bpffs rejects them with EPERM."""
     installation = pins.Pins("/bpffs")
-    names = [installation.map(spec) for spec in abi.MAPS]
-    names += [installation.link(program, 1) for program in abi.PROGRAMS]
+    names = [installation.map(spec) for spec in map_specs.MAPS]
+    names += [installation.link(program, 1) for program in program_specs.PROGRAMS]
     assert not [name for name in names if "." in name]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bpf import abi, loader, replies, syscalls
+from bpf import loader, map_specs, replies, syscalls
 from bpf.replies import ReplyFlow, ReplyKey, ReplyTable, ReplyTables
 from tests.bpf.pinned import Map, loaded
 
@@ -159,7 +159,7 @@ def test_flow_without_a_free_slot_is_reported_and_the_others_are_recorded(
 
 def of_node(tables: dict[bytes, bytes], key: bytes | None) -> tuple[loader.Loaded, Map]:
     pinned = Map({} if key is None else {bytes(4): key})
-    return loaded({abi.REPLIES: Map(tables), abi.REPLY_KEY: pinned}), pinned
+    return loaded({map_specs.REPLIES: Map(tables), map_specs.REPLY_KEY: pinned}), pinned
 
 
 def test_key_is_chosen_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bpf import abi
+from bpf import abi, map_specs
 from bpf.drop_events import DropEvent, DropEventReader
 from bpf.ringbuffer import RingBuffer
 from bpf.verdicts import Reason, Verdict
@@ -94,9 +94,9 @@ def events(monkeypatch: pytest.MonkeyPatch, ring: Ring) -> DropEventReader:
     budget = b"".join(struct.pack("=QqQ", 1000, -50, count) for count in (1, 20))
     packets = b"".join(struct.pack("=QqQ", 1000, -50, count) for count in (300, 4000))
     maps = {
-        abi.DROP_EVENTS: Map({}, ring.fd),
-        abi.EVENT_BUDGET: Map({bytes(4): budget}),
-        abi.PACKET_BUDGET: Map({bytes(4): packets}),
+        map_specs.DROP_EVENTS: Map({}, ring.fd),
+        map_specs.EVENT_BUDGET: Map({bytes(4): budget}),
+        map_specs.PACKET_BUDGET: Map({bytes(4): packets}),
     }
     return DropEventReader(loaded(maps))
 

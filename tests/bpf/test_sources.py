@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from bpf import abi, sources
+from bpf import map_specs, program_specs, sources
 
 
 @pytest.fixture
@@ -29,13 +29,13 @@ def test_every_quoted_include_is_replaced_once() -> None:
 
 def test_programs_and_maps_of_the_description_are_there() -> None:
     text = sources.expand("programs.c")
-    for name in abi.PROGRAMS.values():
+    for name in program_specs.PROGRAMS.values():
         assert f"int {name}(struct __sk_buff *skb)" in text
-    for hook in abi.OPTIONAL_PROGRAMS:
+    for hook in program_specs.OPTIONAL_PROGRAMS:
         of_cgroups = "sock|sock_addr|sock_ops|sockopt"
         context = rf"struct (bpf_({of_cgroups}|raw_tracepoint_args)|\w+_creation) \*context"
         assert re.search(rf"int {hook.name}\({context}\)", text)
-    for spec in abi.MAPS:
+    for spec in map_specs.MAPS:
         assert f" {spec.name}" in text
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from agent.admin.report import AgentReport
 from agent.linux.cgroups import cgroup2_mount
-from bpf import abi, maps, pins
+from bpf import map_specs, maps, pins
 from tests import polling
 from tests.cluster import containers, etcd, workloads
 from tests.cluster.api import Json
@@ -38,7 +38,7 @@ _SEED = int(os.environ.get("PODGATE_TEST_SEED", "0")) or time.time_ns() % 1_000_
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(_SECONDS * 2 + 1200)]
 # Types of maps (include/uapi/linux/bpf.h).
 _HASH, _PERCPU_HASH, _HASH_OF_MAPS = 1, 5, 13
-_OF_RULES = (abi.RULE_HITS, abi.RAW_SOCKET_CREATORS)
+_OF_RULES = (map_specs.RULE_HITS, map_specs.RAW_SOCKET_CREATORS)
 _MODES = ("audit", "enforce", "strict")
 _MAX_PODS = 15
 _CHECK_SECONDS = 60
@@ -292,7 +292,7 @@ def _entries() -> dict[str, int]:
     of rules, and each of its pinned links."""
     installation = pins.Pins(BPFFS)
     counts = {f"link {path.name}": 1 for path in installation.links.iterdir()}
-    for spec in abi.MAPS:
+    for spec in map_specs.MAPS:
         if spec.type in (_HASH, _PERCPU_HASH, _HASH_OF_MAPS) and spec not in _OF_RULES:
             with maps.Map.open(installation.map(spec), spec) as opened:
                 counts[spec.name] = sum(1 for _ in opened.items())
@@ -303,13 +303,13 @@ def _check_entries_of_rules(podgate: Deployment) -> None:
     """Default rules may name a process that started meanwhile, or select the run's pods."""
     installation = pins.Pins(BPFFS)
     rules = sum(len(policy.rules) for policy in podgate.rules().policies)
-    with maps.Map.open(installation.map(abi.RULE_HITS), abi.RULE_HITS) as hits:
+    with maps.Map.open(installation.map(map_specs.RULE_HITS), map_specs.RULE_HITS) as hits:
         assert sum(1 for _ in hits.items()) <= rules
     mount = cgroup2_mount()
     assert mount is not None
     existing = {path.stat().st_ino for path in (mount, *mount.glob("**/"))}
     with maps.Map.open(
-        installation.map(abi.RAW_SOCKET_CREATORS), abi.RAW_SOCKET_CREATORS
+        installation.map(map_specs.RAW_SOCKET_CREATORS), map_specs.RAW_SOCKET_CREATORS
     ) as creators:
         assert {int.from_bytes(key, sys.byteorder) for key, _ in creators.items()} <= existing
 

@@ -20,7 +20,7 @@ from agent.app import removal
 from agent.lab.agent_process import AgentProcess, condition_of
 from agent.lab.lab import Lab, LabPod
 from agent.pods.conditions import TRUE
-from bpf import abi, maps, pins
+from bpf import abi, map_specs, maps, pins
 from tests import processes
 from tests.agent.kube.conftest import write_kubeconfig
 from tests.faults import clients, seccomp, standins
@@ -276,7 +276,7 @@ class _Heartbeat:
 
     def __init__(self, installation: pins.Pins, injector: int) -> None:
         """injector: its process."""
-        self._map = maps.Map.open(installation.map(abi.CONFIG), abi.CONFIG)
+        self._map = maps.Map.open(installation.map(map_specs.CONFIG), map_specs.CONFIG)
         self._injector = injector
         self.agent = 0
         """Its process; 0 before the first."""

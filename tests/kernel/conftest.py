@@ -12,7 +12,7 @@ from agent.default_deny import table as default_deny_table
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess, Launch
 from agent.linux.cgroups import cgroup2_mount
-from bpf import abi, cleanup, loader, pins
+from bpf import abi, cleanup, loader, map_specs, pins
 from bpf import gates as gates_module
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
@@ -175,7 +175,7 @@ def attached_hooks(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[N
     made.attach()
     yield
     made.detach()
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
+    loaded.map(map_specs.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 def _pins(name: str) -> pins.Pins:

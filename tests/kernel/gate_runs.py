@@ -26,7 +26,7 @@ from unittest import mock
 import pyroute2
 
 from agent.linux import network_setup
-from bpf import abi, loader, pins, rcu, syscalls
+from bpf import abi, loader, map_specs, pins, program_specs, rcu, syscalls
 from bpf.gates import Gates
 from bpf.rule_evaluation import Cgroup
 from bpf.verdicts import Reason, Verdict
@@ -65,8 +65,8 @@ class GateRuns:
             self.ifindex = self._make_interfaces(undo)
             self._gates = Gates(loaded, installation)
             undo.callback(self._gates.close)
-            self._counters = loaded.map(abi.COUNTERS)
-            self._frequent = loaded.map(abi.FREQUENT_COUNTS)
+            self._counters = loaded.map(map_specs.COUNTERS)
+            self._frequent = loaded.map(map_specs.FREQUENT_COUNTS)
             self._make_programs(undo)
             self._gates.start_reply_tables([self.ifindex])
             self._tables = StateTables(loaded, installation, self.ifindex, netns_cookie() or 0)
@@ -261,7 +261,10 @@ class GateRuns:
         return found["pod0"]
 
     def _make_programs(self, undo: contextlib.ExitStack) -> None:
-        calls, from_pod = (self._calls(undo, name) for name in (abi.GATE_EGRESS, abi.GATE_INGRESS))
+        calls, from_pod = (
+            self._calls(undo, name)
+            for name in (program_specs.GATE_EGRESS, program_specs.GATE_INGRESS)
+        )
         self._order_map = syscalls.map_create(_ARRAY, 4, gate_stage.ORDER.size, 1)
         undo.callback(os.close, self._order_map)
         self._result_map = syscalls.map_create(_ARRAY, 4, gate_stage.RESULT.size, 1)

@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
-from bpf import abi, loader, syscalls
+from bpf import loader, map_specs, syscalls
 from bpf.rule_evaluation import Cgroup
 from tests.kernel.gate_stage import MARK
 from tests.model.facts import NOWHERE, Kind, Sent, Socket
@@ -45,7 +45,7 @@ def open_sockets(
 ) -> Iterator[OpenSocket]:
     """One of each kind, and bound to, or with a history of, each kind of address; `undo` closes
     them."""
-    histories = loaded.map(abi.SOCKET_HISTORIES).fd
+    histories = loaded.map(map_specs.SOCKET_HISTORIES).fd
 
     def described(kind: Kind, family: int, made: socket.socket, **details: object) -> OpenSocket:
         cookie = struct.unpack("=Q", made.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8))[0]
@@ -77,7 +77,7 @@ def open_sockets(
                 yield described(kind, family, raw, bound=bound)
         old = socket.socket(_FAMILIES[family], socket.SOCK_RAW, 47)
         cookie = old.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8)
-        loaded.map(abi.OLD_RAW_SOCKETS).set(cookie, _NUMBER.pack(1))
+        loaded.map(map_specs.OLD_RAW_SOCKETS).set(cookie, _NUMBER.pack(1))
         yield described(Kind.RAW, family, old)
         with contextlib.suppress(OSError):  # not offered by every kernel
             light = socket.socket(_FAMILIES[family], socket.SOCK_DGRAM, 136)
@@ -108,7 +108,7 @@ def send_segment(loaded: loader.Loaded, source: OpenSocket) -> None:
         made.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
         made.connect(("198.18.1.1" if source.family == 4 else "fd00:18:0:1::1", 9))
         cookie = made.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8)
-        bypasses = loaded.map(abi.RELAY_BYPASSES)
+        bypasses = loaded.map(map_specs.RELAY_BYPASSES)
         if source.described.connected is not None:
             bypasses.set(cookie, source.described.connected)
         made.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR_WINDOW, _WINDOW)

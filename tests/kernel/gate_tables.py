@@ -4,7 +4,7 @@ import ctypes
 import os
 import struct
 
-from bpf import abi, gate_table, injectable, loader, maps, pins, syscalls
+from bpf import abi, gate_table, injectable, loader, map_specs, maps, pins, syscalls
 from bpf.gate_config import GateConfig
 from tests.model import generator
 from tests.model.facts import Gate, State
@@ -31,7 +31,7 @@ class StateTables:
         self._netns = netns
         self._table = gate_table.GateTable(loaded, installation.maps)
         self._injectable = injectable.InjectableMap(loaded)
-        table = loaded.map(abi.REPLIES).get(_NUMBER.pack(ifindex))
+        table = loaded.map(map_specs.REPLIES).get(_NUMBER.pack(ifindex))
         assert table is not None
         (table_id,) = _NUMBER.unpack(table)
         self._replies = syscalls.fd_by_id(syscalls.Command.MAP_GET_FD_BY_ID, table_id)
@@ -53,13 +53,13 @@ class StateTables:
                 continue
             self._table.set(ifindex, _config(gate), gate.grace_until_ns)
             numbers[id(gate)] = ifindex
-        addresses = self._loaded.map(abi.ADDRESSES)
+        addresses = self._loaded.map(map_specs.ADDRESSES)
         _replace(addresses, {key: _NUMBER.pack(numbers[id(g)]) for key, g in state.owners.items()})
         for ifindex in (generator.INJECTABLE,):
             self._injectable.mark(ifindex, is_node_sent=ifindex in state.injectable)
-        _replace(self._loaded.map(abi.FRAGMENTS), {})
+        _replace(self._loaded.map(map_specs.FRAGMENTS), {})
         sets = list(range(abi.REPLY_SETS))
-        size = abi.REPLY_TABLE.value_size
+        size = map_specs.REPLY_TABLE.value_size
         syscalls.map_update_batch(
             self._replies, [_NUMBER.pack(index) for index in sets], [bytes(size)] * len(sets)
         )
@@ -81,33 +81,33 @@ class StateTables:
         )
         for at, tunnel_port in enumerate(node.tunnel_ports):
             config.tunnel_ports[at] = tunnel_port
-        self._loaded.map(abi.CONFIG).set(_KEY, bytes(config))
+        self._loaded.map(map_specs.CONFIG).set(_KEY, bytes(config))
         remade = abi.CKubeletRemade(node.remade_cgroup, _UNIT)
-        self._loaded.map(abi.KUBELET_REMADE).set(_KEY, bytes(remade))
+        self._loaded.map(map_specs.KUBELET_REMADE).set(_KEY, bytes(remade))
         own = {
             _NUMBER.pack(8 * len(prefix)) + prefix.ljust(16, b"\0"): _NUMBER.pack(1)
             for prefix in state.own
         }
-        _replace(self._loaded.map(abi.NODE_ADDRESSES), own)
+        _replace(self._loaded.map(map_specs.NODE_ADDRESSES), own)
         beat_ns = _FOREVER_NS if state.is_relay_alive else 0
-        self._loaded.map(abi.RELAY_BEAT).set(_KEY, _BEAT.pack(beat_ns))
+        self._loaded.map(map_specs.RELAY_BEAT).set(_KEY, _BEAT.pack(beat_ns))
         targets, relayed = {}, {}
         for number, ((pod, port), admits) in enumerate(state.proxied.items()):
             relay = generator.relay_address(pod, number)
             targets[pod + _NUMBER.pack(port)] = relay
             relayed[relay] = pod + struct.pack("=II", 1, admits)
-        _replace(self._loaded.map(abi.RELAY_TARGETS), targets)
-        _replace(self._loaded.map(abi.RELAY_PODS), relayed)
+        _replace(self._loaded.map(map_specs.RELAY_TARGETS), targets)
+        _replace(self._loaded.map(map_specs.RELAY_PODS), relayed)
         denied = {
             address + struct.pack("=HH", port, 0): bytes(8)
             for address, port in state.denied_host_probes
         }
-        _replace(self._loaded.map(abi.DENIED_HOST_PROBES), denied)
+        _replace(self._loaded.map(map_specs.DENIED_HOST_PROBES), denied)
         connects = {
             key: bytes(abi.CHostConnect(made.sent_ns, made.cgroup.id if made.cgroup else 0))
             for key, made in state.connects.items()
         }
-        _replace(self._loaded.map(abi.HOST_CONNECTS), connects)
+        _replace(self._loaded.map(map_specs.HOST_CONNECTS), connects)
         cgroups = {
             struct.pack("=Q", made.cgroup.id): bytes(
                 abi.CCgroupAncestors((ctypes.c_uint64 * abi.CONNECT_LEVELS)(*made.cgroup.ancestors))
@@ -115,15 +115,15 @@ class StateTables:
             for made in state.connects.values()
             if made.cgroup
         }
-        _replace(self._loaded.map(abi.CONNECT_CGROUPS), cgroups)
+        _replace(self._loaded.map(map_specs.CONNECT_CGROUPS), cgroups)
         creators = {
             struct.pack("=Q", cgroup): _NUMBER.pack(
                 abi.CREATORS_SUBTREE if is_subtree else abi.CREATORS_EXACT
             )
             for cgroup, is_subtree in state.raw_socket_creators.items()
         }
-        _replace(self._loaded.map(abi.RAW_SOCKET_CREATORS), creators)
-        policies = self._loaded.map(abi.RAW_SOCKET_POLICY)
+        _replace(self._loaded.map(map_specs.RAW_SOCKET_CREATORS), creators)
+        policies = self._loaded.map(map_specs.RAW_SOCKET_POLICY)
         policy = abi.CRawSocketPolicy.from_buffer_copy(policies.get(_KEY) or b"")
         policy.denies_pods = state.denies_raw_sockets
         policy.node_netns = os.stat(_NETNS).st_ino if state.is_netns_known else 0
@@ -131,7 +131,7 @@ class StateTables:
 
     def age(self, by_ns: int) -> None:
         """Make all flows and fragments older."""
-        size = abi.REPLY_TABLE.value_size
+        size = map_specs.REPLY_TABLE.value_size
         values = syscalls.array_values(self._replies, abi.REPLY_SETS, size)
         slots = struct.Struct(f"={2 * abi.REPLY_WAYS}Q")
         for index, numbers in enumerate(slots.iter_unpack(values)):
@@ -141,7 +141,7 @@ class StateTables:
                     # Before the start of a machine that has just started: as programs subtract.
                     aged[at] = (aged[at] - by_ns) % 2**64 if aged[at] else 0
                 syscalls.map_update(self._replies, _NUMBER.pack(index), slots.pack(*aged))
-        fragments = self._loaded.map(abi.FRAGMENTS)
+        fragments = self._loaded.map(map_specs.FRAGMENTS)
         for key, value in list(fragments.items()):
             fragments.set(key, _BEAT.pack((_BEAT.unpack(value)[0] - by_ns) % 2**64))
 

@@ -17,7 +17,7 @@ from agent.lab import lab as labs
 from agent.lab.lab import LabPod
 from agent.linux import rtnetlink, tunnels, udp_listeners
 from agent.linux.cgroups import cgroup2_mount
-from bpf import abi, loader, pins
+from bpf import abi, loader, map_specs, pins
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
 from probes.netns import netns_cookie
@@ -166,7 +166,7 @@ def protected(
     config = NodeConfig(loaded)
     with contextlib.ExitStack() as stack:
         devices = stack.enter_context(programs(loaded, installation))
-        stack.callback(loaded.map(abi.CONFIG).set, bytes(4), bytes(abi.CConfig()))
+        stack.callback(loaded.map(map_specs.CONFIG).set, bytes(4), bytes(abi.CConfig()))
         found = asyncio.run(rtnetlink.read())
         gated = {pod.ifindex for pod in pods}
         needed = programs_for(found, gated=gated, enforced=gated, uplinks={other.ifindex})

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from agent.lab import lab as labs
 from agent.linux.cgroups import cgroup2_mount
-from bpf import abi, loader, pins, sources
+from bpf import abi, loader, map_specs, pins, sources
 from bpf.node_config import NodeConfig
 from bpf.redirect import Redirect
 from probes.netns import netns_cookie
@@ -56,7 +56,7 @@ def kubelet_config(loaded: loader.Loaded, cgroup: int | None = None) -> Iterator
     made.set_netns(netns_cookie())
     made.set_kubelet(cgroup or own_cgroup())
     yield made
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
+    loaded.map(map_specs.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 @contextlib.contextmanager
@@ -67,19 +67,19 @@ def engaged(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[Redirect
         beat(loaded)
         yield made
         made.keep_only([])
-    for key, _ in list(loaded.map(abi.RELAY_PODS).items()):
-        loaded.map(abi.RELAY_PODS).delete(key)
+    for key, _ in list(loaded.map(map_specs.RELAY_PODS).items()):
+        loaded.map(map_specs.RELAY_PODS).delete(key)
     beat(loaded, 0)
 
 
 def beat(loaded: loader.Loaded, at_ns: int | None = None) -> None:
     """A beat of the relay; by default one that does not become stale on a busy machine."""
     when = time.monotonic_ns() + _AN_HOUR_NS if at_ns is None else at_ns
-    loaded.map(abi.RELAY_BEAT).set(bytes(4), _BEAT.pack(when))
+    loaded.map(map_specs.RELAY_BEAT).set(bytes(4), _BEAT.pack(when))
 
 
 def last_beat_ns(loaded: loader.Loaded) -> int:
-    value = loaded.map(abi.RELAY_BEAT).get(bytes(4))
+    value = loaded.map(map_specs.RELAY_BEAT).get(bytes(4))
     assert value is not None
     return int(_BEAT.unpack(value)[0])
 

@@ -6,7 +6,7 @@ It rejects frames that end within the IP header, so those are tried by packet so
 
 import struct
 
-from bpf import abi, loader, syscalls
+from bpf import loader, program_specs, syscalls
 from tests.kernel import offers
 
 TCX_NEXT = -1
@@ -21,7 +21,7 @@ def run_gate(loaded: loader.Loaded, frame: bytes, ifindex: int, ingress_ifindex:
     """Run the gate on `frame` as if it left by `ifindex`; what it returned."""
     if ingress_ifindex:
         offers.need_ingress_in_test_runs()
-    program_fd = loaded.programs[abi.GATE_EGRESS]
+    program_fd = loaded.programs[program_specs.GATE_EGRESS]
     return syscalls.run_program(program_fd, frame, context(ifindex, ingress_ifindex))[0]
 
 

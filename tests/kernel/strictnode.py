@@ -17,7 +17,7 @@ from agent.lab.agent_process import AgentProcess, Launch, condition_of
 from agent.lab.lab import LabPod
 from agent.linux.procfs import Procfs
 from agent.pods.conditions import TRUE
-from bpf import abi, maps, pins
+from bpf import abi, map_specs, maps, pins
 from tests import polling
 from tests.kernel import capture, cgroups, fleet, offers
 from tests.kernel.capture import IPNetwork, node_addresses
@@ -166,7 +166,7 @@ def _children(parent: int) -> list[int]:
 
 def relay_addresses(bpffs: pathlib.Path) -> dict[str, str]:
     """The relay's address for each address of a pod."""
-    spec = abi.RELAY_PODS
+    spec = map_specs.RELAY_PODS
     table = maps.Map.open(pins.Pins(bpffs).map(spec), spec)
     try:
         found = {}

@@ -22,7 +22,7 @@ from agent.operate.pinned import bpftool, drops, programs, rules, status
 from agent.operate.pinned.exposures import ALL, DECLARED_PORTS
 from agent.operate.pinned.installation import PinsUnreadableError
 from agent.operate.pinned.report import PinnedStatus
-from bpf import abi, loader, pins, syscalls
+from bpf import abi, loader, map_specs, pins, syscalls
 from bpf.attachment import Attachment
 from bpf.node_config import NodeConfig
 from tests import polling
@@ -242,7 +242,7 @@ def test_raw_output_is_that_of_bpftool_with_its_commands(
     installation = start(operator, web)
     operator.stop(signal.SIGKILL)
     where = ("--bpffs", str(operator.bpffs))
-    path = installation.map(abi.CONFIG)
+    path = installation.map(map_specs.CONFIG)
     dumped = operator.run("maps", "config", "--raw", *where)
     assert dumped.returncode == 0, dumped.stderr
     assert dumped.stdout.startswith(f"# bpftool map dump pinned {path}\n")
@@ -265,8 +265,8 @@ def test_value_of_another_version_is_one_sentence(
     slot = abi.FIRST_SLOT.to_bytes(4, "little")
     value = abi.CGateSlot()
     value.versions[0] = gate
-    loaded.map(abi.GATES).set(slot, bytes(value))
-    loaded.map(abi.GATE_SLOTS).set((1).to_bytes(4, "little"), slot)
+    loaded.map(map_specs.GATES).set(slot, bytes(value))
+    loaded.map(map_specs.GATE_SLOTS).set((1).to_bytes(4, "little"), slot)
     loaded.close()
     for read_pins in (status.read, rules.read):
         with pytest.raises(PinsUnreadableError, match="99 is not a valid Mode") as raised:

@@ -12,7 +12,7 @@ import pyroute2
 import pytest
 
 from agent.lab import lab as labs
-from bpf import abi, cleanup, errors, loader, pins, syscalls, tcx
+from bpf import cleanup, errors, loader, map_specs, pins, program_specs, syscalls, tcx
 from bpf.gates import Attachment, GateConfig
 from bpf.verdicts import Mode, Reason, Verdict
 from tests.kernel import frames, offers, traffic, versions, wire
@@ -60,7 +60,7 @@ def test_link_without_a_pin_is_detached_with_all_others(
     """An agent that hangs may have stopped between link and pin."""
     offers.need_tcx()
     before = syscalls.query_programs(pod.ifindex, syscalls.BPF_TCX_EGRESS)
-    program = loaded.copies(abi.GATE_EGRESS)[0]
+    program = loaded.copies(program_specs.GATE_EGRESS)[0]
     link = syscalls.link_create_tcx(program, pod.ifindex, syscalls.BPF_TCX_EGRESS, 0)
     try:
         assert syscalls.query_programs(pod.ifindex, syscalls.BPF_TCX_EGRESS) != before
@@ -146,7 +146,7 @@ def test_interface_that_is_gone_leaves_nothing(
     gates.install(second.ifindex, enforcing(second))
     lab.remove_pod("a")
     assert gates.installed() == {second.ifindex: enforcing(second)}
-    assert len(list(loaded.map(abi.GATE_SLOTS).items())) == 1
+    assert len(list(loaded.map(map_specs.GATE_SLOTS).items())) == 1
     assert gates.counts().keys() == {second.ifindex}
     assert len(links(installation)) == (kind is Attachment.TCX)
 
@@ -163,7 +163,7 @@ def test_no_such_interface_is_one_sentence_and_leaves_nothing(
     with pytest.raises(errors.AttachError, match=r"interface 4095: .*No such device") as caught:
         gates.install(4095, GateConfig(Mode.ENFORCE, ()))
     assert "\n" not in str(caught.value)
-    assert list(loaded.map(abi.GATE_SLOTS).items()) == []
+    assert list(loaded.map(map_specs.GATE_SLOTS).items()) == []
     assert gates.counts() == {}
     assert links(installation) == []
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.lab import lab as labs
-from bpf import abi, artefacts, compile_cache, errors, loader, pins
+from bpf import abi, artefacts, compile_cache, errors, loader, map_specs, pins
 from bpf.gates import GateConfig, Gates
 from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode
@@ -42,8 +42,8 @@ def test_interface_of_another_namespace_is_no_interface_here(
     with pytest.raises(errors.AttachError, match=f"interface {foreign}: .*No such device"):
         gates.install(foreign, enforcing(pod))
     assert gates.installed() == {}
-    assert list(loaded.map(abi.GATE_SLOTS).items()) == []
-    assert list(loaded.map(abi.ADDRESSES).items()) == []
+    assert list(loaded.map(map_specs.GATE_SLOTS).items()) == []
+    assert list(loaded.map(map_specs.ADDRESSES).items()) == []
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def no_slots(lab: labs.Lab, gates: Gates, loaded: loader.Loaded) -> Iterator[lab
     """The only pod with a slot; all others are taken."""
     first = lab.add_pod("first", 2)
     gates.install(first.ifindex, enforcing(first))
-    table = loaded.map(abi.GATE_SLOTS)
+    table = loaded.map(map_specs.GATE_SLOTS)
     (own,) = (value for _, value in table.items())
     free = {number.to_bytes(4, "little") for number in range(abi.FIRST_SLOT, abi.SLOT_COUNT)}
     taken = {
@@ -111,7 +111,7 @@ def test_enforcing_gate_that_finds_a_full_map_is_closed_and_reports_it(
 def test_full_map_of_addresses_costs_names_and_no_gate(
     lab: labs.Lab, gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
 ) -> None:
-    table = loaded.map(abi.ADDRESSES)
+    table = loaded.map(map_specs.ADDRESSES)
     keys = [
         abi.pack_address(ipaddress.IPv6Address((0x20010DB8 << 96) | number))
         for number in range(abi.MAX_ADDRESSES)

@@ -15,7 +15,7 @@ import pytest
 
 from agent.lab.agent_process import AgentProcess, execute
 from agent.lab.lab import Lab, LabPod
-from bpf import abi, maps, pins
+from bpf import abi, map_specs, maps, pins
 from tests.kernel.test_agent import PORT, isolated_as, refuses
 from tests.kernel.test_agent_down import wait_for_saved_name
 
@@ -65,7 +65,7 @@ def problems_of(files: dict[str, bytes]) -> dict[str, str]:
     return {part["file"]: part["problem"] for part in parts if part["problem"]}
 
 
-def value_of(installation: pins.Pins, spec: abi.MapSpec) -> bytes:
+def value_of(installation: pins.Pins, spec: map_specs.MapSpec) -> bytes:
     with maps.Map.open(installation.map(spec), spec) as opened:
         value = opened.get(bytes(4))
     assert value is not None
@@ -100,8 +100,8 @@ def test_archive_has_no_secrets_whatever_state_the_agent_is_in(
     assert refuses(web)
 
     installation = pins.Pins(operator.bpffs)
-    key = abi.CReplyKey.from_buffer_copy(value_of(installation, abi.REPLY_KEY))
-    unit = abi.CKubeletUnit.from_buffer_copy(value_of(installation, abi.KUBELET_UNIT))
+    key = abi.CReplyKey.from_buffer_copy(value_of(installation, map_specs.REPLY_KEY))
+    unit = abi.CKubeletUnit.from_buffer_copy(value_of(installation, map_specs.KUBELET_UNIT))
     unwanted = [ENVIRONMENT, SPEC, STATE, LOG, TOKEN, *map(str, key.words)]
     if unit.priority:
         mark = f"{unit.priority >> 16:x}:{unit.priority & 0xFFFF:x}"

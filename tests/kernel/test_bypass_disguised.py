@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.lab import lab as labs
-from bpf import abi, features, loader, pins
+from bpf import abi, features, loader, map_specs, pins
 from bpf.gates import Attachment, Gates
 from bpf.host_devices import HostDevicePrograms
 from bpf.rules import Rule, SourceKind
@@ -68,7 +68,7 @@ def reads_place(loaded: loader.Loaded, request: pytest.FixtureRequest) -> Iterat
         offers.need_features((features.KERNEL_READ,))
         yield True
         return
-    layouts = loaded.map(abi.BUFFER_LAYOUT)
+    layouts = loaded.map(map_specs.BUFFER_LAYOUT)
     before = layouts.get(bytes(4))
     assert before is not None
     layouts.set(bytes(4), bytes(abi.CBufferLayout()))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.lab import lab as labs
-from bpf import abi, loader, pins
+from bpf import abi, loader, map_specs, pins
 from bpf.gates import Attachment, GateConfig, Gates
 from bpf.host_devices import HostDevicePrograms
 from bpf.node_config import NodeConfig
@@ -83,7 +83,7 @@ def flooding(
             yield Flooding(pods, gates, guards)
         finally:
             guards.ensure_bridges(set())
-            loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
+            loaded.map(map_specs.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 @TARGETS

@@ -18,7 +18,7 @@ import structlog.testing
 from agent.gates.worker import record_raw_sockets
 from agent.lab import lab as labs
 from agent.logs import Event
-from bpf import abi, loader
+from bpf import abi, loader, map_specs
 from bpf.gates import Gates
 from bpf.raw_sockets import OldRawSockets
 from bpf.rules import Rule, SourceKind
@@ -100,7 +100,7 @@ def test_raw_sockets_from_before_the_hooks_are_recorded(
     is_listed = offers.lists_raw_sockets()
     with socket.socket(family, socket.SOCK_RAW, OSPF) as sock:
         cookie = int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8), sys.byteorder)
-        loaded.map(abi.OLD_RAW_SOCKETS).delete(struct.pack("=Q", cookie))
+        loaded.map(map_specs.OLD_RAW_SOCKETS).delete(struct.pack("=Q", cookie))
         with structlog.testing.capture_logs() as lines:
             record_raw_sockets(loaded)
         assert (cookie in OldRawSockets(loaded).cookies()) is is_listed

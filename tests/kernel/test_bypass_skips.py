@@ -8,7 +8,7 @@ import pytest
 
 from agent.lab import lab as labs
 from agent.linux.cgroups import cgroup2_mount
-from bpf import abi, loader, pins
+from bpf import abi, loader, map_specs, pins, program_specs
 from bpf.gates import GateConfig, Gates
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
@@ -41,11 +41,11 @@ def attach_hooks(
     NodeConfig(loaded).set_netns(netns_cookie())
 
     def attach() -> None:
-        assert [hook.problem for hook in hooks.attach()] == [None] * len(abi.HOOKS)
+        assert [hook.problem for hook in hooks.attach()] == [None] * len(program_specs.HOOKS)
 
     yield attach
     hooks.detach()
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
+    loaded.map(map_specs.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -14,7 +14,7 @@ import pytest
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
 from agent.linux.cgroups import cgroup2_mount
-from bpf import abi, pins
+from bpf import abi, map_specs, pins
 from bpf.maps import Map
 from tests.kernel import cgroups
 from tests.kernel.cgroups import Cgroup
@@ -114,6 +114,8 @@ def test_cgroup_of_pods_has_its_depth_below_the_root_of_all(
     """By it programs distinguish processes of pods from the host's."""
     with container.below("kubepods") as (pods, _):
         node.start(web)
-        with Map.open(str(pins.Pins(node.operator.bpffs).map(abi.CONFIG)), abi.CONFIG) as config:
+        with Map.open(
+            str(pins.Pins(node.operator.bpffs).map(map_specs.CONFIG)), map_specs.CONFIG
+        ) as config:
             held = abi.CConfig.from_buffer_copy(config.get(bytes(4)) or b"")
         assert (held.pods_cgroup, held.pods_cgroup_level) == (pods.id, pods.level)

@@ -11,7 +11,7 @@ import pytest
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
 from agent.logs import Event
-from bpf import abi, clsact, loader, pins, syscalls
+from bpf import abi, clsact, loader, pins, program_specs, syscalls
 from bpf.gates import Attachment, Gates
 from tests.kernel import foreign, offers, traffic
 from tests.kernel.conftest import MakeGates
@@ -100,7 +100,10 @@ def test_interrupted_move_is_completed(
 ) -> None:
     attached_gates(make_gates, pod, Attachment.TCX)
     front = syscalls.link_create_tcx(
-        loaded.programs[abi.moving_copy("gate_egress")], pod.ifindex, SIDES["egress"], BEFORE
+        loaded.programs[program_specs.moving_copy("gate_egress")],
+        pod.ifindex,
+        SIDES["egress"],
+        BEFORE,
     )
     syscalls.pin(front, installation.link("gate_egress", pod.ifindex) + pins.MOVING)
     if not is_newer_alive:

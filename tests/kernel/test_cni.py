@@ -19,7 +19,7 @@ from agent.cni import state as cni_state
 from agent.lab import attempts
 from agent.lab.lab import Lab, LabPod
 from agent.pods.pod_modes import NewPodModes
-from bpf import abi, loader, maps, pins, syscalls
+from bpf import abi, loader, map_specs, maps, pins, syscalls
 from bpf.gates import Attachment, GateConfig
 from bpf.node_config import NodeConfig
 from bpf.rules import Rule, SourceKind
@@ -36,7 +36,13 @@ pytestmark = pytest.mark.kernel
 KINDS = pytest.mark.parametrize("kind", ["ptp", "bridge"])
 ATTACHMENTS = pytest.mark.parametrize("attachment", list(Attachment))
 ANY_TCP_PORT = (Rule(SourceKind.KUBELET, 6),)
-_MAPS = (abi.GATE_SLOTS, abi.MORE_RULES, abi.GATE_ADDRESSES_MAP, abi.REPLIES, abi.ADDRESSES)
+_MAPS = (
+    map_specs.GATE_SLOTS,
+    map_specs.MORE_RULES,
+    map_specs.GATE_ADDRESSES_MAP,
+    map_specs.REPLIES,
+    map_specs.ADDRESSES,
+)
 
 CONNECT = """
 import socket, sys
@@ -295,8 +301,8 @@ def test_map_of_another_layout_is_an_error(
 ) -> None:
     node.publish(Mode.ENFORCE)
     fresh_pins.prepare()
-    maps_of_others = loaded.map(abi.COUNTERS)
-    syscalls.pin(maps_of_others.fd, fresh_pins.map(abi.GATES))
+    maps_of_others = loaded.map(map_specs.COUNTERS)
+    syscalls.pin(maps_of_others.fd, fresh_pins.map(map_specs.GATES))
     network = node.network(strictStart=True, bpffs=str(fresh_pins.bpffs))
     with sandbox("web") as path:
         with pytest.raises(AddFailed) as failure:
@@ -339,7 +345,7 @@ def test_no_filter_where_another_qdisc_would_run_it_in_the_other_direction(
 def test_counters_begin_at_zero_whatever_another_gate_has_counted(
     node: Node, make_gates: MakeGates, loaded: loader.Loaded
 ) -> None:
-    for counters in (loaded.map(abi.COUNTERS), loaded.map(abi.FREQUENT_COUNTS)):
+    for counters in (loaded.map(map_specs.COUNTERS), loaded.map(map_specs.FREQUENT_COUNTS)):
         for slot in range(abi.FIRST_SLOT, abi.SLOT_COUNT):
             counters.set(struct.pack("=I", slot), b"\x01" * counters.value_size)
     node.publish(Mode.ENFORCE)
@@ -369,7 +375,7 @@ def test_check_finds_a_gate_that_is_half_there(
         path = pod.netns.path
         assert network.check("web", path).status == 0
         key = pod.ifindex.to_bytes(4, sys.byteorder)
-        table = loaded.map(abi.GATE_SLOTS)
+        table = loaded.map(map_specs.GATE_SLOTS)
         value = table.get(key)
         assert value
         table.delete(key)
@@ -440,7 +446,7 @@ def test_an_address_of_two_pods_belongs_to_neither(
 ) -> None:
     """In networks of their own pods may have the same; then only the gates distinguish them."""
     node.publish(Mode.ENFORCE)
-    table = loaded.map(abi.ADDRESSES)
+    table = loaded.map(map_specs.ADDRESSES)
     with added(node.network(), "web") as pod:
         key = abi.pack_address(pod.addresses[0])
         assert owner(table, key) == pod.ifindex

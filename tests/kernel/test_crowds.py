@@ -12,7 +12,7 @@ import pyroute2
 import pytest
 
 from agent.lab import lab as labs
-from bpf import abi, errors, loader, pins, syscalls
+from bpf import errors, loader, map_specs, pins, syscalls
 from bpf.gates import Attachment, Gates
 from tests.kernel import foreign, traffic
 from tests.kernel.conftest import MakeGates
@@ -46,7 +46,9 @@ def attach_quickly(gates: Gates, pod: labs.LabPod) -> None:
 
 def tables(loaded: loader.Loaded) -> set[int]:
     """Interfaces with a reply table."""
-    return {int.from_bytes(key, "little") for key, _ in loaded.map(abi.REPLIES).items_by_key()}
+    return {
+        int.from_bytes(key, "little") for key, _ in loaded.map(map_specs.REPLIES).items_by_key()
+    }
 
 
 def test_quick_gate_closes_at_once_by_filters(

@@ -13,7 +13,7 @@ import pytest
 from agent.default_deny.table import DefaultDenyError, DefaultDenyTable
 from agent.lab import lab as labs
 from agent.linux.cgroups import cgroup2_mount
-from bpf import abi, loader, pins
+from bpf import abi, loader, map_specs, pins, program_specs
 from bpf.hooks import Hooks
 from bpf.kubelet_unit import KubeletUnit
 from bpf.node_config import NodeConfig
@@ -148,14 +148,14 @@ def unit(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[KubeletUnit
     config.set_limits(stale_after_seconds=15, dead_man_seconds=0)
     config.beat()
     hooks = Hooks(loaded, installation, mount)
-    assert [hook.problem for hook in hooks.attach()] == [None] * len(abi.HOOKS)
+    assert [hook.problem for hook in hooks.attach()] == [None] * len(program_specs.HOOKS)
     made = KubeletUnit(loaded, installation, config)
     made.attach()
     yield made
     made.forget()
-    os.unlink(installation.links / abi.FOLLOW_KUBELET.name)
+    os.unlink(installation.links / program_specs.FOLLOW_KUBELET.name)
     hooks.detach()
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
+    loaded.map(map_specs.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 @PATHS

@@ -16,7 +16,7 @@ import pytest
 
 from agent.lab import leftovers
 from agent.linux.cgroups import cgroup2_mount
-from bpf import abi, errors, syscalls
+from bpf import errors, program_specs, syscalls
 from probes.netns import Netns, netns_cookie
 from tests.kernel import offers
 from tests.polling import wait_until
@@ -146,7 +146,7 @@ def gates_held_by(pids: set[int]) -> set[int]:
             with contextlib.suppress(OSError):
                 if program := re.search(r"^prog_id:\s+(\d+)", path.read_text(), re.MULTILINE):
                     found.add(int(program[1]))
-    return {program for program in found if program_name(program) == abi.GATE_EGRESS}
+    return {program for program in found if program_name(program) == program_specs.GATE_EGRESS}
 
 
 def program_name(program_id: int) -> str:

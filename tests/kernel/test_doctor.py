@@ -25,7 +25,7 @@ from agent.linux.procfs import Procfs
 from agent.operate.doctor import agent as agent_checks
 from agent.operate.doctor import capabilities, checks, host_network, packet_sockets, programs
 from agent.operate.doctor.results import Passed, Result
-from bpf import abi, artefacts, loader, neighbours, pins, syscalls
+from bpf import artefacts, loader, map_specs, neighbours, pins, program_specs, syscalls
 from bpf.attachment import Attachment
 from bpf.attachments import Direction
 from bpf.host_devices import HostDevicePrograms
@@ -72,7 +72,7 @@ async def test_pin_of_another_layout_is_a_problem(
 ) -> None:
     fresh_pins.prepare()
     stranger = foreign.create_map(4, 8, 16)
-    syscalls.pin(stranger, fresh_pins.map(abi.GATES))
+    syscalls.pin(stranger, fresh_pins.map(map_specs.GATES))
     os.close(stranger)
     finding = await finding_of(kinds.BPFFS_UNUSABLE, fresh_pins.bpffs, tmp_path)
     assert "is not the map that this version uses" in finding.sentence
@@ -113,7 +113,7 @@ async def test_program_that_excludes_hooks_is_named(
 ) -> None:
     offers.need_netns_cookie()
 
-    def exclusive(cgroup_fd: int, hook: abi.HookSpec) -> str | None:
+    def exclusive(cgroup_fd: int, hook: program_specs.HookSpec) -> str | None:
         found = "program 7 is attached; have it attach with that flag"
         return found if hook.name == "hook_connect4" else None
 
@@ -260,7 +260,7 @@ def test_programs_beside_a_hook_are_named_in_their_order(
 ) -> None:
     """On a cgroup of the test's own. Where a load balancer in connect(2) is decides how a process
     of the host learns that it may not connect to a service's address."""
-    (hook,) = (one for one in abi.HOOKS if one.name == "hook_connect4")
+    (hook,) = (one for one in program_specs.HOOKS if one.name == "hook_connect4")
     with cgroups.cgroup() as group, contextlib.ExitStack() as undo:
         cgroup_fd = os.open(group.directory, os.O_RDONLY | os.O_DIRECTORY)
         undo.callback(os.close, cgroup_fd)
@@ -302,7 +302,7 @@ def test_order_of_connect_hooks_is_reported(
     beside: neighbours.BesideHook,
     expected: list[str],
 ) -> None:
-    def found(_: int, __: pins.Pins, hook: abi.HookSpec) -> neighbours.BesideHook:
+    def found(_: int, __: pins.Pins, hook: program_specs.HookSpec) -> neighbours.BesideHook:
         return beside if hook.name == "hook_connect4" else neighbours.BesideHook()
 
     monkeypatch.setattr(neighbours, "beside_hook", found)

@@ -15,7 +15,7 @@ import pytest
 from agent.lab import attempts
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
-from bpf import abi, loader, syscalls
+from bpf import loader, map_specs, program_specs, syscalls
 from bpf.drop_events import DropEventReader
 from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode, Reason, Verdict
@@ -32,7 +32,7 @@ FLOOD = 1_000_000
 def events(loaded: loader.Loaded) -> Iterator[DropEventReader]:
     """The ring, empty."""
     made = DropEventReader(loaded)
-    budget = loaded.map(abi.PACKET_BUDGET)
+    budget = loaded.map(map_specs.PACKET_BUDGET)
     budget.set(bytes(4), bytes(budget.value_size))
     made.read()
     yield made
@@ -50,7 +50,9 @@ def test_flood_is_counted_completely_and_reported_in_part(
     syn = frames.segment(ends, frames.SYN)
     untold_before = events.lost()
     began_ns = time.monotonic_ns()
-    syscalls.run_program(loaded.programs[abi.GATE_EGRESS], syn, skb.context(pod.ifindex, 0), FLOOD)
+    syscalls.run_program(
+        loaded.programs[program_specs.GATE_EGRESS], syn, skb.context(pod.ifindex, 0), FLOOD
+    )
     took_ns = time.monotonic_ns() - began_ns
     told = events.read()
     verdict = Verdict.DROP if mode is Mode.ENFORCE else Verdict.WOULD_DROP
@@ -72,7 +74,7 @@ def test_flooded_copies_send_no_events(
     gates.install(pod.ifindex, GateConfig(Mode.ENFORCE, pod.addresses))
     ends = frames.Ends(frames.address("198.18.0.1"), frames.address("198.18.1.99"))
     syscalls.run_program(
-        loaded.programs[abi.GATE_EGRESS],
+        loaded.programs[program_specs.GATE_EGRESS],
         frames.segment(ends, frames.SYN),
         skb.context(pod.ifindex, 0),
     )

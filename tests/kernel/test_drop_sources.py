@@ -8,7 +8,7 @@ import pytest
 
 from agent.drops.admitted_sources import AdmittedSources
 from agent.lab import lab as labs
-from bpf import abi, loader, syscalls
+from bpf import abi, loader, map_specs, program_specs, syscalls
 from bpf.drop_sources import DropSource, DropSources
 from bpf.gates import GateConfig, Gates
 from bpf.rules import Rule, SourceKind
@@ -137,7 +137,7 @@ def test_full_table_forgets_the_oldest_sources(
 ) -> None:
     """Not the newest one: many cgroups may have used up their shares."""
     gates.install(pod.ifindex, GateConfig(Mode.AUDIT, pod.addresses))
-    table = loaded.map(abi.DROP_SOURCES)
+    table = loaded.map(map_specs.DROP_SOURCES)
     value = bytes(abi.CDropSource(count=1))
     for number in range(abi.MAX_DROP_SOURCES):
         key = abi.CDropSourceKey(cgroup=1 << 40 | number, ifindex=pod.ifindex, port=1, protocol=17)
@@ -157,7 +157,7 @@ def test_packets_of_a_flood_are_all_counted(
     flood = frames.segment(ends, frames.SYN)
     context = skb.context(pod.ifindex, 0)
     for repeat in (1, 100_000, 3):
-        syscalls.run_program(loaded.programs[abi.GATE_EGRESS], flood, context, repeat)
+        syscalls.run_program(loaded.programs[program_specs.GATE_EGRESS], flood, context, repeat)
     (one,) = seen(loaded, pod)
     assert (one.port, one.count) == (ends.port, 100_004)
     assert one.last_ns >= one.first_ns > 0
@@ -173,7 +173,7 @@ def test_packet_times_follow_the_clock(
 
     def is_recorded_after(began_ns: int) -> bool:
         context = skb.context(pod.ifindex, 0)
-        syscalls.run_program(loaded.programs[abi.GATE_EGRESS], packet, context)
+        syscalls.run_program(loaded.programs[program_specs.GATE_EGRESS], packet, context)
         (one,) = seen(loaded, pod)
         assert one.last_ns <= time.monotonic_ns()
         return one.last_ns >= began_ns

@@ -17,7 +17,7 @@ from agent.operate.explain import evaluation, facts, model, reading, replies
 from agent.operate.explain.evaluation import Evaluation
 from agent.operate.explain.facts import Flow, Source
 from agent.operate.pinned import installation as pinned_installation
-from bpf import abi, loader, pins
+from bpf import abi, loader, map_specs, pins
 from bpf.gates import GateConfig, Gates
 from bpf.node_config import NodeConfig
 from bpf.rules import Rule, SourceKind
@@ -68,8 +68,8 @@ def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
     """The node's config, as it was afterwards."""
     made = NodeConfig(loaded)
     yield made
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
-    loaded.map(abi.KUBELET_REMADE).set(bytes(4), bytes(abi.CKubeletRemade()))
+    loaded.map(map_specs.CONFIG).set(bytes(4), bytes(abi.CConfig()))
+    loaded.map(map_specs.KUBELET_REMADE).set(bytes(4), bytes(abi.CKubeletRemade()))
 
 
 @pytest.fixture(params=[False, True], ids=["routed", "bridged"])
@@ -258,7 +258,7 @@ def stale_and_followed(loaded: loader.Loaded, config: NodeConfig, node: Node) ->
     """The kernel has recorded another cgroup at the unit's path."""
     config.set_kubelet_unit(UNIT)
     remade = abi.CKubeletRemade(node.groups["remade"].id, UNIT)
-    loaded.map(abi.KUBELET_REMADE).set(bytes(4), bytes(remade))
+    loaded.map(map_specs.KUBELET_REMADE).set(bytes(4), bytes(remade))
     beat(loaded, 2 * STALE_SECONDS)
 
 
@@ -322,7 +322,7 @@ def test_answer_is_the_verdict_for_every_source_mode_and_state_of_the_agent(
             made = GateConfig(addresses=pod.addresses, rules=node.rules(), **options)
             gates.install(pod.ifindex, made)
             for state in STATES:
-                loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig(node_netns=netns)))
+                loaded.map(map_specs.CONFIG).set(bytes(4), bytes(abi.CConfig(node_netns=netns)))
                 config.set_limits(
                     stale_after_seconds=STALE_SECONDS, dead_man_seconds=DEAD_MAN_SECONDS
                 )

@@ -19,7 +19,7 @@ from agent.admin.finding_kinds import Kind
 from agent.admin.report import AgentReport
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
-from bpf import abi, pins
+from bpf import pins, program_specs
 from bpf.attachment import Attachment
 from tests import polling
 from tests.kernel.test_agent import PORT, isolated_as
@@ -137,7 +137,7 @@ def test_gate_that_is_detached_and_a_hook_that_is_gone_while_the_agent_is_dead(
     operator.stop(signal.SIGKILL)
     with pyroute2.IPRoute() as netlink:
         netlink.tc("del", "clsact", web.ifindex)
-    (pins.Pins(operator.bpffs).links / abi.HOOKS[0].name).unlink()
+    (pins.Pins(operator.bpffs).links / program_specs.HOOKS[0].name).unlink()
     status = document(operator, "status")["findings"]
     doctor = document(operator, "doctor")["findings"]
     shown = explained(operator)

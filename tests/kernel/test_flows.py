@@ -11,7 +11,7 @@ from agent.flows.records import DropRecord, FlowRecord, LostRecord, Record, Star
 from agent.flows.tally import Tally, recorded
 from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess
-from bpf import abi, loader
+from bpf import abi, loader, map_specs
 from bpf.drop_sources import DropSources
 from bpf.gates import GateConfig, Gates
 from bpf.verdicts import Mode
@@ -37,7 +37,7 @@ def test_packets_that_the_full_table_forgets_are_counted_as_lost(
 ) -> None:
     pod = lab.add_pod("called", 1)
     gates.install(pod.ifindex, GateConfig(Mode.AUDIT, pod.addresses))
-    sources, table = DropSources(loaded), loaded.map(abi.DROP_SOURCES)
+    sources, table = DropSources(loaded), loaded.map(map_specs.DROP_SOURCES)
     tally = Tally()
     send(pod, 1, 5)
     tally.observe(sources.read())

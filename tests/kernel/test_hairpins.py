@@ -14,7 +14,7 @@ import pytest
 
 from agent.lab import attempts
 from agent.lab import lab as labs
-from bpf import abi, loader
+from bpf import abi, loader, map_specs
 from bpf.drop_events import DropEventReader
 from bpf.drop_sources import DropSources
 from bpf.gates import GateConfig, Gates
@@ -275,7 +275,7 @@ def test_drop_names_the_process_that_connects(
 
 
 def open_connects(loaded: loader.Loaded) -> set[bytes]:
-    return {key for key, _ in loaded.map(abi.HOST_CONNECTS).items()}
+    return {key for key, _ in loaded.map(map_specs.HOST_CONNECTS).items()}
 
 
 def test_connect_is_forgotten_once_it_is_answered(
@@ -345,7 +345,7 @@ def test_syn_of_another_host_passes_once_the_connect_is_old(
     sequence = int.from_bytes(os.urandom(3))
     sent_ns = time.monotonic_ns() - int(age_seconds * 1e9)
     record = abi.CHostConnect(sent_ns=sent_ns, cgroup=1)
-    loaded.map(abi.HOST_CONNECTS).set(struct.pack("!I", sequence), bytes(record))
+    loaded.map(map_specs.HOST_CONNECTS).set(struct.pack("!I", sequence), bytes(record))
     ends = frames.Ends(frames.address(other.ipv4), frames.address(web.ipv4), port=PORT)
     with other.open_socket(socket.AF_INET, socket.SOCK_RAW, frames.TCP) as raw:
         raw.settimeout(traffic.LIMIT_SECONDS)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from agent.lab import lab as labs
-from bpf import abi, loader, pins, syscalls
+from bpf import loader, pins, program_specs, syscalls
 from tests.kernel import frames, offers, redirecting, skb, traffic
 
 pytestmark = pytest.mark.kernel
@@ -67,7 +67,7 @@ WAYS = pytest.mark.parametrize("wrap", [plain, behind_headers])
 
 
 def is_let_in(loaded: loader.Loaded, frame: bytes) -> bool:
-    program = loaded.programs[abi.HOLD_SYNS]
+    program = loaded.programs[program_specs.HOLD_SYNS]
     answer, _ = syscalls.run_program(program, frame, skb.context(LOOPBACK_IFINDEX, 0))
     assert answer in (skb.TCX_NEXT, skb.TCX_DROP)
     return answer == skb.TCX_NEXT

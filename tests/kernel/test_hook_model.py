@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bpf import abi, loader, pins, syscalls
+from bpf import abi, loader, map_specs, pins, syscalls
 from bpf.hooks import Hooks
 from bpf.rule_evaluation import Cgroup, NodeFacts
 from bpf.verdicts import Mode, Reason
@@ -103,7 +103,7 @@ def counts(runs: GateRuns, loaded: loader.Loaded) -> dict[Reason, int]:
     """Of hooks: on a gate's slot, or on the node's."""
     found = Counter[Reason]()
     for slot in (abi.HOST_SLOT, *runs.slots):
-        value = loaded.map(abi.COUNTERS).get(struct.pack("=I", slot))
+        value = loaded.map(map_specs.COUNTERS).get(struct.pack("=I", slot))
         assert value is not None
         for reason in (Reason.NODE, Reason.TUNNEL):
             found[reason] += abi.CCounters.from_buffer_copy(value).packets[reason]
@@ -160,7 +160,7 @@ def test_sources_of_datagrams_agree_with_the_specification(
 ) -> None:
     """Each server answers what the pod sent to several addresses, in one name after the other."""
     seen: Counter[str] = Counter()
-    histories = loaded.map(abi.SOCKET_HISTORIES)
+    histories = loaded.map(map_specs.SOCKET_HISTORIES)
     for number in range(max(1, CALLS // 20)):
         chosen = random.Random(f"{SEED} {number}")
         state = answering_state(chosen)

@@ -17,7 +17,7 @@ from agent.gates.worker import GateWorker
 from agent.lab import attempts
 from agent.lab import lab as labs
 from agent.linux.cgroups import cgroup2_mount
-from bpf import abi, loader, pins, syscalls
+from bpf import abi, loader, map_specs, pins, program_specs, syscalls
 from bpf.drop_events import DropEvent, DropEventReader
 from bpf.drop_sources import DropSources
 from bpf.gates import GateConfig, Gates
@@ -50,7 +50,7 @@ def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
     made = NodeConfig(loaded)
     made.set_netns(netns_cookie())
     yield made
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
+    loaded.map(map_specs.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def read_events(loaded: loader.Loaded) -> list[DropEvent]:
 
 def begin_events(loaded: loader.Loaded) -> None:
     """No events yet, and none suppressed because of the previous test."""
-    budget = loaded.map(abi.EVENT_BUDGET)
+    budget = loaded.map(map_specs.EVENT_BUDGET)
     budget.set(bytes(4), bytes(budget.value_size))
     read_events(loaded)
 
@@ -105,12 +105,12 @@ def count_suppressed(loaded: loader.Loaded) -> int:
 
 def test_every_hook_is_in_force(hooks: list[HookState]) -> None:
     assert [hook for hook in hooks if hook.problem] == []
-    assert len(hooks) == len(abi.HOOKS)
+    assert len(hooks) == len(program_specs.HOOKS)
 
 
 def problems(loaded: loader.Loaded) -> list[str | None]:
     """Of each hook while all are attached whose program the kernel accepts."""
-    return [None if hook.name in loaded.programs else REJECTED for hook in abi.HOOKS]
+    return [None if hook.name in loaded.programs else REJECTED for hook in program_specs.HOOKS]
 
 
 def are_reported(states: list[HookState], loaded: loader.Loaded, problem: str) -> bool:
@@ -132,7 +132,7 @@ async def test_hooks_that_cannot_distinguish_sockets_are_reported(
     try:
         await made.attach()
         assert not made.has_connect_hooks
-        assert len(made.hook_states) == len(abi.HOOKS)
+        assert len(made.hook_states) == len(program_specs.HOOKS)
         assert are_reported(made.hook_states, loaded, "no netns cookies")
     finally:
         await made.detach()
@@ -146,7 +146,7 @@ def test_budget_that_two_hooks_used_up_at_once_sends_no_events(
     guard(gates, pod, Mode.ENFORCE)
     begin_events(loaded)
     before = count_suppressed(loaded)
-    budget = loaded.map(abi.EVENT_BUDGET)
+    budget = loaded.map(map_specs.EVENT_BUDGET)
     window = abi.CEventBudget(since_ns=time.monotonic_ns() + 10**12, remaining=-1)
     budget.set(bytes(4), bytes(window) * (budget.value_size // ctypes.sizeof(window)))
     assert connect(pod, "IPv4") == REFUSED
@@ -340,14 +340,14 @@ def test_attaching_again_keeps_the_links(
     mount = cgroup2_mount()
     assert mount is not None
     assert [hook.problem for hook in Hooks(loaded, installation, mount).attach()] == [None] * len(
-        abi.HOOKS
+        program_specs.HOOKS
     )
     assert link_ids(installation) == before
 
 
 def link_ids(installation: pins.Pins) -> list[int]:
     found = []
-    for hook in abi.HOOKS:
+    for hook in program_specs.HOOKS:
         fd = syscalls.open_pin(str(installation.links / hook.name))
         found.append(struct.unpack("=II", syscalls.object_info(fd, 8))[1])
         os.close(fd)
@@ -358,7 +358,7 @@ def test_program_that_excludes_the_hook_is_named(
     isolated: None, loaded: loader.Loaded, installation: pins.Pins
 ) -> None:
     """In a cgroup of the test's own, as at the root."""
-    hook = abi.HOOKS[0]
+    hook = program_specs.HOOKS[0]
     program = loaded.programs[hook.name]
     with cgroup() as own:
         directory = os.open(own.directory, os.O_RDONLY)

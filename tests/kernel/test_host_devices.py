@@ -17,7 +17,7 @@ import pytest
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import Lab, LabPod
 from agent.logs import Event
-from bpf import abi, cleanup, clsact, loader, maps, pins, syscalls
+from bpf import abi, cleanup, clsact, loader, map_specs, maps, pins, program_specs, syscalls
 from bpf.gates import Attachment
 from bpf.host_devices import HostDevicePrograms
 from tests import polling
@@ -241,7 +241,7 @@ def test_sources_are_checked_at_a_tun_while_it_is_the_host_s(
 
 
 def has_source_check(interface: str) -> bool:
-    filters = clsact.ClsactFilters(pins.Pins(), abi.STAMP_SPOOFED, 0, clsact.INGRESS)
+    filters = clsact.ClsactFilters(pins.Pins(), program_specs.STAMP_SPOOFED, 0, clsact.INGRESS)
     with contextlib.closing(filters):
         return filters.is_attached(links.index_of(interface))
 
@@ -267,7 +267,9 @@ def test_doctor_names_a_tun_that_forwards(operator: AgentProcess) -> None:
 
 def is_marked(operator: AgentProcess, interface: str) -> bool:
     ifindex = links.index_of(interface)
-    with maps.Map.open(pins.Pins(operator.bpffs).map(abi.INJECTABLE), abi.INJECTABLE) as opened:
+    with maps.Map.open(
+        pins.Pins(operator.bpffs).map(map_specs.INJECTABLE), map_specs.INJECTABLE
+    ) as opened:
         value = opened.get(struct.pack("=I", ifindex // 64)) or bytes(8)
     return bool(struct.unpack("=Q", value)[0] >> ifindex % 64 & 1)
 
@@ -279,11 +281,11 @@ def test_agent_lists_the_addresses_that_the_node_has(
     """Those of services are not its own: kube-proxy in ipvs mode has an interface for them."""
     own, service = (f"{OTHER_POD[version]}{digit}" for digit in "19")
     bits = 32 if version == 4 else 128
-    name = pins.Pins(operator.bpffs).map(abi.NODE_ADDRESSES)
+    name = pins.Pins(operator.bpffs).map(map_specs.NODE_ADDRESSES)
 
     def is_listed(text: str) -> bool:
         packed = abi.pack_address(ipaddress.ip_address(text))
-        with maps.Map.open(name, abi.NODE_ADDRESSES) as opened:
+        with maps.Map.open(name, map_specs.NODE_ADDRESSES) as opened:
             return opened.get(struct.pack("=I", 128) + packed) is not None
 
     with links.made("kube-ipvs0", "link add kube-ipvs0 type bridge"):

@@ -16,7 +16,7 @@ import pytest
 
 from agent.lab import lab as labs
 from agent.linux.cgroups import cgroup2_mount
-from bpf import abi, host_egress, loader, maps, pins
+from bpf import abi, host_egress, loader, map_specs, maps, pins, program_specs
 from bpf.drop_events import DropEventReader
 from bpf.host_egress import EgressTables, HostEgress, TooMuchError
 from bpf.host_egress_tables import EgressRule, EgressSubject, EgressTable
@@ -108,7 +108,7 @@ def of_schema(installation: pins.Pins) -> Iterator["Egress"]:
     """The programs of another schema with maps of their own, loaded and not attached."""
     installation.prepare()
     directory = asyncio.run(host_egress.load(installation))
-    with maps.Map.open(installation.map(abi.CONFIG), abi.CONFIG) as config:
+    with maps.Map.open(installation.map(map_specs.CONFIG), map_specs.CONFIG) as config:
         config.set(bytes(4), bytes(abi.CConfig(node_netns=netns_cookie())))
     with contextlib.closing(HostEgress(directory, installation)) as kernel:
         yield Egress(kernel)
@@ -146,7 +146,7 @@ def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
     made = NodeConfig(loaded)
     made.set_netns(netns_cookie())
     yield made
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
+    loaded.map(map_specs.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def egress(installation: pins.Pins, loaded: loader.Loaded, config: NodeConfig) -
     kernel = HostEgress(directory, installation)
     try:
         states = kernel.attach(mount)
-        assert [state.problem for state in states] == [None] * len(abi.EGRESS_HOOKS)
+        assert [state.problem for state in states] == [None] * len(program_specs.EGRESS_HOOKS)
         yield Egress(kernel)
     finally:
         kernel.close()

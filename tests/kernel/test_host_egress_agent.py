@@ -16,7 +16,7 @@ from agent.admin.report import EgressPolicyStatus
 from agent.lab.lab import Lab, LabPod
 from agent.linux.cgroups import cgroup2_mount
 from agent.logs import Event
-from bpf import abi, host_egress, pins
+from bpf import abi, host_egress, pins, program_specs
 from bpf.host_egress_tables import EgressRule
 from tests import polling
 from tests.docs import blocks
@@ -278,7 +278,7 @@ def test_hook_that_another_program_detaches_is_attached_again(
         node.start(web)
         wait(node, pod, DENIED)
         installation = pins.Pins(node.operator.bpffs)
-        for hook in abi.EGRESS_HOOKS:
+        for hook in program_specs.EGRESS_HOOKS:
             (installation.links / hook.name).unlink()
         wait(node, pod, DENIED)
 

@@ -9,7 +9,7 @@ import pytest
 from agent.kubelet import host_probes
 from agent.linux.cgroups import cgroup2_mount
 from agent.pods.pod import Pod
-from bpf import abi, loader, pins
+from bpf import abi, loader, map_specs, pins
 from bpf.hooks import Hooks
 from bpf.host_probes import HostProbes, Target
 from bpf.node_config import NodeConfig
@@ -43,7 +43,7 @@ def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
     made = NodeConfig(loaded)
     made.set_netns(netns_cookie())
     yield made
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
+    loaded.map(map_specs.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from agent.kubelet.admission import KubeletAdmission
 from agent.kubelet.search import KubeletCgroup
 from agent.settings import ByCgroup, ByProcess, KubeletSetting
-from bpf import abi, loader, pins
+from bpf import abi, loader, map_specs, pins, program_specs
 from bpf.kubelet_unit import KubeletUnit
 from bpf.node_config import NodeConfig
 from tests.kernel import cgroups
@@ -22,7 +22,7 @@ UNPRIVILEGED = 65534
 @pytest.fixture
 def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
     yield NodeConfig(loaded)
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
+    loaded.map(map_specs.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def unit(
     made.attach()
     yield made
     made.forget()
-    os.unlink(installation.links / abi.FOLLOW_KUBELET.name)
+    os.unlink(installation.links / program_specs.FOLLOW_KUBELET.name)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from agent.lab import lab as labs
 from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
-from bpf import abi, errors, kubelet_unit, loader, pins, syscalls
+from bpf import abi, errors, kubelet_unit, loader, map_specs, pins, program_specs, syscalls
 from bpf.gates import Gates
 from bpf.kubelet_unit import KubeletUnit
 from bpf.node_config import NodeConfig
@@ -46,7 +46,7 @@ def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
     made.set_limits(stale_after_seconds=STALE_AFTER_SECONDS, dead_man_seconds=0)
     made.beat()
     yield made
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
+    loaded.map(map_specs.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def service(system: Cgroup) -> Iterator[Cgroup]:
 
 
 def link(installation: pins.Pins) -> pathlib.Path:
-    return installation.links / abi.FOLLOW_KUBELET.name
+    return installation.links / program_specs.FOLLOW_KUBELET.name
 
 
 def program_of(installation: pins.Pins) -> int:
@@ -241,7 +241,7 @@ def test_agent_that_is_killed_while_it_changes_the_path_leaves_the_heartbeat_to_
 
     unit.follow(service.path)
     with monkeypatch.context() as context:
-        context.setattr(loaded.map(abi.KUBELET_UNIT), "set", kill)
+        context.setattr(loaded.map(map_specs.KUBELET_UNIT), "set", kill)
         with pytest.raises(Killed):
             unit.follow("/elsewhere")
     assert config.read().kubelet_unit == 0
@@ -289,10 +289,10 @@ async def test_program_of_another_version_is_replaced(
     try:
         upgraded = dataclasses.replace(loaded, programs=other.programs)
         KubeletUnit(upgraded, installation, config).attach()
-        expected = syscalls.program_id(other.programs[abi.FOLLOW_KUBELET.name])
+        expected = syscalls.program_id(other.programs[program_specs.FOLLOW_KUBELET.name])
         assert program_of(installation) == expected != ours
         names = os.listdir(installation.links)
-        assert [name for name in names if abi.FOLLOW_KUBELET.name in name] == [
+        assert [name for name in names if program_specs.FOLLOW_KUBELET.name in name] == [
             link(installation).name
         ]
     finally:
@@ -318,7 +318,7 @@ def test_where_the_kernel_cannot_follow_a_stale_heartbeat_opens_declared_ports(
         lacking = KubeletUnit(loaded, installation, config, types=types)
         assert lacking.problem == f"{types} cannot be read (No such file or directory)."
     elif lack == "program":
-        programs = {k: v for k, v in programs.items() if k != abi.FOLLOW_KUBELET.name}
+        programs = {k: v for k, v in programs.items() if k != program_specs.FOLLOW_KUBELET.name}
         without = dataclasses.replace(loaded, programs=programs)
         lacking = KubeletUnit(without, installation, config)
         assert "does not accept the program" in lacking.problem
@@ -357,7 +357,7 @@ def test_doctor_s_trial_finds_this_kernel_able(isolated: None) -> None:
 
 
 def test_missing_tracepoint_is_an_error(loaded: loader.Loaded) -> None:
-    program = loaded.programs[abi.FOLLOW_KUBELET.name]
+    program = loaded.programs[program_specs.FOLLOW_KUBELET.name]
     with pytest.raises(errors.BpfError, match="attaching to tracepoint nothing") as caught:
         syscalls.raw_tracepoint_open(program, "nothing")
     assert caught.value.errno == errno.ENOENT

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bpf import abi, sources
+from bpf import map_specs, sources
 
 pytestmark = pytest.mark.kernel
 
@@ -56,9 +56,9 @@ def layout(type_: Any) -> object:
     return ctypes.sizeof(type_)
 
 
-def with_values() -> list[abi.MapSpec]:
+def with_values() -> list[map_specs.MapSpec]:
     """All but the rings, whose records the C side casts: test_hooks.py reads some."""
-    return [spec for spec in (*abi.MAPS, abi.WATCHED_WORDS) if spec.value_size]
+    return [spec for spec in (*map_specs.MAPS, map_specs.WATCHED_WORDS) if spec.value_size]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def seen_by_bcc(isolated: None) -> dict[str, object]:
 
 @pytest.mark.parametrize("spec", with_values(), ids=lambda spec: spec.name)
 def test_twin_has_the_layout_of_the_c_side(
-    seen_by_bcc: dict[str, object], spec: abi.MapSpec
+    seen_by_bcc: dict[str, object], spec: map_specs.MapSpec
 ) -> None:
     assert seen_by_bcc[spec.name] == [layout(spec.key), layout(spec.value)]
 

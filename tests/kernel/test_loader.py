@@ -20,9 +20,11 @@ from bpf import (
     kernel_layouts,
     listeners,
     loader,
+    map_specs,
     maps,
     pinning,
     pins,
+    program_specs,
     sources,
     syscalls,
 )
@@ -41,9 +43,14 @@ def nothing_prebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the gates at egress and of devices, for each of which the verifier takes 0.2 s."""
-    small = {name: abi.PROGRAMS[name] for name in (abi.GATE_INGRESS, abi.STAMP_SPOOFED)}
+    small = {
+        name: program_specs.PROGRAMS[name]
+        for name in (program_specs.GATE_INGRESS, program_specs.STAMP_SPOOFED)
+    }
     specs = loader.PROGRAM_SET.programs
-    chosen = tuple(spec for spec in specs if spec.name in small or spec.name not in abi.PROGRAMS)
+    chosen = tuple(
+        spec for spec in specs if spec.name in small or spec.name not in program_specs.PROGRAMS
+    )
     monkeypatch.setattr(abi, "PROGRAMS", small)
     monkeypatch.setattr(
         loader, "PROGRAM_SET", dataclasses.replace(loader.PROGRAM_SET, programs=chosen)
@@ -83,7 +90,7 @@ async def test_layout_of_the_kernel_s_buffers_is_written(
     fresh_pins: pins.Pins, small_programs: None
 ) -> None:
     loaded = await loader.load(fresh_pins)
-    content = loaded.map(abi.BUFFER_LAYOUT).get(bytes(4))
+    content = loaded.map(map_specs.BUFFER_LAYOUT).get(bytes(4))
     loaded.close()
     assert content is not None
     layout = abi.CBufferLayout.from_buffer_copy(content)
@@ -92,9 +99,9 @@ async def test_layout_of_the_kernel_s_buffers_is_written(
 
 
 def accepted_programs() -> list[str]:
-    names = [*abi.PROGRAMS, *(hook.name for hook in abi.OPTIONAL_PROGRAMS)]
+    names = [*program_specs.PROGRAMS, *(hook.name for hook in program_specs.OPTIONAL_PROGRAMS)]
     if not offers.rejects_packet_sockets():
-        names.remove(abi.CREATE_PACKET_SOCKET.name)
+        names.remove(program_specs.CREATE_PACKET_SOCKET.name)
     if netns_cookie() is None:  # programs at setsockopt read it since f1248dee954c (Linux 5.15)
         names.remove("hook_setsockopt")
     return names
@@ -117,8 +124,8 @@ async def test_layout_that_cannot_be_written_leaves_no_descriptor_open(
 
 async def test_pins_are_those_that_the_description_lists(fresh_pins: pins.Pins) -> None:
     await load(fresh_pins)
-    assert sorted(os.listdir(fresh_pins.maps)) == sorted(spec.name for spec in abi.MAPS)
-    for spec in abi.MAPS:
+    assert sorted(os.listdir(fresh_pins.maps)) == sorted(spec.name for spec in map_specs.MAPS)
+    for spec in map_specs.MAPS:
         maps.Map.open(fresh_pins.map(spec), spec).close()
     assert os.listdir(fresh_pins.programs) == [sources.fingerprint()]
     pinned = os.listdir(fresh_pins.programs / sources.fingerprint())
@@ -129,16 +136,16 @@ async def test_moving_copies_are_loaded_once_and_only_when_they_are_needed(
     fresh_pins: pins.Pins, request: pytest.FixtureRequest
 ) -> None:
     loaded = await loader.load(fresh_pins)
-    assert len(loaded.copies(abi.GATE_EGRESS)) == 1
+    assert len(loaded.copies(program_specs.GATE_EGRESS)) == 1
     await loader.load_moving_copies(fresh_pins, loaded)
-    ids = [syscalls.program_id(fd) for fd in loaded.copies(abi.GATE_EGRESS)]
+    ids = [syscalls.program_id(fd) for fd in loaded.copies(program_specs.GATE_EGRESS)]
     assert len(set(ids)) == 2
     loaded.close()
     fresh_pins.discard_other_programs(sources.fingerprint())
     request.getfixturevalue("no_compiler")
     again = await loader.load(fresh_pins)
     await loader.load_moving_copies(fresh_pins, again)
-    assert [syscalls.program_id(fd) for fd in again.copies(abi.GATE_EGRESS)] == ids
+    assert [syscalls.program_id(fd) for fd in again.copies(program_specs.GATE_EGRESS)] == ids
     again.close()
 
 
@@ -147,15 +154,15 @@ async def test_deferred_programs_are_added_to_those_that_are_loaded(
 ) -> None:
     loaded = await loader.load(fresh_pins, defers=True)
     assert loaded.outcome.origin is Origin.PREBUILT
-    assert loaded.programs.keys().isdisjoint(abi.DEFERRABLE)
+    assert loaded.programs.keys().isdisjoint(program_specs.DEFERRABLE)
     first = {name: syscalls.program_id(fd) for name, fd in loaded.programs.items()}
     request.getfixturevalue("no_compiler")
-    needed = [abi.UPLINK_GATE, abi.BRIDGE_GATE]
+    needed = [program_specs.UPLINK_GATE, program_specs.BRIDGE_GATE]
     # A device needs one while the others are loaded.
     await asyncio.gather(
         loader.load_deferred(fresh_pins, loaded, needed), loader.load_deferred(fresh_pins, loaded)
     )
-    added = {name: syscalls.program_id(loaded.programs[name]) for name in abi.DEFERRABLE}
+    added = {name: syscalls.program_id(loaded.programs[name]) for name in program_specs.DEFERRABLE}
     loaded.close()
     assert (await load(fresh_pins))[0] is Origin.PINNED
     again = await loader.load(fresh_pins, defers=True)
@@ -171,7 +178,7 @@ async def test_an_agent_that_defers_no_program_keeps_those_that_are_loaded(
     loaded.close()
     origin, ids = await load(fresh_pins)
     assert origin is Origin.PINNED
-    assert len(ids) == len(first) + len(abi.DEFERRABLE)
+    assert len(ids) == len(first) + len(program_specs.DEFERRABLE)
     assert first < {*ids}
 
 
@@ -188,7 +195,7 @@ async def test_an_agent_that_is_stopped_while_it_verifies_deferred_programs_has_
 
     monkeypatch.setattr(syscalls, "program_load", load_and_look)
     await load(fresh_pins)
-    assert len(are_locked) >= len(abi.DEFERRABLE)
+    assert len(are_locked) >= len(program_specs.DEFERRABLE)
     assert not any(are_locked)
 
 
@@ -224,7 +231,7 @@ async def test_what_is_compiled_is_loaded_whole(
     loaded = await loader.load(fresh_pins, defers=True)
     loaded.close()
     assert loaded.outcome.origin is Origin.COMPILED
-    assert loaded.programs.keys() >= {*abi.DEFERRABLE}
+    assert loaded.programs.keys() >= {*program_specs.DEFERRABLE}
 
 
 async def test_compiler_is_never_mapped_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,9 +242,9 @@ async def test_compiler_is_never_mapped_here(monkeypatch: pytest.MonkeyPatch) ->
     assert "LLVM" not in mapped
 
 
-@pytest.mark.parametrize("spec", abi.MAPS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", map_specs.MAPS, ids=lambda spec: spec.name)
 async def test_pin_of_another_layout_is_an_error_and_stays(
-    fresh_pins: pins.Pins, spec: abi.MapSpec
+    fresh_pins: pins.Pins, spec: map_specs.MapSpec
 ) -> None:
     fresh_pins.prepare()
     stranger = foreign.create_map(spec.key_size or 4, spec.value_size + 8, 16)
@@ -252,7 +259,7 @@ async def test_pin_of_another_layout_is_an_error_and_stays(
 async def test_pin_that_is_no_map_is_an_error(fresh_pins: pins.Pins) -> None:
     fresh_pins.prepare()
     program = foreign.load_program(foreign.TC_ACT_OK)
-    syscalls.pin(program, fresh_pins.map(abi.GATES))
+    syscalls.pin(program, fresh_pins.map(map_specs.GATES))
     os.close(program)
     with pytest.raises(errors.PinError, match="is not the map that this version uses"):
         await loader.load(fresh_pins)
@@ -262,9 +269,9 @@ async def test_wrong_pin_is_found_also_when_programs_are_current(
     fresh_pins: pins.Pins, small_programs: None
 ) -> None:
     await load(fresh_pins)
-    os.unlink(fresh_pins.map(abi.INJECTABLE))
+    os.unlink(fresh_pins.map(map_specs.INJECTABLE))
     stranger = foreign.create_map(4, 8, 16)
-    syscalls.pin(stranger, fresh_pins.map(abi.INJECTABLE))
+    syscalls.pin(stranger, fresh_pins.map(map_specs.INJECTABLE))
     os.close(stranger)
     with pytest.raises(errors.PinError, match="injectable is not the map"):
         await loader.load(fresh_pins)
@@ -275,7 +282,7 @@ async def test_half_finished_load_is_not_used(fresh_pins: pins.Pins, small_progr
     unfinished = fresh_pins.programs / f"{sources.fingerprint()}-unfinished"
     unfinished.mkdir()
     program = foreign.load_program(foreign.TC_ACT_OK)
-    syscalls.pin(program, str(unfinished / abi.GATE_EGRESS))
+    syscalls.pin(program, str(unfinished / program_specs.GATE_EGRESS))
     origin, ids = await load(fresh_pins)
     assert origin is Origin.PREBUILT
     assert ids != [syscalls.program_id(program)]
@@ -299,14 +306,14 @@ async def test_half_removed_programs_are_made_again(
     fresh_pins: pins.Pins, small_programs: None
 ) -> None:
     await load(fresh_pins)
-    os.unlink(fresh_pins.programs / sources.fingerprint() / abi.GATE_INGRESS)
+    os.unlink(fresh_pins.programs / sources.fingerprint() / program_specs.GATE_INGRESS)
     origin, _ = await load(fresh_pins)
     assert origin is Origin.PREBUILT
 
 
 async def test_missing_map_is_one_sentence(fresh_pins: pins.Pins, small_programs: None) -> None:
     await load(fresh_pins)
-    os.unlink(fresh_pins.map(abi.COUNTERS))
+    os.unlink(fresh_pins.map(map_specs.COUNTERS))
     with pytest.raises(errors.PinError, match=r"cannot open .*counters \(No such file"):
         await loader.load(fresh_pins)
 
@@ -365,7 +372,7 @@ async def test_old_programs_are_discarded_and_ours_are_kept(
 
 async def test_everything_can_be_removed(fresh_pins: pins.Pins) -> None:
     await load(fresh_pins)
-    expected = len(abi.MAPS) + len(accepted_programs())
+    expected = len(map_specs.MAPS) + len(accepted_programs())
     assert fresh_pins.remove_everything() == expected
     assert not fresh_pins.root.exists()
     assert fresh_pins.remove_everything() == 0

@@ -16,7 +16,7 @@ import pytest
 
 from agent.operate.pinned import bpftool
 from agent.operate.pinned import maps as pinned_maps
-from bpf import abi, artefacts, listeners, loader, map_values, maps, pins, syscalls
+from bpf import abi, artefacts, listeners, loader, map_specs, map_values, maps, pins, syscalls
 from bpf.pinning import Origin
 from probes.netns import netns_cookie
 
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.kernel
 # Large arrays are printed in full.
 _ENTRIES = 3
 _WITHOUT_TYPES = {
-    spec.name for spec in (*abi.MAPS, *listeners.MAPS) if not spec.value or spec.template
+    spec.name for spec in (*map_specs.MAPS, *listeners.MAPS) if not spec.value or spec.template
 }
 _DECODED = [
     spec
     for spec in pinned_maps.SPECS.values()
-    if spec.is_listed and spec.name not in {*_WITHOUT_TYPES, abi.NODE_ADDRESSES.name}
+    if spec.is_listed and spec.name not in {*_WITHOUT_TYPES, map_specs.NODE_ADDRESSES.name}
 ]
 """Keys of the last one begin with a length that random numbers exceed."""
 
@@ -59,7 +59,7 @@ def filled(kind: Any, numbers: random.Random) -> Any:
 
 
 @contextlib.contextmanager
-def pinned(spec: abi.MapSpec, path: pathlib.Path) -> Iterator[maps.Map]:
+def pinned(spec: map_specs.MapSpec, path: pathlib.Path) -> Iterator[maps.Map]:
     made = maps.Map(maps.create(spec), spec)
     with made:
         syscalls.pin(made.fd, str(path))
@@ -76,7 +76,9 @@ def dump(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("spec", _DECODED, ids=lambda spec: spec.name)
-def test_decoded_entries_are_those_of_bpftool(directory: pathlib.Path, spec: abi.MapSpec) -> None:
+def test_decoded_entries_are_those_of_bpftool(
+    directory: pathlib.Path, spec: map_specs.MapSpec
+) -> None:
     numbers = random.Random(spec.name)
     is_array = spec.type in (2, 6)
     spec = dataclasses.replace(spec, max_entries=_ENTRIES if is_array else spec.max_entries)
@@ -103,16 +105,16 @@ def test_decoded_entries_are_those_of_bpftool(directory: pathlib.Path, spec: abi
 
 
 def test_maps_of_maps_are_read_with_the_ids_that_bpftool_prints(directory: pathlib.Path) -> None:
-    template = maps.create_template(abi.REPLY_TABLE)
-    outer = maps.Map(maps.create(abi.REPLIES, template), abi.REPLIES)
-    inner = maps.create_like(abi.REPLY_TABLE, template)
-    plain = syscalls.map_create(2, 4, abi.REPLY_TABLE.value_size, abi.REPLY_SETS)
+    template = maps.create_template(map_specs.REPLY_TABLE)
+    outer = maps.Map(maps.create(map_specs.REPLIES, template), map_specs.REPLIES)
+    inner = maps.create_like(map_specs.REPLY_TABLE, template)
+    plain = syscalls.map_create(2, 4, map_specs.REPLY_TABLE.value_size, abi.REPLY_SETS)
     with outer:
         # podgate-cni and earlier versions create tables without type information.
         for number, table in enumerate((inner, plain)):
             outer.set(number.to_bytes(4, "little"), table.to_bytes(4, "little"))
         read = {
-            map_values.decode(abi.U32, key): map_values.decode(abi.U32, value)
+            map_values.decode(map_specs.U32, key): map_values.decode(map_specs.U32, value)
             for key, value in outer.items_by_key()
         }
         assert maps.has_types(inner) is maps.has_types(template)
@@ -123,7 +125,7 @@ def test_maps_of_maps_are_read_with_the_ids_that_bpftool_prints(directory: pathl
             check=True,
             capture_output=True,
         ).stdout
-        assert json.loads(shown)["bytes_value"] == abi.REPLY_TABLE.value_size
+        assert json.loads(shown)["bytes_value"] == map_specs.REPLY_TABLE.value_size
         os.close(table)
     os.close(template)
 
@@ -140,7 +142,7 @@ def test_every_map_has_type_information_however_programs_were_compiled(
     loaded = asyncio.run(loader.load(fresh_pins))
     loaded.close()
     assert loaded.outcome.origin is origin
-    names = {spec.name for spec in abi.MAPS}
+    names = {spec.name for spec in map_specs.MAPS}
     if netns_cookie() is not None:  # listener events need it
         asyncio.run(listeners.load(fresh_pins))
         names |= {spec.name for spec in listeners.MAPS}
@@ -154,8 +156,8 @@ def test_every_map_has_type_information_however_programs_were_compiled(
 
 def _without_here() -> set[str]:
     """From Linux 5.15 up to 6.1 a template has no type information (`maps.create_template`)."""
-    template = maps.create_template(abi.REPLY_TABLE)
+    template = maps.create_template(map_specs.REPLY_TABLE)
     try:
-        return set() if maps.has_types(template) else {abi.REPLY_TABLE.name}
+        return set() if maps.has_types(template) else {map_specs.REPLY_TABLE.name}
     finally:
         os.close(template)

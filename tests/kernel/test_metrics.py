@@ -17,7 +17,7 @@ from agent.admin.report import AgentReport
 from agent.lab import attempts
 from agent.lab.agent_process import AgentProcess, drop_result
 from agent.lab.lab import Lab, LabPod
-from bpf import abi, loader, syscalls, usage
+from bpf import abi, loader, program_specs, syscalls, usage
 from bpf.gates import Gates
 from tests import polling
 from tests.kernel import offers, traffic
@@ -152,7 +152,7 @@ def test_hook_that_another_program_removes_is_shown(
     operator.start()
     report = operator.wait_for("the gate", isolated_as("enforce", "Enforced"))
     links = operator.bpffs / "podgate" / f"v{abi.SCHEMA}" / "links"
-    name = next(hook.name for hook in abi.HOOKS if (links / hook.name).exists())
+    name = next(hook.name for hook in program_specs.HOOKS if (links / hook.name).exists())
     attached = ("podgate_hook_attached", (("hook", name),))
     assert samples(scrape(report))[attached] == 1
     (links / name).unlink()

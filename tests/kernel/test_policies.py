@@ -25,7 +25,7 @@ from agent.lab import lab as labs
 from agent.lab.agent_process import AgentProcess, Launch, condition_of
 from agent.lab.lab import Lab, LabPod
 from agent.settings import admin_socket
-from bpf import abi, loader, pins
+from bpf import abi, loader, map_specs, pins
 from bpf.gates import GateConfig, Gates
 from bpf.maps import Map
 from bpf.rules import Rule, SourceKind
@@ -206,7 +206,7 @@ def test_deleted_policy_admits_no_source_and_leaves_no_counter(
     node.write("a.yaml", policy("service", cgroup(service), PORT))
     node.start(web)
     assert reaches(service, web, PORT)
-    with Map.open(counters_of(node), abi.RULE_HITS) as counters:
+    with Map.open(counters_of(node), map_specs.RULE_HITS) as counters:
         assert len(list(counters.items())) == 1
         (node.directory / "a.yaml").unlink()
         node.operator.wait_for("the service blocked", lambda _: is_dropped(service, web, PORT))
@@ -214,7 +214,7 @@ def test_deleted_policy_admits_no_source_and_leaves_no_counter(
 
 
 def counters_of(node: Node) -> str:
-    return str(pins.Pins(node.operator.bpffs).map(abi.RULE_HITS))
+    return str(pins.Pins(node.operator.bpffs).map(map_specs.RULE_HITS))
 
 
 def test_agent_without_rules_removes_existing_counters(
@@ -226,7 +226,7 @@ def test_agent_without_rules_removes_existing_counters(
     node.operator.start()
     node.operator.wait_for("the gate", isolated_as("web", "Enforced"))
     assert is_dropped(service, web, PORT)
-    with Map.open(counters_of(node), abi.RULE_HITS) as counters:
+    with Map.open(counters_of(node), map_specs.RULE_HITS) as counters:
         assert list(counters.items()) == []
     assert "without --rules" in node.podgate("rules")
 

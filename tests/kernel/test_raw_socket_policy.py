@@ -24,7 +24,7 @@ from agent.pods.conditions import Conditions
 from agent.pods.object_labels import ObjectLabels
 from agent.pods.store import PodStore
 from agent.settings import RawSocketMode
-from bpf import abi, loader, pins
+from bpf import abi, loader, map_specs, pins, program_specs
 from bpf.drop_sources import DropSources
 from bpf.maps import Map
 from bpf.node_config import NodeConfig
@@ -101,7 +101,7 @@ def policy(
     yield made
     made.set_denies_pods(is_denied=False)
     made.admit_only({})
-    pins.unlink_quietly(installation.links / abi.CREATE_PACKET_SOCKET.name)
+    pins.unlink_quietly(installation.links / program_specs.CREATE_PACKET_SOCKET.name)
 
 
 def rejectable(*kinds: str) -> set[str]:
@@ -241,7 +241,7 @@ def set_pods(operator: AgentProcess, pods: Cgroup) -> None:
     and may have read it before: so again before each trial."""
 
     def is_set() -> bool:
-        with Map.open(pins.Pins(operator.bpffs).map(abi.CONFIG), abi.CONFIG) as opened:
+        with Map.open(pins.Pins(operator.bpffs).map(map_specs.CONFIG), map_specs.CONFIG) as opened:
             config = abi.CConfig.from_buffer_copy(opened.get(bytes(4)) or b"")
             if config.pods_cgroup == pods.id:
                 return True

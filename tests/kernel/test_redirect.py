@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bpf import abi, errors, loader, pins, sources, syscalls
+from bpf import abi, errors, loader, map_specs, pins, program_specs, sources, syscalls
 from bpf.redirect import Redirect
 from tests.kernel import cgroups, foreign
 
@@ -28,13 +28,13 @@ def redirect(loaded: loader.Loaded, installation: pins.Pins) -> Iterator[Redirec
     with Redirect.open(installation, sources.fingerprint()) as made:
         yield made
         made.keep_only([])
-    for key, _ in list(loaded.map(abi.RELAY_PODS).items()):
-        loaded.map(abi.RELAY_PODS).delete(key)
+    for key, _ in list(loaded.map(map_specs.RELAY_PODS).items()):
+        loaded.map(map_specs.RELAY_PODS).delete(key)
 
 
 def targets(loaded: loader.Loaded) -> dict[tuple[abi.IPAddress, int], abi.IPAddress]:
     found = {}
-    for key, value in loaded.map(abi.RELAY_TARGETS).items():
+    for key, value in loaded.map(map_specs.RELAY_TARGETS).items():
         target = abi.CRelayTargetKey.from_buffer_copy(key)
         found[abi.unpack_address(bytes(target.pod)), target.port] = abi.unpack_address(value)
     return found
@@ -42,7 +42,7 @@ def targets(loaded: loader.Loaded) -> dict[tuple[abi.IPAddress, int], abi.IPAddr
 
 def origins(loaded: loader.Loaded) -> dict[abi.IPAddress, tuple[abi.IPAddress, int]]:
     found = {}
-    for key, value in loaded.map(abi.RELAY_PODS).items():
+    for key, value in loaded.map(map_specs.RELAY_PODS).items():
         origin = abi.CRelayPod.from_buffer_copy(value)
         found[abi.unpack_address(key)] = abi.unpack_address(bytes(origin.pod)), origin.ifindex
     return found
@@ -112,17 +112,17 @@ def copied_pins(loaded: loader.Loaded, fresh_pins: pins.Pins) -> pins.Pins:
     fresh_pins.prepare()
     directory = fresh_pins.programs / sources.fingerprint()
     directory.mkdir()
-    program = loaded.programs[abi.HOLD_SYNS]
-    for name in (abi.HOLD_SYNS, *(hook.name for hook in abi.RELAY_HOOKS)):
+    program = loaded.programs[program_specs.HOLD_SYNS]
+    for name in (program_specs.HOLD_SYNS, *(hook.name for hook in program_specs.RELAY_HOOKS)):
         syscalls.pin(program, str(directory / name))
-    for spec in (abi.RELAY_TARGETS, abi.RELAY_PODS, abi.RELAY_BEAT):
+    for spec in (map_specs.RELAY_TARGETS, map_specs.RELAY_PODS, map_specs.RELAY_BEAT):
         syscalls.pin(loaded.map(spec).fd, fresh_pins.map(spec))
     return fresh_pins
 
 
-@pytest.mark.parametrize("hook", abi.RELAY_HOOKS, ids=lambda hook: hook.name)
+@pytest.mark.parametrize("hook", program_specs.RELAY_HOOKS, ids=lambda hook: hook.name)
 def test_program_that_the_kernel_rejected_is_one_sentence(
-    copied_pins: pins.Pins, hook: abi.HookSpec
+    copied_pins: pins.Pins, hook: program_specs.HookSpec
 ) -> None:
     Redirect.open(copied_pins, sources.fingerprint()).close()
     os.unlink(copied_pins.programs / sources.fingerprint() / hook.name)
@@ -130,8 +130,10 @@ def test_program_that_the_kernel_rejected_is_one_sentence(
         Redirect.open(copied_pins, sources.fingerprint())
 
 
-@pytest.mark.parametrize("spec", [abi.RELAY_TARGETS, abi.RELAY_PODS, abi.RELAY_BEAT])
-def test_map_of_another_layout_is_an_error(copied_pins: pins.Pins, spec: abi.MapSpec) -> None:
+@pytest.mark.parametrize(
+    "spec", [map_specs.RELAY_TARGETS, map_specs.RELAY_PODS, map_specs.RELAY_BEAT]
+)
+def test_map_of_another_layout_is_an_error(copied_pins: pins.Pins, spec: map_specs.MapSpec) -> None:
     os.unlink(copied_pins.map(spec))
     stranger = foreign.create_map(spec.key_size, spec.value_size + 8, 16)
     syscalls.pin(stranger, copied_pins.map(spec))
@@ -157,8 +159,8 @@ def test_program_that_excludes_a_hook_is_named_and_nothing_stays_attached(
     redirect: Redirect, loaded: loader.Loaded
 ) -> None:
     """In a cgroup of the test's own, as at the root."""
-    hook = abi.RELAY_HOOKS[-1]
-    (theirs,) = (known for known in abi.HOOKS if known.attach_type == hook.attach_type)
+    hook = program_specs.RELAY_HOOKS[-1]
+    (theirs,) = (known for known in program_specs.HOOKS if known.attach_type == hook.attach_type)
     program = loaded.programs[theirs.name]
     with cgroups.cgroup() as own:
         directory = os.open(own.directory, os.O_RDONLY)
@@ -168,7 +170,7 @@ def test_program_that_excludes_a_hook_is_named_and_nothing_stays_attached(
             with pytest.raises(errors.BpfError, match="without BPF_F_ALLOW_MULTI") as caught:
                 redirect.engage(own.directory)
             assert f"program {syscalls.program_id(program)} is attached" in str(caught.value)
-            first = abi.RELAY_HOOKS[0].attach_type
+            first = program_specs.RELAY_HOOKS[0].attach_type
             assert syscalls.query_cgroup_programs(directory, first)[0] == []
             syscalls.call(_command(BPF_PROG_DETACH), exclusively, what="detaching")
             redirect.engage(own.directory)

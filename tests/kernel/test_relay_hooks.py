@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.lab import lab as labs
-from bpf import abi, loader, pins
+from bpf import abi, loader, pins, program_specs
 from bpf.attachment import Attachment
 from bpf.gates import GateConfig, Gates
 from bpf.hooks import Hooks
@@ -65,7 +65,7 @@ def scene(lab: labs.Lab, redirect: Redirect) -> Iterator[Scene]:
 def refusing(config: NodeConfig, loaded: loader.Loaded, installation: pins.Pins) -> Iterator[None]:
     """The hooks that reject are attached as well."""
     hooks = Hooks(loaded, installation, redirecting.root_cgroup())
-    assert [hook.problem for hook in hooks.attach()] == [None] * len(abi.HOOKS)
+    assert [hook.problem for hook in hooks.attach()] == [None] * len(program_specs.HOOKS)
     yield
     hooks.detach()
 
@@ -154,7 +154,7 @@ def test_kubelet_that_the_kernel_followed_is_redirected(
             assert scene.who_has_it() == "relay"
         finally:
             unit.forget()
-            os.unlink(installation.links / abi.FOLLOW_KUBELET.name)
+            os.unlink(installation.links / program_specs.FOLLOW_KUBELET.name)
 
 
 def connected(sender: cgroups.Cgroup, address: str, seconds: float = traffic.LIMIT_SECONDS) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from bpf import abi, loader, pins, sources, syscalls
+from bpf import abi, loader, map_specs, pins, program_specs, sources, syscalls
 from bpf.gate_config import GateConfig
 from bpf.gate_table import GateTable
 from bpf.rule_evaluation import Cgroup
@@ -71,7 +71,7 @@ def test_what_passes_into_the_relay_agrees_with_the_specification(
 ) -> None:
     offers.need_ingress_in_test_runs()
     seen: Counter[Held] = Counter()
-    with running(loaded, abi.HOLD_SYNS) as run:
+    with running(loaded, program_specs.HOLD_SYNS) as run:
         for sent in made_frames(cgroup, FRAMES):
             held = relay.hold(sent.frame, is_tagged=sent.is_tagged)
             assert run(sent, 1) == held.passes, (SEED, held, sent)
@@ -88,7 +88,7 @@ def test_what_passes_to_the_relay_agrees_with_the_specification(
     offers.need_ingress_in_test_runs()
     seen: Counter[bool] = Counter()
     table = GateTable(loaded, installation.maps)
-    with contextlib.closing(table), running(loaded, abi.DROP_FORWARDED) as run:
+    with contextlib.closing(table), running(loaded, program_specs.DROP_FORWARDED) as run:
         for at, sent in enumerate(made_frames(cgroup, FRAMES)):
             has_gate = bool(at & 1024)
             if has_gate:
@@ -108,7 +108,7 @@ def test_what_passes_to_the_relay_agrees_with_the_specification(
 def dropped(loaded: loader.Loaded) -> int:
     """By the pair's gate, as a way past NetworkPolicy."""
     slot = struct.pack("=I", abi.FIRST_SLOT + PAIR % abi.MAX_GATES)
-    value = loaded.map(abi.COUNTERS).get(slot)
+    value = loaded.map(map_specs.COUNTERS).get(slot)
     assert value is not None
     return int(abi.CCounters.from_buffer_copy(value).packets[Reason.RELAY])
 
@@ -126,7 +126,7 @@ def runs(loaded: loader.Loaded, installation: pins.Pins, cgroup: Cgroup) -> Iter
 def attached(installation: pins.Pins, name: str) -> Iterator[None]:
     """The hooks of both families."""
     assert node.current is not None
-    hooks = [hook for hook in abi.RELAY_HOOKS if hook.name.startswith(name)]
+    hooks = [hook for hook in program_specs.RELAY_HOOKS if hook.name.startswith(name)]
     assert len(hooks) == len(FAMILIES)
     with contextlib.ExitStack() as undo:
         cgroup_fd = os.open(node.current.cgroup, os.O_RDONLY | os.O_DIRECTORY)
@@ -183,7 +183,7 @@ def agree(
         sock.connect((f"::ffff:{to}" if is_mapped else to, call.port))
         peer, port = sock.getpeername()[:2]
         cookie = sock.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8)
-    recorded = loaded.map(abi.RELAY_BYPASSES).get(cookie)
+    recorded = loaded.map(map_specs.RELAY_BYPASSES).get(cookie)
     found = abi.pack_address(frames.address(peer)), port, recorded
     expected = call.to
     if specified.is_to_relay and not (is_named and state.is_netns_known):

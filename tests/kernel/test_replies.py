@@ -17,7 +17,7 @@ import pytest
 from agent.gates import pending_flows
 from agent.lab import lab as labs
 from agent.linux.pod_network import PodNetworkReader
-from bpf import abi, loader
+from bpf import abi, loader, map_specs
 from bpf.gates import GateConfig, Gates
 from bpf.replies import (
     GROUP_LIFETIME_NS,
@@ -544,7 +544,7 @@ def join(sock: socket.socket, group: str, interface: int) -> None:
 
 
 def fill(loaded: loader.Loaded, pod: labs.LabPod, flow: ReplyFlow, sent_ns: int) -> None:
-    value = loaded.map(abi.REPLIES).get(struct.pack("=I", pod.ifindex))
+    value = loaded.map(map_specs.REPLIES).get(struct.pack("=I", pod.ifindex))
     assert value is not None
     with ReplyTable(struct.unpack("=I", value)[0]) as table:
         assert table.fill([flow], ReplyKey.ensure(loaded), sent_ns)

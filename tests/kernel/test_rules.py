@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.lab import lab as labs
-from bpf import abi, loader
+from bpf import abi, loader, map_specs
 from bpf.gates import GateConfig, Gates
 from bpf.node_config import NodeConfig
 from bpf.rules import Rule, SourceKind
@@ -60,7 +60,7 @@ def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
     """The node's config, as it was afterwards."""
     made = NodeConfig(loaded)
     yield made
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
+    loaded.map(map_specs.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_rule_for_the_kernel_admits_no_process(gates: Gates, pod: labs.LabPod) -
 def test_the_rule_that_matched_first_is_the_one_counted(
     gates: Gates, pod: labs.LabPod, loaded: loader.Loaded
 ) -> None:
-    hits = loaded.map(abi.RULE_HITS)
+    hits = loaded.map(map_specs.RULE_HITS)
     ids = (7, 8)
     for number in ids:
         hits.set(number.to_bytes(4, "little"), bytes(hits.value_size))

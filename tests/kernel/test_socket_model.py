@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bpf import abi, loader, pins, syscalls
+from bpf import abi, loader, map_specs, pins, syscalls
 from bpf.hooks import Hooks
 from bpf.raw_socket_policy import RawSocketPolicy
 from bpf.rule_evaluation import Cgroup
@@ -110,7 +110,7 @@ def set_option(sock: socket.socket, level: int, option: int, value: bytes) -> in
 
 
 def evasions(loaded: loader.Loaded) -> int:
-    value = loaded.map(abi.COUNTERS).get(struct.pack("=I", abi.HOST_SLOT))
+    value = loaded.map(map_specs.COUNTERS).get(struct.pack("=I", abi.HOST_SLOT))
     assert value is not None
     return int(abi.CCounters.from_buffer_copy(value).packets[Reason.EVASION])
 
@@ -123,7 +123,7 @@ def test_raw_and_packet_sockets_agree_with_the_specification(
     policy = RawSocketPolicy(loaded, installation, None)
     policy.attach()
     kinds = KINDS if not policy.packet_problem else [k for k in KINDS if k[0] != socket.AF_PACKET]
-    histories = loaded.map(abi.SOCKET_HISTORIES)
+    histories = loaded.map(map_specs.SOCKET_HISTORIES)
     for chosen, state in states(runs, cgroup):
         for _ in range(CALLS_OF_A_STATE):
             kind = chosen.choice(kinds)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.lab import lab as labs
-from bpf import abi, loader, pins
+from bpf import abi, loader, map_specs, pins, program_specs
 from bpf.gates import GateConfig, Gates
 from bpf.node_config import NodeConfig
 from bpf.verdicts import Mode, Reason, Verdict
@@ -21,7 +21,7 @@ VERSIONS = pytest.mark.parametrize("version", [4, 6])
 @pytest.fixture
 def config(loaded: loader.Loaded) -> Iterator[NodeConfig]:
     yield NodeConfig(loaded)
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
+    loaded.map(map_specs.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 @pytest.fixture
@@ -112,6 +112,6 @@ def test_uplink_takes_a_priority_for_a_stamp_only_on_a_switch(
     )
     frame = frames.segment(ends, frames.SYN)
     config.set_ovs(is_there=has_switch)
-    uplink = loaded.programs[abi.UPLINK_GATE]
+    uplink = loaded.programs[program_specs.UPLINK_GATE]
     assert skb.priority_after(uplink, frame, HAND_MADE_CLASS) == left
     assert skb.priority_after(uplink, frame, 0x0001_0006) == 0x0001_0006

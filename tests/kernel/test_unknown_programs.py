@@ -12,7 +12,7 @@ import pytest
 from agent.lab.agent_process import AgentProcess
 from agent.lab.lab import LabPod
 from agent.logs import Event
-from bpf import abi, clsact, pins, syscalls
+from bpf import clsact, pins, program_specs, syscalls
 from bpf.gates import Attachment
 from tests import polling
 from tests.kernel import cgroups, foreign, links, offers, traffic
@@ -26,7 +26,7 @@ __all__ = ["web"]
 OLDER = 2
 DIRECTIONS = (clsact.EGRESS, clsact.INGRESS)
 ATTACHMENTS = pytest.mark.parametrize("attachment", list(Attachment), ids=str)
-(CONNECT,) = (hook for hook in abi.HOOKS if hook.name == "hook_connect4")
+(CONNECT,) = (hook for hook in program_specs.HOOKS if hook.name == "hook_connect4")
 # r0 = 1; exit: every connect is admitted.
 ADMIT = struct.pack("=BBhiBBhi", 0xB7, 0, 0, 1, 0x95, 0, 0, 0)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agent.lab import lab as labs
-from bpf import abi, cleanup, loader, pins, syscalls
+from bpf import abi, cleanup, loader, map_specs, pins, program_specs, syscalls
 from bpf.gate_table import GateTable
 from bpf.gates import Attachment, Gates
 from bpf.host_devices import HostDevicePrograms
@@ -271,7 +271,9 @@ def test_injectable_interfaces_are_copied_before_the_first_gate(
     known, new = InjectableMap(before.loaded), InjectableMap(after.loaded)
     for ifindex in (3, 64, 100_000):
         known.mark(ifindex, is_node_sent=True)
-    syscalls.pin(before.loaded.map(abi.INJECTABLE).fd, before.installation.map(abi.INJECTABLE))
+    syscalls.pin(
+        before.loaded.map(map_specs.INJECTABLE).fd, before.installation.map(map_specs.INJECTABLE)
+    )
     new.inherit(after.installation)
     assert new.marked() == {3, 64, 100_000}
     known.mark(5, is_node_sent=True)
@@ -354,7 +356,7 @@ def test_interrupted_move_of_another_schema_is_completed(
     with before.started() as gates:
         gates.install(pod.ifindex, enforcing(pod))
     front = syscalls.link_create_tcx(
-        before.loaded.programs[abi.moving_copy("gate_egress")],
+        before.loaded.programs[program_specs.moving_copy("gate_egress")],
         pod.ifindex,
         syscalls.BPF_TCX_EGRESS,
         syscalls.BPF_F_BEFORE,

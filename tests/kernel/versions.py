@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import bpf
-from bpf import abi, artefacts, features, listeners, loader, pins, sources, syscalls
+from bpf import artefacts, features, listeners, loader, pins, program_specs, sources, syscalls
 
 LOAD = """
 import asyncio, sys
@@ -51,7 +51,7 @@ def other_version(
         for path in installation.programs.iterdir()
         if path.name != known and not path.name.endswith(("-unfinished", pins.MOVING))
     )
-    programs = {name: syscalls.open_pin(str(made / name)) for name in abi.PROGRAMS}
+    programs = {name: syscalls.open_pin(str(made / name)) for name in program_specs.PROGRAMS}
     shutil.rmtree(made)
     try:
         yield dataclasses.replace(loaded, programs=programs)

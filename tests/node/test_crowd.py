@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from bpf import abi, maps, pins
+from bpf import map_specs, maps, pins
 from probes.netns import netns_cookie
 from tests import polling
 from tests.kernel import attached, dialling
@@ -21,7 +21,13 @@ _PODS = int(os.environ.get("PODGATE_TEST_PODS") or 8)
 # The kubelet starts pods as they come; runtimes bring up some at once.
 _AT_ONCE = 10
 # What the agent keeps by pod, or by what a pod has.
-_MAPS = (abi.GATE_SLOTS, abi.MORE_RULES, abi.REPLIES, abi.ADDRESSES, abi.DROP_SOURCES)
+_MAPS = (
+    map_specs.GATE_SLOTS,
+    map_specs.MORE_RULES,
+    map_specs.REPLIES,
+    map_specs.ADDRESSES,
+    map_specs.DROP_SOURCES,
+)
 
 
 async def test_created_and_deleted_pods_leave_nothing(node: Node) -> None:

@@ -10,7 +10,7 @@ import pytest
 from agent.lab import lab as labs
 from agent.services.client.v1alpha1 import endpoints_pb2 as pb
 from agent.services.proxy.ebpf import EbpfBackend
-from bpf import abi, loader, pins, syscalls
+from bpf import abi, loader, map_specs, pins, program_specs, syscalls
 from bpf.gates import Attachment, GateConfig, Gates
 from bpf.hooks import Hooks
 from bpf.node_config import NodeConfig
@@ -42,7 +42,7 @@ def agent(fresh_pins: pins.Pins) -> Iterator[loader.Loaded]:
     config.set_netns(netns_cookie())
     config.set_kubelet(OTHER_CGROUP)
     yield loaded
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
+    loaded.map(map_specs.CONFIG).set(bytes(4), bytes(abi.CConfig()))
     loaded.close()
 
 
@@ -52,7 +52,7 @@ def hooks(
 ) -> Iterator[Hooks]:
     """At the cgroup of the proxy, as on a node both are at the root."""
     made = Hooks(agent, fresh_pins, own_cgroup.directory)
-    assert [hook.problem for hook in made.attach()] == [None] * len(abi.HOOKS)
+    assert [hook.problem for hook in made.attach()] == [None] * len(program_specs.HOOKS)
     yield made
     made.detach()
 
@@ -151,7 +151,7 @@ def test_running_agent_keeps_its_hook_beside_a_new_proxy(
 ) -> None:
     """An agent's start swaps the programs of the links that it finds by name."""
     before = names(own_cgroup, CONNECT4)
-    assert [hook.problem for hook in hooks.attach()] == [None] * len(abi.HOOKS)
+    assert [hook.problem for hook in hooks.attach()] == [None] * len(program_specs.HOOKS)
     assert names(own_cgroup, CONNECT4) == before
     enforce(gates, pods[0])
     with pytest.raises(PermissionError):

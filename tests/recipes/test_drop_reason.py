@@ -59,7 +59,7 @@ import dataclasses, ipaddress, pathlib, time
 from agent.operate.cli import reference
 from agent.operate.explain import confirmation, evaluation
 from agent.operate.explain.facts import Facts, Flow, GateFacts
-from bpf import compiling, features, loader
+from bpf import (compiling, features, loader, program_specs)
 from bpf.gate_config import GateConfig
 from bpf.gate_trial import GateTrial
 from bpf.rule_evaluation import NodeFacts
@@ -78,7 +78,7 @@ lines = [line for line in lines if not line.rstrip('"\\n').endswith(others)]
 lines.insert(0, '#pragma clang diagnostic ignored "-Wunused-function"\\n')
 gate_alone = source.with_name("gate_alone.c")
 gate_alone.write_text("".join(lines))
-programs = [one for one in loader.PROGRAM_SET.programs if one.name == abi.GATE_EGRESS]
+programs = [one for one in loader.PROGRAM_SET.programs if one.name == program_specs.GATE_EGRESS]
 programs = dataclasses.replace(
     loader.PROGRAM_SET, source=gate_alone.name, programs=tuple(programs)
 )

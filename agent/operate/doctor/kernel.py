@@ -13,7 +13,6 @@ from agent.admin.finding import as_sentence, found
 from agent.linux.cgroups import cgroup2_mount
 from agent.operate.doctor.results import Passed, Result
 from bpf import (
-    abi,
     artefacts,
     errors,
     features,
@@ -22,6 +21,7 @@ from bpf import (
     loader,
     maps,
     pins,
+    program_specs,
     raw_socket_policy,
 )
 from bpf.attachment import Attachment
@@ -99,7 +99,7 @@ def _hooks() -> Iterator[Result]:
     try:
         problems = [
             (hook.name, problem)
-            for hook in abi.HOOKS
+            for hook in program_specs.HOOKS
             if (problem := hooks.describe_exclusive(root_fd, hook))
         ]
     finally:

@@ -9,7 +9,7 @@ from agent.admin import finding_kinds as kinds
 from agent.admin.finding import found
 from agent.linux.cgroups import cgroup2_mount
 from agent.operate.doctor.results import Passed, Result
-from bpf import abi, errors, neighbours, pins
+from bpf import errors, neighbours, pins, program_specs
 from bpf.attachments import Direction
 from bpf.neighbours import BesideHook, Chain
 
@@ -52,7 +52,10 @@ def _of_hooks(installation: pins.Pins) -> Iterator[Result]:
     assert root is not None  # `preflight.check`
     root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        beside = {hook: neighbours.beside_hook(root_fd, installation, hook) for hook in abi.HOOKS}
+        beside = {
+            hook: neighbours.beside_hook(root_fd, installation, hook)
+            for hook in program_specs.HOOKS
+        }
     finally:
         os.close(root_fd)
     found = sorted({name for one in beside.values() for name in (*one.before, *one.after)})
@@ -65,7 +68,7 @@ def _of_hooks(installation: pins.Pins) -> Iterator[Result]:
     yield Passed("hooks-beside", text + _order_of_connects(beside))
 
 
-def _order_of_connects(beside: Mapping[abi.HookSpec, BesideHook]) -> str:
+def _order_of_connects(beside: Mapping[program_specs.HookSpec, BesideHook]) -> str:
     """What a load balancer in connect(2), as Calico's and Cilium's, changes for host processes."""
     connects = [one for hook, one in beside.items() if hook.name in _CONNECT_HOOKS]
     before = sorted({name for one in connects for name in one.before})

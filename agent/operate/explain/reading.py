@@ -23,7 +23,7 @@ from agent.operate.explain.facts import (
     RelayFacts,
 )
 from agent.operate.pinned.gate_attachments import GateAttachments
-from bpf import abi, errors, hooks, host_egress, loader, pins, syscalls
+from bpf import abi, errors, hooks, host_egress, loader, map_specs, pins, program_specs, syscalls
 from bpf.abi import IPAddress
 from bpf.gate_reader import GateReader
 from bpf.host_egress import EgressTables
@@ -45,10 +45,10 @@ def read(installation: pins.Pins, loaded: loader.Loaded, target: IPAddress) -> F
         gates={gate.ifindex: gate for gate in gates(installation, loaded)},
         owners={
             abi.unpack_address(key): _NUMBER.unpack(value)[0]
-            for key, value in loaded.map(abi.ADDRESSES).items()
+            for key, value in loaded.map(map_specs.ADDRESSES).items()
         },
         relay=relay(installation, loaded),
-        hooks=_hooks(installation, abi.HOOKS),
+        hooks=_hooks(installation, program_specs.HOOKS),
         default_deny=default_deny(),
         route=route,
         is_veth=_is_veth(route),
@@ -85,17 +85,17 @@ def gates(installation: pins.Pins, loaded: loader.Loaded) -> list[GateFacts]:
 
 def relay(installation: pins.Pins, loaded: loader.Loaded) -> RelayFacts:
     pods, interfaces = {}, {}
-    for key, value in loaded.map(abi.RELAY_PODS).items():
+    for key, value in loaded.map(map_specs.RELAY_PODS).items():
         packed = abi.CRelayPod.from_buffer_copy(value)
         address = abi.unpack_address(key)
         pods[address] = abi.unpack_address(bytes(packed.pod))
         interfaces[address] = packed.ifindex
     targets = {}
-    for key, value in loaded.map(abi.RELAY_TARGETS).items():
+    for key, value in loaded.map(map_specs.RELAY_TARGETS).items():
         target = abi.CRelayTargetKey.from_buffer_copy(key)
         pod = abi.unpack_address(bytes(target.pod))
         targets[pod, target.port] = abi.unpack_address(value)
-    beat = loaded.map(abi.RELAY_BEAT).get(_FIRST)
+    beat = loaded.map(map_specs.RELAY_BEAT).get(_FIRST)
     assert beat is not None  # an array has all of its keys
     (beat_ns,) = _TIME.unpack(beat)
     return RelayFacts(targets, pods, interfaces, beat_ns, _is_relay_hooked(installation))
@@ -109,12 +109,12 @@ def egress(installation: pins.Pins, loaded: loader.Loaded, target: IPAddress) ->
         return EgressFacts(
             table=tables.table(),
             names=tables.names(),
-            hooks=_hooks(installation, abi.EGRESS_HOOKS),
+            hooks=_hooks(installation, program_specs.EGRESS_HOOKS),
             is_nodes=NodeAddressMap(loaded).has(target),
         )
 
 
-def _hooks(installation: pins.Pins, specs: Iterable[abi.HookSpec]) -> frozenset[str]:
+def _hooks(installation: pins.Pins, specs: Iterable[program_specs.HookSpec]) -> frozenset[str]:
     """Names of the hooks whose pinned link is attached to the root cgroup."""
     mount = cgroup2_mount()
     if mount is None:
@@ -132,7 +132,7 @@ def _hooks(installation: pins.Pins, specs: Iterable[abi.HookSpec]) -> frozenset[
 def _is_relay_hooked(installation: pins.Pins) -> bool:
     """Whether the relay's connect hook, whose link has no pin, is attached to the root cgroup."""
     mount = cgroup2_mount()
-    hook = next(hook for hook in abi.RELAY_HOOKS if hook.name == "relay_connect4")
+    hook = next(hook for hook in program_specs.RELAY_HOOKS if hook.name == "relay_connect4")
     ours = set()
     for path in installation.programs.glob(f"*/{hook.name}"):
         with contextlib.suppress(errors.BpfError), pins.opened(path) as program_fd:

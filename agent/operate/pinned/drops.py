@@ -9,7 +9,7 @@ from agent.drops.source_processes import wall_clock
 from agent.drops.source_report import source_status, with_scans
 from agent.operate.pinned import installation as pinned_installation
 from agent.operate.pinned.names import Names
-from bpf import abi, loader, pins, raw_socket_policy
+from bpf import loader, map_specs, pins, raw_socket_policy
 from bpf.drop_sources import DropSource, DropSources
 from bpf.gate_reader import GateReader
 
@@ -48,7 +48,7 @@ def read(installation: pins.Pins, run_directory: pathlib.Path) -> Drops:
 
 
 def _raw_sockets(loaded: loader.Loaded) -> tuple[list[bytes], list[bytes]]:
-    entries = list(loaded.map(abi.RAW_SOCKET_SOURCES).items())
+    entries = list(loaded.map(map_specs.RAW_SOCKET_SOURCES).items())
     return [key for key, _ in entries], [value for _, value in entries]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from agent.operate.pinned.installation import PinsUnreadableError, find_schema
-from bpf import abi, errors, listeners, map_values, maps, pins
+from bpf import errors, listeners, map_specs, map_values, maps, pins
 from bpf.services import tables
 
 _TYPES = {
@@ -16,7 +16,7 @@ _TYPES = {
 }
 """bpftool's names of `enum bpf_map_type`."""
 
-SPECS = {spec.name: spec for spec in (*abi.MAPS, *listeners.MAPS, *tables.MAPS)}
+SPECS = {spec.name: spec for spec in (*map_specs.MAPS, *listeners.MAPS, *tables.MAPS)}
 _ARRAYS = ("array", "percpu_array")
 
 
@@ -83,7 +83,7 @@ def entries(path: pathlib.Path) -> MapContent:
         return MapContent(name=path.name, entries=found, empty=empty)
 
 
-def _entry(spec: abi.MapSpec, key: bytes, value: bytes) -> MapEntry:
+def _entry(spec: map_specs.MapSpec, key: bytes, value: bytes) -> MapEntry:
     decoded = map_values.decode(spec.key, key)
     if not spec.is_per_cpu:
         return MapEntry(key=decoded, value=map_values.decode(spec.value, value))
@@ -92,7 +92,7 @@ def _entry(spec: abi.MapSpec, key: bytes, value: bytes) -> MapEntry:
     )
 
 
-def cpus(spec: abi.MapSpec, value: bytes) -> Iterator[bytes]:
+def cpus(spec: map_specs.MapSpec, value: bytes) -> Iterator[bytes]:
     """The values of the CPUs."""
     for at in range(0, len(value), spec.value_size):
         yield value[at : at + spec.value_size]
@@ -136,7 +136,7 @@ def _items(opened: maps.Map) -> Iterator[tuple[bytes, bytes]]:
     return opened.items_by_key()
 
 
-def _memory_bytes(fd: int, spec: abi.MapSpec) -> int:
+def _memory_bytes(fd: int, spec: map_specs.MapSpec) -> int:
     """As the kernel reports it to any reader of a descriptor (`bpf_map_show_fdinfo`).
 
     Before 6.4 (`ringbuf_map_mem_usage` in kernel/bpf/ringbuf.c) it reports 0 for a ring buffer:

@@ -20,7 +20,7 @@ from agent.operate.pinned.names import Names
 from agent.operate.pinned.report import PinnedGateStatus, PinnedRelayStatus, PinnedStatus
 from agent.pods import off_marks
 from agent.relay.interfaces import is_relay_interface
-from bpf import abi, errors, hooks, loader, pins
+from bpf import abi, errors, hooks, loader, map_specs, pins, program_specs
 from bpf.counters import Counters, Counts, labelled
 from bpf.gate_config import GateConfig
 from bpf.gate_reader import GateReader
@@ -131,12 +131,12 @@ class _Reader:
             return
         cgroup_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            for hook in abi.HOOKS:
+            for hook in program_specs.HOOKS:
                 yield HookStatus(name=hook.name, problem=self._hook_problem(hook, cgroup_fd))
         finally:
             os.close(cgroup_fd)
 
-    def _hook_problem(self, hook: abi.HookSpec, cgroup_fd: int) -> str | None:
+    def _hook_problem(self, hook: program_specs.HookSpec, cgroup_fd: int) -> str | None:
         try:
             with pins.opened(self._installation.links / hook.name) as link_fd:
                 if hooks.is_linked(link_fd, cgroup_fd, hook):
@@ -146,12 +146,12 @@ class _Reader:
             return "it has no link"
 
     def _relay(self, gates: Iterable[GateConfig]) -> PinnedRelayStatus:
-        (beat,) = _TIME.unpack(self._loaded.map(abi.RELAY_BEAT).get(_KEY) or bytes(8))
+        (beat,) = _TIME.unpack(self._loaded.map(map_specs.RELAY_BEAT).get(_KEY) or bytes(8))
         age = self._age(beat)
         return PinnedRelayStatus(
             is_up=age is not None and age * 1e9 < abi.RELAY_BEAT_LIMIT_NS,
             beat_age_seconds=age,
-            ports=sum(1 for _ in self._loaded.map(abi.RELAY_TARGETS).items()),
+            ports=sum(1 for _ in self._loaded.map(map_specs.RELAY_TARGETS).items()),
             has_fallback=not any(
                 gate.mode is Mode.STRICT and gate.without_fallback for gate in gates
             ),

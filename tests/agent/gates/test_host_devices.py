@@ -15,7 +15,7 @@ from agent.logs import Event
 from agent.pods.conditions import Conditions
 from agent.pods.pod import Pod
 from agent.pods.store import PodStore
-from bpf import abi
+from bpf import program_specs
 from bpf.errors import AttachError
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class _GateWorker:
     async def load_deferred(self, names: Collection[str]) -> None:
         await asyncio.sleep(0)
         self.deferred += [name for name in names if name not in self.deferred]
-        if len(self.deferred) == len(abi.DEFERRABLE):
+        if len(self.deferred) == len(program_specs.DEFERRABLE):
             self.all_loaded.set()
 
     async def run(self, function: Callable[..., T], *args: object, **kwargs: object) -> T:
@@ -67,20 +67,20 @@ class _GateWorker:
     def ensure_bridges(self, ifindexes: set[int], *, are_all: bool) -> None:
         if self.rejects:
             raise AttachError("guarding interface 5: no")
-        assert not ifindexes or abi.BRIDGE_GATE in self.deferred
+        assert not ifindexes or program_specs.BRIDGE_GATE in self.deferred
         self.are_all = are_all
         self.bridges.append(ifindexes)
 
     def ensure_devices(self, ifindexes: set[int], *, are_all: bool) -> None:
-        assert not ifindexes or abi.DEVICE_GATE in self.deferred
+        assert not ifindexes or program_specs.DEVICE_GATE in self.deferred
         self.devices.append(ifindexes)
 
     def ensure_uplinks(self, ifindexes: set[int], *, are_all: bool) -> None:
-        assert not ifindexes or abi.UPLINK_GATE in self.deferred
+        assert not ifindexes or program_specs.UPLINK_GATE in self.deferred
         self.uplinks.append(ifindexes)
 
     def ensure_bare_devices(self, ifindexes: set[int], *, are_all: bool) -> None:
-        assert not ifindexes or abi.BARE_DEVICE_GATE in self.deferred
+        assert not ifindexes or program_specs.BARE_DEVICE_GATE in self.deferred
         self.bare_devices.append(ifindexes)
 
     def ensure_hand_made(self, ifindexes: set[int], *, are_all: bool) -> None:
@@ -222,7 +222,7 @@ async def test_programs_that_no_device_needs_are_loaded_once_the_pods_are_gated(
     await host_devices.ensure([Link(3, "ipip3", kind="ipip", is_ethernet=False)])
     running = asyncio.create_task(host_devices.run())
     await asyncio.sleep(0)
-    assert gate_worker.deferred == [abi.BARE_DEVICE_GATE]
+    assert gate_worker.deferred == [program_specs.BARE_DEVICE_GATE]
     store.synced.set()
     await gate_worker.all_loaded.wait()
     for _ in range(3):

@@ -20,7 +20,7 @@ from agent.lab import lab as labs
 from agent.linux import rtnetlink, tunnels
 from agent.linux.cgroups import cgroup2_mount
 from agent.linux.rtnetlink import Link
-from bpf import abi, injectable, loader, pins
+from bpf import abi, injectable, loader, map_specs, pins
 from bpf.gates import GateConfig, Gates
 from bpf.hooks import Hooks
 from bpf.host_devices import HostDevicePrograms
@@ -113,7 +113,7 @@ def switched(
         programs(loaded, installation) as devices,
     ):
         yield Switched(watched, switch, lab, loaded, gates, devices)
-    loaded.map(abi.CONFIG).set(bytes(4), bytes(abi.CConfig()))
+    loaded.map(map_specs.CONFIG).set(bytes(4), bytes(abi.CConfig()))
 
 
 Attack = Callable[[Switched, int], contextlib.AbstractContextManager[Callable[[], None]]]

@@ -14,7 +14,7 @@ import pytest
 from agent.lab import lab as labs
 from agent.linux import rtnetlink, tunnels, udp_listeners
 from agent.linux.cgroups import cgroup2_mount
-from bpf import abi, loader, pins
+from bpf import abi, loader, map_specs, pins
 from bpf.gates import Attachment, Gates
 from bpf.hooks import Hooks
 from bpf.host_devices import HostDevicePrograms
@@ -80,7 +80,7 @@ def node(
         links.ip(*(peer.format("add") for peer in peers))
         stack.callback(links.ip, *(peer.format("del") for peer in peers))
         NodeConfig(loaded).set_netns(netns_cookie())
-        stack.callback(loaded.map(abi.CONFIG).set, bytes(4), bytes(abi.CConfig()))
+        stack.callback(loaded.map(map_specs.CONFIG).set, bytes(4), bytes(abi.CConfig()))
         hooks = Hooks(loaded, installation, mount)
         stack.callback(hooks.detach)
         hooks.attach()

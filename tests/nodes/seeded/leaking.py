@@ -9,7 +9,7 @@ import pytest
 
 from agent.lab import lab as labs
 from bpf import maps, syscalls
-from bpf.abi import CONFIG
+from bpf.map_specs import CONFIG
 from tests.nodes import node
 
 pytestmark = pytest.mark.kernel

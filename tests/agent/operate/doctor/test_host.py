@@ -13,7 +13,7 @@ from agent.linux.node_routes import DeviceRoute
 from agent.linux.rtnetlink import Link
 from agent.operate.doctor import checks, host_network, kernel, programs
 from agent.operate.doctor.results import Passed, Result
-from bpf import abi, errors, hooks
+from bpf import errors, hooks, program_specs
 from bpf.attachments import Direction
 from bpf.neighbours import BesideHook, Chain
 
@@ -137,7 +137,7 @@ def test_programs_beside_hooks_are_named_with_what_they_change(
     beside: BesideHook,
     text: str,
 ) -> None:
-    def of_hook(_: int, __: object, hook: abi.HookSpec) -> BesideHook:
+    def of_hook(_: int, __: object, hook: program_specs.HookSpec) -> BesideHook:
         return beside if hook.name == name else BesideHook()
 
     monkeypatch.setattr("bpf.neighbours.chains", lambda *_: [])
@@ -161,7 +161,7 @@ async def test_tun_that_carries_traffic_of_others(monkeypatch: pytest.MonkeyPatc
 
 
 def test_hook_that_another_program_has_alone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = abi.HOOKS[0]
+    taken = program_specs.HOOKS[0]
 
     def describe(_: int, hook: object) -> str:
         return "program 7 is attached alone; remove it" if hook is taken else ""
