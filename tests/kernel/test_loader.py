@@ -51,7 +51,7 @@ def small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = tuple(
         spec for spec in specs if spec.name in small or spec.name not in program_specs.PROGRAMS
     )
-    monkeypatch.setattr(abi, "PROGRAMS", small)
+    monkeypatch.setattr(program_specs, "PROGRAMS", small)
     monkeypatch.setattr(
         loader, "PROGRAM_SET", dataclasses.replace(loader.PROGRAM_SET, programs=chosen)
     )

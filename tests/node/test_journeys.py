@@ -29,7 +29,7 @@ from agent.lab import agent_process
 from agent.policy import api_source
 from agent.policy.api_source import QUERY
 from agent.policy.egress_types import HOST_EGRESS
-from bpf import abi, host_egress, map_specs
+from bpf import host_egress, map_specs
 from tests import polling
 from tests.agent.api.conditions.node import OWNERS
 from tests.agent.controller.leases import Leases
@@ -125,8 +125,10 @@ def maps_of(step: Step) -> set[str]:
 
 def maps_in(step: Step) -> set[str]:
     """The maps that a file of Python uses."""
-    constants = re.findall(r"\babi\.([A-Z][A-Z0-9_]*)\b", (ROOT / step.path).read_text("utf-8"))
-    specs = [getattr(abi, constant) for constant in constants]
+    constants = re.findall(
+        r"\bmap_specs\.([A-Z][A-Z0-9_]*)\b", (ROOT / step.path).read_text("utf-8")
+    )
+    specs = [getattr(map_specs, constant) for constant in constants]
     return {spec.name for spec in specs if isinstance(spec, map_specs.MapSpec)}
 
 
