@@ -200,9 +200,10 @@ async def test_an_agent_that_is_stopped_while_it_verifies_deferred_programs_has_
 
 
 def is_locked(directory: pathlib.Path) -> bool:
+    """Shared: programs are loaded by several threads, each of which tests this."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
