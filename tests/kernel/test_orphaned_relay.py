@@ -59,10 +59,11 @@ class Seen:
         self._pod = pod
         self._listener = listener
 
-    def peers(self) -> set[str]:
-        """Source addresses of one connection to each of its addresses."""
+    def peers(self, *, in_handover: bool = False) -> set[str]:
+        """Source addresses of one connection to each of its addresses. in_handover: a relay of
+        other maps may end meanwhile; getpeername shows its address then (`Redirect.disengage`)."""
         for address in (self._pod.ipv4, self._pod.ipv6):
-            assert dial(self._kubelet, address) == address
+            assert dial(self._kubelet, address) == address or in_handover
         return self.next_peers()
 
     def next_peers(self) -> set[str]:
@@ -74,8 +75,8 @@ class Seen:
             found.add(peer[0].removeprefix("::ffff:"))
         return found
 
-    def is_relayed(self) -> bool:
-        return self.peers() == {self._pod.ipv4, self._pod.ipv6}
+    def is_relayed(self, *, in_handover: bool = False) -> bool:
+        return self.peers(in_handover=in_handover) == {self._pod.ipv4, self._pod.ipv6}
 
     def is_direct(self) -> bool:
         return not self.peers() & {self._pod.ipv4, self._pod.ipv6}
@@ -162,7 +163,7 @@ def test_relay_of_another_version_serves_until_the_next_one_does(
     orphan = kill_agent(operator)
     assert seen.is_relayed()
     start(operator, kubelet)
-    assert seen.is_relayed()
+    assert seen.is_relayed(in_handover=True)
     operator.event(Event.PREVIOUS_RELAY_RELEASED, pid=orphan)
     wait_until("the orphan gone", lambda: has_ended(orphan))
     assert seen.is_relayed()
