@@ -125,9 +125,9 @@ def _has_fake_time(fixturedef: pytest.FixtureDef[object], request: pytest.Fixtur
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give kernel tests their time limit, unless the command line sets one (`--timeout`), and let
-    fake time pass after ten turns of the loop without an event: servers in it answer within one or
-    two, and the usual 42 took a fifth of the time of all tests with fake time.
+    """Give tests their time limit, unless the command line sets one (`--timeout`), and let fake
+    time pass after ten turns of the loop without an event: servers in it answer within one or two,
+    and the usual 42 took a fifth of the time of all tests with fake time.
     """
     for item in items:
         marker = item.get_closest_marker("looptime")
@@ -135,9 +135,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.looptime(noop_cycles=10))
     if config.getoption("timeout") is not None:
         return
+    unit_seconds = float(config.getini("timeout")) * PATIENCE
     for item in items:
-        if item.get_closest_marker("kernel") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(_KERNEL_TEST_SECONDS))
+        if not item.get_closest_marker("timeout"):
+            is_kernel = item.get_closest_marker("kernel") is not None
+            item.add_marker(
+                pytest.mark.timeout(_KERNEL_TEST_SECONDS if is_kernel else unit_seconds)
+            )
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 
+from tests.polling import PATIENCE
+
 ROOT = pathlib.Path(__file__).parents[2]
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 SOURCE = "https://example.org/podgate"
@@ -33,7 +35,9 @@ def build(path: pathlib.Path, name: str) -> None:
                 shutil.copy(ROOT / origin, place)
         build = [sys.executable, str(copied / "deploy" / "rootfs.py"), "--name", name]
         labels = [f"--source={SOURCE}", f"--revision={REVISION}"]
-        subprocess.run([*without, *build, *labels, str(unfinished)], check=True, timeout=300)
+        subprocess.run(
+            [*without, *build, *labels, str(unfinished)], check=True, timeout=300 * PATIENCE
+        )
     unfinished.rename(path)
 
 

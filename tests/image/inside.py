@@ -19,6 +19,7 @@ from tests.agent.kube.apiserver import Json
 from tests.conftest import fresh_lab
 from tests.image import node as nodes
 from tests.image.node import IMAGE, AgentPod, Node
+from tests.polling import PATIENCE
 from tests.runtime import containerd
 from tests.runtime.driving import Driver
 
@@ -97,7 +98,7 @@ def main() -> None:
         archive = pathlib.Path(name, "podgate.tar")
         build = [sys.executable, str(ROOT / "deploy" / "rootfs.py"), "--name", IMAGE, str(archive)]
         build += ["--compiler", *(f"--program={program}" for program in PROGRAMS)]
-        subprocess.run(build, check=True, timeout=300)
+        subprocess.run(build, check=True, timeout=300 * PATIENCE)
         runtime.import_archive(archive)
         with nodes.as_on_a_node(runtime):
             status = asyncio.run(_run(runtime, pathlib.Path(name), sys.argv[1:]))

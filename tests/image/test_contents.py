@@ -14,9 +14,10 @@ from agent import VERSION
 from bpf import artefacts
 from bpf.compiler import PROGRAM_SETS
 from tests.image import building
+from tests.polling import PATIENCE
 
 # The first of them builds the image: half a minute on an idle machine.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(900 * PATIENCE)
 
 _LABELS = ("version", "source", "revision", "licenses")
 _METADATA = re.compile(r"dist-packages/([^/]+?)-[^-/]+\.dist-info/METADATA$")

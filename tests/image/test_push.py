@@ -12,13 +12,13 @@ import pytest
 
 from agent import VERSION
 from tests.image import building
-from tests.polling import wait_until
+from tests.polling import PATIENCE, wait_until
 
 PUSH = building.ROOT / "deploy" / "push.sh"
 REGISTRY = pathlib.Path(sys.prefix) / "bin" / "docker-registry"
 _INDEX = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json"
 
-pytestmark = pytest.mark.timeout(900)  # the image is built first
+pytestmark = pytest.mark.timeout(900 * PATIENCE)  # the image is built first
 
 
 @pytest.fixture
