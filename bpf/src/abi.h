@@ -403,7 +403,7 @@ struct host_connect {
 	__u64 cgroup;  /* id, of the running task; 0: unknown */
 };
 
-/* Only connects that are not answered yet: about 3.4 MiB. As many others displace one. */
+/* Only connects that are not answered yet: 2.8 MiB. As many others displace one. */
 #define MAX_HOST_CONNECTS 32768
 
 /* Of a connecting process' cgroup: ids, by level; 0: the cgroup is above it. */
