@@ -203,7 +203,7 @@ class PolicyReadiness:
     def _found(self, uid: str, netns: Netns | None) -> Outcome | None:
         """With what the sandbox became ready, for this agent or a previous one."""
         settled = self._settled.get(uid)
-        if netns and settled and settled[0] == netns:
+        if settled and settled[0] == netns:
             return settled[1]
         found = self._found_before(uid, netns)
         if netns and found:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 */
 /*
- * The maps, for the compiler. bpf/map_specs.py lists the same maps with their shapes, by which the loader
- * creates and pins them, so that they outlive the agent; a test compares the two.
+ * The maps, for the compiler. bpf/map_specs.py lists the same maps with their shapes, by which the
+ * loader creates and pins them, so that they outlive the agent; a test compares the two.
  */
 #ifndef PODGATE_MAPS_H
 #define PODGATE_MAPS_H

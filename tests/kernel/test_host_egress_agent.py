@@ -156,7 +156,7 @@ def test_node_port_of_another_node_leads_back_until_a_policy_denies_it(
         links.table_inside(neighbour, "ip", body),
         web.open_socket(socket.AF_INET, socket.SOCK_DGRAM) as server,
     ):
-        server.settimeout(20)
+        server.settimeout(polling.PATIENCE_SECONDS)
         server.bind(("", 8080))
         assert send(pod, web.ipv4, "tcp", other=other, port=8080) == DENIED
         assert send(pod, neighbour.ipv4, "udp", other=other, port=port) == {"udp": 0}
