@@ -92,6 +92,7 @@ class Life:
         try:
             if self._node.is_api_up:
                 await self._watcher.synced.wait()
+                await polling.until("the owners", lambda: self.service.owned.owners is not None)
             self.store.synced.set()
             await polling.until("the socket", self._node.socket.exists)
             yield self
