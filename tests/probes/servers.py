@@ -17,32 +17,46 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 async def serving(
     sock: socket.socket, answer: Answer, context: ssl.SSLContext | None = None
 ) -> AsyncIterator[int]:
-    """Answer each connection to `sock` with `answer`; yields the port."""
-    under_way: set[asyncio.Task[None]] = set()
+    """Answer each connection to `sock` with `answer`; yields the port. At the end all are closed,
+    those that were accepted a moment before too."""
+    loop = asyncio.get_running_loop()
+    accepted: dict[asyncio.Task[None], socket.socket] = {}
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        under_way.add(task)
-        try:
-            with suppress(OSError, asyncio.IncompleteReadError):
-                await answer(reader, writer)
-        except asyncio.CancelledError:
-            pass
-        finally:
-            under_way.discard(task)
-            writer.transport.abort()
+    async def connected(client: socket.socket) -> None:
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        with suppress(OSError, asyncio.CancelledError):
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, client, ssl=context)
+            try:
+                with suppress(asyncio.IncompleteReadError):
+                    await answer(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+            finally:
+                transport.abort()
 
-    server = await asyncio.start_server(connected, sock=sock, ssl=context)
+    def accept() -> None:
+        with suppress(BlockingIOError, ConnectionAbortedError):
+            client, _ = sock.accept()
+            client.setblocking(False)
+            task = loop.create_task(connected(client))
+            accepted[task] = client
+
+    sock.listen()
+    sock.setblocking(False)
+    loop.add_reader(sock, accept)
     port: int = sock.getsockname()[1]
     try:
         yield port
     finally:
-        server.close()
-        for task in under_way:
+        loop.remove_reader(sock)
+        sock.close()
+        for task in accepted:
             task.cancel()
-        if under_way:
-            await asyncio.wait(under_way)
+        if accepted:
+            await asyncio.wait(accepted)
+        for client in accepted.values():
+            client.close()
+        for task in accepted:
+            task.result()
 
 
 def saying(data: bytes) -> Answer:
@@ -52,7 +66,8 @@ def saying(data: bytes) -> Answer:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(data)
         await writer.drain()
-        writer.write_eof()
+        if writer.can_write_eof():  # not with TLS
+            writer.write_eof()
         await reader.read()
 
     return answer
