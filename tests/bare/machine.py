@@ -3,7 +3,6 @@
 import ast
 import dataclasses
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from collections.abc import Iterable
 COPIES = "/opt/machine"
 """Where no package has a file: ca-certificates would replace this machine's own certificates."""
 
-_APT = pathlib.Path("/etc/apt")
 _PROXY = re.compile(r"(?i)(https?|ftp|all|no)_proxy$")
 # Of what apt-config prints: how to reach a registry, not what to read there.
 _APT_SETTING = re.compile(r"Acquire::(?!IndexTargets|Changelogs|CompressionTypes|cdrom)")
@@ -69,16 +67,6 @@ def local_paths(texts: Iterable[str]) -> list[str]:
 def _volume(path: str) -> str:
     """The first two parts of a path: an index's pages link to files beside its own directory."""
     return "/".join(path.split("/")[:3])
-
-
-def apt_sources() -> list[str]:
-    """Texts of all sources of this machine's apt."""
-    files = [_APT / "sources.list", *sorted((_APT / "sources.list.d").glob("*"))]
-    return [
-        file.read_text()
-        for file in files
-        if file.suffix in (".list", ".sources") and file.is_file()
-    ]
 
 
 def apt_settings() -> str:

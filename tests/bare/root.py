@@ -90,7 +90,7 @@ class Root:
     def _make(self, suite: str) -> None:
         if shutil.which("debootstrap") is None:
             raise BareRootError("debootstrap is missing; run 'apt-get install debootstrap'")
-        mirrors = suites.read_mirrors(machine.apt_sources())
+        mirrors = suites.of_machine()
         if mirrors.archive is None:
             raise BareRootError("this machine's apt names no mirror of Debian")
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -21,24 +21,30 @@ def build(path: pathlib.Path, name: str) -> None:
     name: of the image in it.
     """
     unfinished = path.with_name(f"unfinished-{path.name}")
-    # Without capabilities, as in a build of an image.
-    without = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
     with tempfile.TemporaryDirectory() as made:
-        copied = pathlib.Path(made)
-        for origin in copied_files():
-            place = copied / origin
-            place.parent.mkdir(parents=True, exist_ok=True)
-            if (ROOT / origin).is_dir():
-                ignored = shutil.ignore_patterns("__pycache__")
-                shutil.copytree(ROOT / origin, place, ignore=ignored)
-            else:
-                shutil.copy(ROOT / origin, place)
-        build = [sys.executable, str(copied / "deploy" / "rootfs.py"), "--name", name]
-        labels = [f"--source={SOURCE}", f"--revision={REVISION}"]
-        subprocess.run(
-            [*without, *build, *labels, str(unfinished)], check=True, timeout=300 * PATIENCE
-        )
+        copy_sources(pathlib.Path(made))
+        build = command(sys.executable, made, name, str(unfinished))
+        subprocess.run(build, check=True, timeout=300 * PATIENCE)
     unfinished.rename(path)
+
+
+def command(python: str, sources: str, name: str, output: str) -> list[str]:
+    """Of deploy/rootfs.py, without capabilities, as in a build of an image."""
+    without = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    labels = [f"--source={SOURCE}", f"--revision={REVISION}"]
+    return [*without, python, f"{sources}/deploy/rootfs.py", "--name", name, *labels, output]
+
+
+def copy_sources(directory: pathlib.Path) -> None:
+    """What the Dockerfile's first stage has of the checkout."""
+    for origin in copied_files():
+        place = directory / origin
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / origin).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / origin, place, ignore=ignored)
+        else:
+            shutil.copy(ROOT / origin, place)
 
 
 def copied_files() -> list[str]:

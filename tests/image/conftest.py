@@ -10,16 +10,26 @@ import pytest
 from agent.default_deny import table as default_deny_table
 from agent.strict import veth_pair
 from tests.conftest import fresh_lab
-from tests.image import building, role
+from tests.image import building, foreign, role
 from tests.image import node as nodes
 from tests.image.node import IMAGE, Node
+from tests.kernels.architectures import ARCHITECTURES, Architecture
 from tests.runtime import containerd
 from tests.runtime.containerd import Containerd
 from tests.runtime.driving import Driver
 
 
 @pytest.fixture(scope="session")
-def image(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def architecture() -> Architecture | None:
+    """Another one than this machine's, for which `make test-image ARCH=arm64` makes the image."""
+    name = os.environ.get("PODGATE_TEST_ARCHITECTURE")
+    return ARCHITECTURES[name] if name else None
+
+
+@pytest.fixture(scope="session")
+def image(
+    tmp_path_factory: pytest.TempPathFactory, architecture: Architecture | None
+) -> pathlib.Path:
     """The OCI archive that deploy/rootfs.py makes; one for all workers of a run."""
     directory = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -28,7 +38,10 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     with (directory / "podgate.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
-            building.build(path, IMAGE)
+            if architecture:
+                foreign.build(path, IMAGE, architecture)
+            else:
+                building.build(path, IMAGE)
     return path
 
 

@@ -4,6 +4,7 @@ import json
 import pathlib
 import platform
 import re
+import subprocess
 import tarfile
 import urllib.parse
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 from agent import VERSION
 from bpf import artefacts
 from bpf.compiler import PROGRAM_SETS
-from tests.image import building
+from tests.image import building, foreign
+from tests.kernels.architectures import ARCHITECTURES, Architecture
 from tests.polling import PATIENCE
 
 # The first of them builds the image: half a minute on an idle machine.
@@ -86,9 +88,31 @@ def test_labels_name_version_source_and_revision(configuration: dict[str, Any]) 
     }
 
 
-def test_architecture_is_this_machine_s(configuration: dict[str, Any]) -> None:
-    names = {"amd64": "x86_64", "arm64": "aarch64"}
-    assert names[configuration["architecture"]] == platform.machine()
+def test_architecture_is_that_of_its_packages(
+    configuration: dict[str, Any], architecture: Architecture | None
+) -> None:
+    (name,) = (one.name for one in ARCHITECTURES.values() if one.machine == platform.machine())
+    assert configuration["architecture"] == (architecture.name if architecture else name)
+
+
+def test_commands_run_with_nothing_but_the_image(
+    image: pathlib.Path, architecture: Architecture | None, tmp_path: pathlib.Path
+) -> None:
+    with tarfile.open(image) as archive:
+        layer = archive.extractfile(max(archive.getmembers(), key=lambda member: member.size))
+        assert layer is not None
+        subprocess.run(["tar", "-x", "-C", str(tmp_path)], check=True, input=layer.read())
+
+    def run(*command: str, words: bytes = b"", **variables: str) -> str:
+        return foreign.run(tmp_path, architecture, command, words=words, **variables).decode()
+
+    assert run("podgate", "--version") == f"podgate, version {VERSION}\n"
+    assert run("python3", "-c", "import agent.app.agent, agent.relay.main") == ""
+    answer = run("podgate-cni", words=b'{"cniVersion": "1.0.0"}', CNI_COMMAND="VERSION")
+    assert "1.0.0" in json.loads(answer)["supportedVersions"]
+    # nft cannot be run: QEMU emulates no netlink of netfilter.
+    assert re.search(r"bpftool v\d", run("bpftool", "--version"))
+    assert run("test", "-e", "/etc/passwd") == ""
 
 
 def test_sbom_lists_every_package_of_debian_and_python_that_is_in_the_image(

@@ -12,14 +12,14 @@ import pathlib
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tests.kernels import foreign, guests, record, report, results, suites
 from tests.kernels.apt import NotToBeHadError
 from tests.kernels.architectures import ARCHITECTURES, Architecture
 
 _CHECKOUT = pathlib.Path(__file__).parents[2]
-_CACHE = _CHECKOUT / ".cache" / "kernels"
+_CACHE = suites.CACHE
 _PAGE = _CHECKOUT / "docs" / "internals" / "kernel-runs.md"
 _PACKAGES = ("busybox-static", "kmod", "debian-archive-keyring")
 
@@ -56,9 +56,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     architecture = ARCHITECTURES[options.architecture]
     _install(architecture.package, *_PACKAGES)
-    _CACHE.mkdir(parents=True, exist_ok=True)
-    (_CACHE / ".gitignore").write_text("*\n")
-    mirrors = suites.read_mirrors(_apt_sources())
+    suites.make_cache()
+    mirrors = suites.of_machine()
     failed = False
     for kernel in suites.KERNELS:
         if options.series in (None, kernel.series):
@@ -154,13 +153,6 @@ def _write(title: str, found: results.Results, kept: record.Record, offered: Seq
         sections = report.read(_PAGE.read_text(encoding="utf-8") if _PAGE.exists() else "")
         sections[title] = report.section(title, kept, offered)
         _PAGE.write_text(report.render(sections), encoding="utf-8")
-
-
-def _apt_sources() -> Iterator[str]:
-    apt = pathlib.Path("/etc/apt")
-    for path in (apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))):
-        if path.suffix in (".list", ".sources") and path.exists():
-            yield path.read_text(encoding="utf-8")
 
 
 def _install(*packages: str) -> None:

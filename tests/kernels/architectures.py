@@ -5,10 +5,12 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Architecture:
-    """name: Debian's; package: with the emulator; options: of the emulator; kernel_options: of the
-    kernel's command line."""
+    """name: Debian's; machine: as uname(2) has it; elf: `e_machine` (elf(5)); package: with the
+    emulator; options: of the emulator; kernel_options: of the kernel's command line."""
 
     name: str
+    machine: str
+    elf: int
     emulator: str
     package: str
     options: tuple[str, ...]
@@ -20,6 +22,8 @@ ARCHITECTURES = {
     for one in (
         Architecture(
             "amd64",
+            "x86_64",
+            62,
             "qemu-system-x86_64",
             "qemu-system-x86",
             ("-cpu", "max"),
@@ -28,6 +32,8 @@ ARCHITECTURES = {
         ),
         Architecture(
             "arm64",
+            "aarch64",
+            183,
             "qemu-system-aarch64",
             "qemu-system-arm",
             # It has no pointer authentication, which is slow to emulate.

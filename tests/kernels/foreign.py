@@ -3,12 +3,14 @@
 Debian's are extracted and not installed: their scripts run programs of that architecture.
 """
 
+import io
 import pathlib
 import platform
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 from collections.abc import Iterator
 
@@ -21,7 +23,7 @@ from tests.kernels.suites import Image, Mirrors
 _PACKAGES = (
     *("base-files", "bash", "coreutils", "dash", "findutils", "grep", "gzip", "sed", "tar"),
     *("busybox-static", "kmod", "libc-bin", "mount", "procps", "util-linux"),
-    *("bpftool", "curl", "iproute2", "nftables", "openssl", "python3", "python3-bpfcc"),
+    *("bpftool", "curl", "dpkg", "iproute2", "nftables", "openssl", "python3", "python3-bpfcc"),
     *("containernetworking-plugins", "gcc", "libc6-dev"),
 )
 # Tools that no kernel test runs; some have no package for other architectures.
@@ -32,6 +34,7 @@ _TOOLS = {
 # It is published as sources only; podgate's tests use none of its compiled parts.
 _FROM_SOURCES = "forbiddenfruit"
 _PLATFORMS = {"arm64": "aarch64-manylinux_2_36"}
+_PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _USERS = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534::/nonexistent:/bin/false\n"
 _GROUPS = "root:x:0:\nnogroup:x:65534:\n"
 
@@ -39,15 +42,24 @@ _GROUPS = "root:x:0:\nnogroup:x:65534:\n"
 def files(
     architecture: Architecture, mirrors: Mirrors, cache: pathlib.Path, checkout: pathlib.Path
 ) -> Files:
-    """Made below `cache` unless they exist with the same packages. Raises `NotToBeHadError`.
+    """Raises `NotToBeHadError`."""
+    made = root(architecture, mirrors, cache, checkout)
+    python = (made / "usr" / "lib" / _PYTHON, _modules(made, checkout))
+    busybox = made / "usr" / "bin" / "busybox"
+    return Files(architecture, made, python, packages.NONE, busybox)
 
-    Of the suite of this machine, so that its byte code is valid there.
+
+def root(
+    architecture: Architecture, mirrors: Mirrors, cache: pathlib.Path, checkout: pathlib.Path
+) -> pathlib.Path:
+    """Made below `cache` unless it exists with the same packages. Raises `NotToBeHadError`.
+
+    Of the suite of this machine, so that its byte code is valid there. The virtual environment of
+    podgate and its tests is at the checkout's path.
     """
     suite = platform.freedesktop_os_release()["VERSION_CODENAME"]
     root = cache / "foreign" / f"{suite}-{architecture.name}"
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    environment = root / checkout.relative_to("/") / ".venv"
-    modules = environment / "lib" / version / "site-packages"
+    modules = _modules(root, checkout)
     made_of = "\n".join((*_PACKAGES, *requirements(checkout)))
     complete = root / ".complete"
     if not complete.exists() or complete.read_text() != made_of:
@@ -57,14 +69,12 @@ def files(
         apt = Apt(sources, architecture.name, cache / "apt" / f"root-{suite}-{architecture.name}")
         apt.update()
         _extract(apt.download_all(_PACKAGES), root)
-        _make_environment(environment, modules, architecture, checkout)
-        compiled = [root / "usr" / "lib" / version, root / "usr" / "lib" / "python3", modules]
+        _make_environment(modules, architecture, checkout)
+        compiled = [root / "usr" / "lib" / _PYTHON, root / "usr" / "lib" / "python3", modules]
         compile_all = (sys.executable, "-m", "compileall", "-q", "-s", str(root), "-p", "/")
         subprocess.run([*compile_all, *compiled], check=False, stdout=subprocess.DEVNULL)
         complete.write_text(made_of)
-    python = (root / "usr" / "lib" / version, modules)
-    busybox = root / "usr" / "bin" / "busybox"
-    return Files(architecture, root, python, packages.NONE, busybox)
+    return root
 
 
 def with_modules(root: pathlib.Path, image: Image) -> Image:
@@ -81,11 +91,24 @@ def _extract(archives: list[pathlib.Path], root: pathlib.Path) -> None:
         (root / "usr" / name).mkdir(parents=True)
         (root / name).symlink_to(f"usr/{name}")
     unpack = ("tar", "-x", "--keep-directory-symlink", "-C", str(root))
+    database = root / "var" / "lib" / "dpkg"
+    (database / "info").mkdir(parents=True)
+    entries = []
     for archive in archives:
         packed = subprocess.run(
             ["dpkg-deb", "--fsys-tarfile", archive], check=True, capture_output=True
         ).stdout
         subprocess.run(unpack, check=True, input=packed)
+        entry = subprocess.run(
+            ["dpkg-deb", "--field", archive], check=True, capture_output=True, text=True
+        ).stdout
+        entries.append(f"{entry}Status: install ok installed\n")
+        with tarfile.open(fileobj=io.BytesIO(packed)) as members:
+            names = (name.removeprefix(".") for name in members.getnames())
+            paths = "".join(f"{name or '/.'}\n" for name in names)
+        (package,) = re.findall(r"^Package: (\S+)$", entry, re.MULTILINE)
+        (database / "info" / f"{package}.list").write_text(paths)
+    (database / "status").write_text("\n".join(entries))
     # What the packages' own scripts would have made.
     if not (root / "bin" / "sh").exists():
         (root / "bin" / "sh").symlink_to("dash")
@@ -96,13 +119,16 @@ def _extract(archives: list[pathlib.Path], root: pathlib.Path) -> None:
         (root / name).mkdir(exist_ok=True)
 
 
+def _modules(root: pathlib.Path, checkout: pathlib.Path) -> pathlib.Path:
+    environment = root / checkout.relative_to("/") / ".venv"
+    return environment / "lib" / _PYTHON / "site-packages"
+
+
 def _make_environment(
-    environment: pathlib.Path,
-    modules: pathlib.Path,
-    architecture: Architecture,
-    checkout: pathlib.Path,
+    modules: pathlib.Path, architecture: Architecture, checkout: pathlib.Path
 ) -> None:
     """As `deploy/setup.sh` does, of packages without their programs."""
+    environment = modules.parents[2]
     (environment / "bin").mkdir(parents=True)
     (environment / "pyvenv.cfg").write_text("home = /usr/bin\n")
     for name in ("python", "python3"):

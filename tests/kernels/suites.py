@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 
 from tests.kernels.apt import Apt, NotToBeHadError
 
+CACHE = pathlib.Path(__file__).parents[2] / ".cache" / "kernels"
 # The full image: the cloud one lacks 9p, by which the guest sees the host's files.
 _META_PACKAGE = "linux-image-{}"
 _CODENAMES = {"bullseye", "bookworm", "trixie", "forky", "stable", "oldstable", "testing", "sid"}
@@ -59,6 +60,20 @@ class Mirrors:
 
     def of(self, suite: str) -> str | None:
         return self.security if suite.endswith("-security") else self.archive
+
+
+def make_cache() -> None:
+    """The folder that git ignores."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    (CACHE / ".gitignore").write_text("*\n")
+
+
+def of_machine() -> Mirrors:
+    """Those that this machine's apt has."""
+    apt = pathlib.Path("/etc/apt")
+    paths = (apt / "sources.list", *sorted((apt / "sources.list.d").glob("*")))
+    used = (path for path in paths if path.suffix in (".list", ".sources") and path.exists())
+    return read_mirrors(path.read_text(encoding="utf-8") for path in used)
 
 
 def read_mirrors(texts: Iterable[str]) -> Mirrors:
