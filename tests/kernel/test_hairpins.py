@@ -90,10 +90,12 @@ def dial(sock: socket.socket, other: labs.LabPod, version: int, *, is_dropped: b
     return attempts.connect(sock, traffic.address(other, version), NODE_PORT, seconds)
 
 
-def dial_from(group: Cgroup, other: labs.LabPod, version: int, *, is_dropped: bool) -> bool:
+def dial_from(
+    group: Cgroup, other: labs.LabPod, version: int, *, is_dropped: bool, port: int = NODE_PORT
+) -> bool:
     """By a process in this cgroup: whether it connects."""
     seconds = traffic.DROPPED_AFTER_SECONDS if is_dropped else traffic.LIMIT_SECONDS
-    arguments = [traffic.family(version), traffic.address(other, version), NODE_PORT, seconds]
+    arguments = [traffic.family(version), traffic.address(other, version), port, seconds]
     done = group.run([sys.executable, "-c", _CONNECT, *map(str, arguments)])
     assert done.returncode in (0, 1), done.stderr
     return done.returncode == 0
@@ -308,12 +310,36 @@ def test_process_does_not_displace_its_connect_by_others(
         (sequence,) = open_connects(loaded) - before
         for _ in range(5000):
             begin(silent)
-        ends = frames.Ends(frames.address(other.ipv4), frames.address(web.ipv4), port=PORT)
-        number = int.from_bytes(sequence)
-        with other.open_socket(socket.AF_INET, socket.SOCK_RAW, frames.TCP) as raw:
-            raw.sendto(frames.tcp(ends, frames.SYN, sequence=number), (web.ipv4, 0))
-            moved = polling.wait_until("the SYN is judged", counting.moved_but_control)
+        send_back(sequence, other, web)
+        moved = polling.wait_until("the SYN is judged", counting.moved_but_control)
     assert moved == {DROPPED: 1}
+
+
+def test_rule_admits_no_cgroup_that_others_have_displaced(
+    attached_hooks: None, gates: Gates, loaded: loader.Loaded, other: labs.LabPod, web: labs.LabPod
+) -> None:
+    """It is admitted again by its next connect."""
+    cgroups = loaded.map(map_specs.CONNECT_CGROUPS)
+    with cgroup() as unit, links.table_inside(other, "ip", SILENCE):
+        counting = guard(gates, web, Rule(SourceKind.CGROUP, 6, PORT, PORT, unit.id))
+        before = open_connects(loaded)
+        assert not dial_from(unit, other, 4, is_dropped=True, port=9)
+        (sequence,) = open_connects(loaded) - before
+
+        for number in range(4 * abi.MAX_CONNECTING_CGROUPS):
+            cgroups.set((1 << 40 | number).to_bytes(8, sys.byteorder), bytes(cgroups.value_size))
+        send_back(sequence, other, web)
+        moved = polling.wait_until("the SYN is judged", counting.moved_but_control)
+        assert moved == {DROPPED: 1}
+        assert dial_from(unit, other, 4, is_dropped=False)
+
+
+def send_back(sequence: bytes, other: labs.LabPod, web: labs.LabPod) -> None:
+    """A SYN of a connection of this node, by the other one."""
+    ends = frames.Ends(frames.address(other.ipv4), frames.address(web.ipv4), port=PORT)
+    syn = frames.tcp(ends, frames.SYN, sequence=int.from_bytes(sequence))
+    with other.open_socket(socket.AF_INET, socket.SOCK_RAW, frames.TCP) as raw:
+        raw.sendto(syn, (web.ipv4, 0))
 
 
 def begin(to: tuple[str, int]) -> None:
