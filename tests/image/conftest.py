@@ -23,6 +23,8 @@ from tests.runtime.driving import Driver
 def architecture() -> Architecture | None:
     """Another one than this machine's, for which `make test-image ARCH=arm64` makes the image."""
     name = os.environ.get("PODGATE_TEST_ARCHITECTURE")
+    if name and name not in ARCHITECTURES:
+        raise pytest.UsageError(f"ARCH is {name!r}; choose one of {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name] if name else None
 
 

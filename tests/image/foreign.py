@@ -20,7 +20,7 @@ _LIMIT_SECONDS = 3600
 
 
 def build(path: pathlib.Path, name: str, architecture: Architecture) -> None:
-    """Write the archive that deploy/rootfs.py makes there. It takes ten minutes.
+    """Write the archive that deploy/rootfs.py makes there. It takes six minutes.
 
     name: of the image in it. Raises `NotToBeHadError`.
     """
@@ -44,12 +44,12 @@ def run(
     architecture: Architecture | None,
     command: Sequence[str],
     *,
-    words: bytes = b"",
+    sent: bytes = b"",
     **variables: str,
 ) -> bytes:
     """The output of a command below a root.
 
-    architecture: None for this machine's. words: its input. Raises `CalledProcessError`.
+    architecture: None for this machine's. sent: to its standard input. Raises `CalledProcessError`.
     """
     if architecture is None:
         prefix: tuple[str, ...] = ("chroot", str(root))
@@ -60,7 +60,7 @@ def run(
     return subprocess.run(
         [*prefix, *command],
         check=True,
-        input=words,
+        input=sent,
         stdout=subprocess.PIPE,
         env={"PATH": _PATH, "LANG": "C.UTF-8", "HOME": "/root", **variables},
         timeout=_LIMIT_SECONDS,

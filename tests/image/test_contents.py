@@ -103,12 +103,12 @@ def test_commands_run_with_nothing_but_the_image(
         assert layer is not None
         subprocess.run(["tar", "-x", "-C", str(tmp_path)], check=True, input=layer.read())
 
-    def run(*command: str, words: bytes = b"", **variables: str) -> str:
-        return foreign.run(tmp_path, architecture, command, words=words, **variables).decode()
+    def run(*command: str, sent: bytes = b"", **variables: str) -> str:
+        return foreign.run(tmp_path, architecture, command, sent=sent, **variables).decode()
 
     assert run("podgate", "--version") == f"podgate, version {VERSION}\n"
     assert run("python3", "-c", "import agent.app.agent, agent.relay.main") == ""
-    answer = run("podgate-cni", words=b'{"cniVersion": "1.0.0"}', CNI_COMMAND="VERSION")
+    answer = run("podgate-cni", sent=b'{"cniVersion": "1.0.0"}', CNI_COMMAND="VERSION")
     assert "1.0.0" in json.loads(answer)["supportedVersions"]
     # nft cannot be run: QEMU emulates no netlink of netfilter.
     assert re.search(r"bpftool v\d", run("bpftool", "--version"))

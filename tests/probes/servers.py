@@ -56,7 +56,8 @@ async def serving(
         for client in accepted.values():
             client.close()
         for task in accepted:
-            task.result()
+            if not task.cancelled():  # before its first step
+                task.result()
 
 
 def saying(data: bytes) -> Answer:
