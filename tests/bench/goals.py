@@ -42,7 +42,12 @@ GOALS = (
     Goal(
         "cluster", "burst_60_pods_seconds", 1.05, "60 pods at once over the same without an agent"
     ),
-    Goal("nri", "burst_60_pods_seconds", 1.05, "60 pods at once over the same without NRI"),
+    Goal(
+        "nri",
+        "burst_60_pods_seconds",
+        1.05,
+        "60 pods at once over the same without NRI, containerd",
+    ),
     Goal("burst", "burst_250_ready_ratio", 1.15, "250 pods at once, likewise"),
     Goal("burst", "burst_250_agent_cpu_ms_per_pod", 15, "CPU of the agent for a pod that starts"),
     Goal("burst", "burst_250_agent_unready_seconds", 0, "the agent is not ready meanwhile"),
