@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Sequence
 
 from tests.image import building
-from tests.kernels import foreign, suites
+from tests.kernels import architectures, foreign, suites
 from tests.kernels.apt import Apt
-from tests.kernels.architectures import ARCHITECTURES, Architecture
+from tests.kernels.architectures import Architecture
 
 _SCRIPT = pathlib.Path(__file__).with_name("emulate.sh")
 _NAMESPACES = ("--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child")
@@ -76,10 +76,9 @@ def _emulator(architecture: Architecture) -> pathlib.Path:
     if not complete.exists():
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir(parents=True)
-        (host,) = (one for one in ARCHITECTURES.values() if one.machine == platform.machine())
         mirror = suites.of_machine().of(suite)
         folder = suites.CACHE / "apt" / f"emulator-{suite}"
-        apt = Apt({suite: mirror} if mirror else {}, host.name, folder)
+        apt = Apt({suite: mirror} if mirror else {}, architectures.of_machine().name, folder)
         apt.update()
         for archive in apt.download_all(["qemu-user-static"]):
             subprocess.run(["dpkg-deb", "--extract", archive, root], check=True)

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import platform
 import re
 import subprocess
 import tarfile
@@ -15,7 +14,8 @@ from agent import VERSION
 from bpf import artefacts
 from bpf.compiler import PROGRAM_SETS
 from tests.image import building, foreign
-from tests.kernels.architectures import ARCHITECTURES, Architecture
+from tests.kernels import architectures
+from tests.kernels.architectures import Architecture
 from tests.polling import PATIENCE
 
 # The first of them builds the image: half a minute on an idle machine.
@@ -91,8 +91,7 @@ def test_labels_name_version_source_and_revision(configuration: dict[str, Any]) 
 def test_architecture_is_that_of_its_packages(
     configuration: dict[str, Any], architecture: Architecture | None
 ) -> None:
-    (name,) = (one.name for one in ARCHITECTURES.values() if one.machine == platform.machine())
-    assert configuration["architecture"] == (architecture.name if architecture else name)
+    assert configuration["architecture"] == (architecture or architectures.of_machine()).name
 
 
 def test_commands_run_with_nothing_but_the_image(

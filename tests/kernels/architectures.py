@@ -1,6 +1,7 @@
 """Machines that QEMU emulates."""
 
 import dataclasses
+import platform
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,3 +43,9 @@ ARCHITECTURES = {
         ),
     )
 }
+
+
+def of_machine() -> Architecture:
+    """This machine's."""
+    (found,) = (one for one in ARCHITECTURES.values() if one.machine == platform.machine())
+    return found

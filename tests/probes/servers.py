@@ -25,11 +25,10 @@ async def serving(
     async def connected(client: socket.socket) -> None:
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
-        with suppress(OSError, asyncio.CancelledError):
+        with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             transport, _ = await loop.connect_accepted_socket(lambda: protocol, client, ssl=context)
             try:
-                with suppress(asyncio.IncompleteReadError):
-                    await answer(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+                await answer(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
             finally:
                 transport.abort()
 
