@@ -16,7 +16,7 @@ from tests.image import building
 
 # With and without, in an order in which a machine that becomes slower counts for both.
 _ORDER = (True, False, False, True)
-_BURSTS = 2
+_BURSTS = 4
 _IMAGE = "PODGATE_TEST_IMAGE"
 
 

@@ -8,8 +8,7 @@ import subprocess
 from collections.abc import Sequence
 
 from tests import polling
-
-_SHELL = 'echo $$ > "$0/cgroup.procs"; exec "$@"'
+from tests.runtime import node_cgroups
 
 
 class Daemon:
@@ -58,7 +57,7 @@ class Daemon:
         self.cgroup.mkdir(parents=True, exist_ok=self._has_children)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._within, "sh", "-c", _SHELL, str(self.cgroup), *self.command],
+                [*self._within, *node_cgroups.command_in(self.cgroup, self.command)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -19,7 +19,7 @@ from tests.cluster.daemons import Daemon
 from tests.cluster.kubelet import TUNABLES, Kubelet
 from tests.conftest import fresh_lab
 from tests.image.node import as_on_a_node
-from tests.runtime import containerd, containerd2, crio
+from tests.runtime import containerd, containerd2, crio, node_cgroups
 from tests.runtime.containerd import Containerd
 
 NAME = "node1"
@@ -104,8 +104,10 @@ def _machine(binaries: pathlib.Path) -> Iterator[tuple[Containerd, pathlib.Path]
         directory.mkdir()
         undo.enter_context(_tunables(directory / "tunables"))
         undo.enter_context(as_on_a_node(runtime))
-        _make_in_all_hierarchies(runtime.name)
-        yield runtime, cgroup2 / runtime.name
+        cgroup = cgroup2 / runtime.name
+        node_cgroups.make(runtime.name)
+        node_cgroups.move_into_slice(runtime.pid, cgroup / "daemon")
+        yield runtime, cgroup
 
 
 def _kubelet(
@@ -150,12 +152,6 @@ def _remove_kubelet_tables() -> None:
                 capture_output=True,
                 timeout=60,
             )
-
-
-def _make_in_all_hierarchies(name: str) -> None:
-    """The kubelet wants its root to exist in those of version 1 as well, where there are any."""
-    for tasks in pathlib.Path("/sys/fs/cgroup").glob("*/cgroup.clone_children"):
-        (tasks.parent / name).mkdir(exist_ok=True)
 
 
 @contextlib.contextmanager

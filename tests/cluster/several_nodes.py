@@ -20,7 +20,7 @@ from tests.cluster.kubelet import Kubelet
 from tests.cluster.machine import SOCKET, UPLINK, Machine
 from tests.cluster.workloads import condition
 from tests.nodes import leftovers
-from tests.runtime import images
+from tests.runtime import images, node_cgroups
 
 POD_NETWORKS = ("198.19.0.0/16", "fd00:18:1900::/56")
 OUTSIDE = ("198.18.100.254", "fd00:18:100::fe")
@@ -75,7 +75,8 @@ def running(
     with contextlib.ExitStack() as undo:
         undo.enter_context(leftovers.lasting())
         undo.enter_context(_reaped(name))
-        _make_in_all_hierarchies(name, names)
+        for one in ("", *names):
+            node_cgroups.make(f"{name}/{one}")
         undo.enter_context(_bridge())
         control_plane = ControlPlane(
             binaries,
@@ -136,13 +137,6 @@ def _reaped(name: str) -> Iterator[None]:
         reaper.stdin.close()
         status = reaper.wait(polling.PATIENCE_SECONDS * 2)
         assert status == 0, "cgroups or processes of the cluster are left"
-
-
-def _make_in_all_hierarchies(name: str, names: Sequence[str]) -> None:
-    """The kubelets want their roots to exist in those of version 1 as well, where there are any."""
-    for settings in pathlib.Path("/sys/fs/cgroup").glob("*/cgroup.clone_children"):
-        for one in names:
-            (settings.parent / name / one).mkdir(parents=True, exist_ok=True)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from tests.cluster.deployment import Deployment
 from tests.cluster.one_node import IMAGE, OneNode
 from tests.cluster.workloads import HTTP_PROBE, PORT, Workloads
 from tests.image.node import RUN_DIRECTORY
+from tests.runtime import node_cgroups
 
 pytestmark = pytest.mark.kernel
 _OTHERS = ("b", "c")
@@ -98,8 +99,8 @@ def _answers(node: OneNode, url: str, *, netns: str = "") -> set[str]:
         command = ["nsenter", f"--net={netns}", *command]
     directory = node.kubelet.daemon.cgroup.parent / "client"
     directory.mkdir(exist_ok=True)
-    shell = ["sh", "-c", 'echo $$ > "$0/cgroup.procs"; exec "$@"', str(directory)]
-    answer = subprocess.run([*shell, *command], capture_output=True, text=True, timeout=60)
+    command = node_cgroups.command_in(directory, command)
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
     return set(answer.stdout.split()) if answer.returncode == 0 else set()
 
 

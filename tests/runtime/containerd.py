@@ -22,7 +22,7 @@ import pyroute2
 
 from agent.cri import runtime_pb2
 from tests import polling
-from tests.runtime import images
+from tests.runtime import images, node_cgroups
 
 PLUGINS = pathlib.Path("/usr/lib/cni")
 BRIDGE = "pgcni0"
@@ -114,10 +114,7 @@ class Containerd:
         daemon.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [
-                    *("sh", "-c", 'echo $$ > "$0/cgroup.procs"; exec "$@"', str(daemon)),
-                    *self._command(),
-                ],
+                node_cgroups.command_in(daemon, self._command()),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

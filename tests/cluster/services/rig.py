@@ -17,7 +17,7 @@ from tests.cluster.api import Json
 from tests.cluster.one_node import IMAGE, NAME, OneNode
 from tests.cluster.services import dialing, echo
 from tests.cluster.workloads import Workloads
-from tests.runtime import images
+from tests.runtime import images, node_cgroups
 
 SERVERS = ("a", "b", "c")
 """Pods with the label `serves: web`, each a server on both ports."""
@@ -232,8 +232,8 @@ class Client:
             return ["nsenter", f"--net={proxies.OUTSIDE_NETNS}"]
         directory = self.node.kubelet.daemon.cgroup.parent / "client"
         directory.mkdir(exist_ok=True)
-        shell = ["sh", "-c", 'echo $$ > "$0/cgroup.procs"; exec "$@"', str(directory)]
-        return shell + (["nsenter", f"--net=/proc/{self.pid}/ns/net"] if self.pid else [])
+        within = ["nsenter", f"--net=/proc/{self.pid}/ns/net"] if self.pid else []
+        return node_cgroups.command_in(directory, within)
 
 
 def pod_client(node: OneNode, pod: Json) -> Client:
