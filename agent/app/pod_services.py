@@ -388,10 +388,14 @@ class PodServices:
         self._isolation.publish()
         if outputs is None:
             return
+        if uid is not None:
+            # Without a task: most pods have no such condition, and the runtime waits.
+            await outputs.writer.correct(uid)
+            return
         sandboxes = node.sandboxes
         uids = [one for one in sandboxes.current if not sandboxes.containers.get(one)]
         async with asyncio.TaskGroup() as group:
-            for one in uids if uid is None else [uid]:
+            for one in uids:
                 group.create_task(outputs.writer.correct(one), name="correction of conditions")
 
     def _sandbox_of(self, uid: str) -> str:
