@@ -220,7 +220,7 @@ bench-recorded: setup
 fuzz: setup
 	@$(PYTHON) -m tests.fuzz $(SECONDS)
 	$(PYTHON) -m pytest -m hypothesis --hypothesis-profile new-examples -n $(UNIT_WORKERS) $(APART)
-	PODGATE_TEST_FRAMES=$(or $(FRAMES),1000000) PODGATE_TEST_SEED=$(SEED) \
+	PODGATE_TEST_FRAMES=$(or $(FRAMES),1000000) PODGATE_TEST_SEED=$(or $(SEED),new) \
 		$(PYTHON) -m pytest -s $(LONG) $(foreach what,gate hook socket relay,tests/kernel/test_$(what)_model.py)
 
 format: setup

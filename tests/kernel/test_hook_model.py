@@ -5,7 +5,6 @@ import dataclasses
 import errno
 import os
 import random
-import secrets
 import socket
 import struct
 import sys
@@ -22,7 +21,7 @@ from bpf.verdicts import Mode, Reason
 from tests.kernel import frames, offers
 from tests.kernel.gate_runs import GateRuns
 from tests.kernel.gate_stage import MARK
-from tests.model import facts, flows, gate, generator, hooks, packet
+from tests.model import facts, flows, gate, generator, hooks, packet, seeds
 from tests.model.facts import Gate, Kind, Sent, Socket, State
 from tests.model.generator import CLIENTS, NODES, OTHERS, PODS, PORTS, REMOTE, SERVICES, SHARED
 from tests.model.hooks import Call
@@ -31,7 +30,7 @@ from tests.nodes import node
 pytestmark = [pytest.mark.kernel, pytest.mark.file_node]
 
 CALLS = int(os.environ.get("PODGATE_TEST_FRAMES", "10000")) // 10
-SEED = os.environ.get("PODGATE_TEST_SEED") or secrets.token_hex(4)
+SEED = seeds.seed()
 CALLS_OF_A_STATE = 50
 TUNNEL_PORT = 8472
 FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}

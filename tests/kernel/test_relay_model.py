@@ -4,7 +4,6 @@ connects of real sockets. The seed is printed, as for the gate's frames."""
 import contextlib
 import os
 import random
-import secrets
 import socket
 import struct
 import sys
@@ -21,7 +20,7 @@ from bpf.rule_evaluation import Cgroup
 from bpf.verdicts import Mode, Reason
 from tests.kernel import foreign, frames, gate_stage, links, offers
 from tests.kernel.gate_runs import GateRuns
-from tests.model import packet, relay
+from tests.model import packet, relay, seeds
 from tests.model.facts import Sent, State
 from tests.model.generator import CLIENTS, OTHERS, PODS, PORTS, SHARED, Generator, relay_address
 from tests.model.hooks import Call
@@ -31,7 +30,7 @@ from tests.nodes import node
 pytestmark = [pytest.mark.kernel, pytest.mark.file_node]
 
 FRAMES = int(os.environ.get("PODGATE_TEST_FRAMES", "10000"))
-SEED = os.environ.get("PODGATE_TEST_SEED") or secrets.token_hex(4)
+SEED = seeds.seed()
 CALLS_OF_A_STATE = 50
 SCHED_CLS = 3
 PAIR = 1

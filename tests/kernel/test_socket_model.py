@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import os
 import random
-import secrets
 import socket
 import struct
 import sys
@@ -23,7 +22,7 @@ from bpf.rule_evaluation import Cgroup
 from bpf.verdicts import Reason, Verdict
 from tests.kernel import offers
 from tests.kernel.gate_runs import GateRuns
-from tests.model import hooks
+from tests.model import hooks, seeds
 from tests.model.facts import State
 from tests.model.generator import Generator
 from tests.nodes import node
@@ -31,7 +30,7 @@ from tests.nodes import node
 pytestmark = [pytest.mark.kernel, pytest.mark.file_node]
 
 CALLS = int(os.environ.get("PODGATE_TEST_FRAMES", "10000"))
-SEED = os.environ.get("PODGATE_TEST_SEED") or secrets.token_hex(4)
+SEED = seeds.seed()
 CALLS_OF_A_STATE = 50
 LEVELS = (
     *(socket.SOL_SOCKET, socket.IPPROTO_IP, socket.IPPROTO_TCP, socket.IPPROTO_UDP),

@@ -84,8 +84,11 @@ class Case:
         return not self.is_behind_pod and self.now_ns < self.gate.grace_until_ns
 
     @property
-    def fragmented(self) -> Fragmented:
+    def fragmented(self) -> Fragmented | None:
+        """None: the frame does not show which datagram it belongs to."""
         packet, socket = self.packet, self.socket
+        if packet.identification is None:
+            return None
         return Fragmented(
             *(packet.source, packet.destination, packet.protocol, packet.identification),
             *(self.sent.ingress, socket.number if socket else 0),

@@ -107,7 +107,8 @@ def redirect(case: Case) -> Found:
 def later_fragment(case: Case) -> Found:
     if case.is_tcp or not case.packet.is_later_fragment:
         return None
-    first_ns = case.state.fragments.get(case.fragmented)
+    whole = case.fragmented
+    first_ns = case.state.fragments.get(whole) if whole else None
     if first_ns is not None and case.now_ns - first_ns < FRAGMENT_LIFETIME_NS:
         return Reason.REPLY
     is_passed = case.is_in_grace and not case.is_hand_made

@@ -151,8 +151,8 @@ def evaluate(sent: Sent, state: State, now_ns: int) -> Answer:
     verdict = Verdict.PASS
     if reason.is_drop:
         verdict = Verdict.WOULD_DROP if case.gate.mode is Mode.AUDIT else Verdict.DROP
-    elif case.packet.fragment == 0 and reason not in UNRECORDED:
-        state.fragments[case.fragmented] = now_ns
+    elif case.packet.fragment == 0 and reason not in UNRECORDED and (whole := case.fragmented):
+        state.fragments[whole] = now_ns
     return Answer((verdict, reason), leaving_stamp(case))
 
 

@@ -27,7 +27,8 @@ ANY_IPV4 = bytes(10) + b"\xff\xff" + bytes(4)
 class Packet:
     """A frame that was read up to its transport header. family: 0 for ARP, which has nothing else;
     payload: from the transport header on; length: of it by the IP header, 0 if unknown;
-    fragment: None, or its place in the datagram in bytes.
+    fragment: None, or its place in the datagram in bytes; identification: the datagram's; None if
+    the frame ends before it.
     """
 
     family: int = 0
@@ -37,7 +38,7 @@ class Packet:
     payload: bytes = b""
     length: int = 0
     fragment: int | None = None
-    identification: int = 0
+    identification: int | None = 0
 
     @property
     def is_later_fragment(self) -> bool:
@@ -160,7 +161,7 @@ def parse_ipv6(packet: bytes) -> Packet | None:
             return None
         if protocol == FRAGMENT:
             found.fragment, size = number(header, 2) // 8 * 8, 8
-            found.identification = number(packet, at + 4, 4)
+            found.identification = number(header, 4, 4) if len(header) == size else None
         elif protocol == AUTHENTICATION:
             size = (header[1] + 2) * 4
         else:
