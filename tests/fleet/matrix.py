@@ -8,8 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
+from tests.runtime import node_cgroups
+
 _DIALER = pathlib.Path(__file__).with_name("dialer.py")
-_IN_CGROUP = 'echo $$ > "$0/cgroup.procs"; exec "$@"'
 _ERRORS = "E"
 """What the name of an error begins with; all else is the address that the server saw."""
 
@@ -30,7 +31,8 @@ class Source:
         if not self.pid:
             return dialer
         inside = ["nsenter", "-t", str(self.pid), "-n", "--", *dialer]
-        return ["sh", "-c", _IN_CGROUP, str(self.cgroup), *inside]
+        assert self.cgroup is not None, f"{self.name} has no cgroup"
+        return node_cgroups.command_in(self.cgroup, inside)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ from tests.cluster.workloads import PORT
 from tests.kernel.raw_syns import RawSyns
 from tests.networks.network import Network
 from tests.networks.uplink import OUTSIDE
+from tests.runtime import node_cgroups
 
 _CLONE_NEWNET = 0x40000000
 _NETNS = pathlib.Path("/run/netns")
 _CONNECT_SECONDS = 1.0
-_IN_CGROUP = 'echo $$ > "$0/cgroup.procs"; exec "$@"'
 _DIAL = (
     "import socket, sys\n"
     f"try: socket.create_connection((sys.argv[1], int(sys.argv[2])), {_CONNECT_SECONDS}).close()\n"
@@ -85,7 +85,8 @@ def dial_as_node(cgroup: pathlib.Path, address: str, port: int) -> str:
     """Connect as a process below the cgroup to which the network's connect hooks are attached."""
     own = cgroup / f"dial-{os.getpid()}"
     own.mkdir(exist_ok=True)
-    command = ["sh", "-c", _IN_CGROUP, str(own), sys.executable, "-c", _DIAL, address, str(port)]
+    dial = [sys.executable, "-c", _DIAL, address, str(port)]
+    command = node_cgroups.command_in(own, dial)
     done = subprocess.run(command, check=True, capture_output=True, timeout=60)
     return done.stdout.decode().strip()
 

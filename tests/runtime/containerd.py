@@ -21,6 +21,7 @@ import grpc
 import pyroute2
 
 from agent.cri import runtime_pb2
+from agent.linux.cgroups import cgroup2_mount
 from tests import polling
 from tests.runtime import images, node_cgroups
 
@@ -110,7 +111,9 @@ class Containerd:
 
     def start(self) -> None:
         """Start it and wait until its CRI answers."""
-        daemon = _cgroup2() / self.name / "daemon"
+        mount = cgroup2_mount()
+        assert mount is not None, "cgroup v2 is not mounted"
+        daemon = mount / self.name / "daemon"
         daemon.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -279,11 +282,6 @@ def unmount(read: Callable[[], list[pathlib.Path]]) -> None:
 def mounts() -> list[pathlib.Path]:
     lines = pathlib.Path("/proc/mounts").read_text().splitlines()
     return [pathlib.Path(line.split()[1]) for line in lines]
-
-
-def _cgroup2() -> pathlib.Path:
-    root = pathlib.Path("/sys/fs/cgroup")
-    return root if (root / "cgroup.procs").exists() else root / "unified"
 
 
 def _answers(socket: pathlib.Path) -> bool:

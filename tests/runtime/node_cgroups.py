@@ -27,7 +27,7 @@ def make(root: str) -> None:
 
 
 def command_in(cgroup: pathlib.Path, command: list[str]) -> list[str]:
-    """The command of a daemon that starts in a cgroup of version 2, and in its node's slice."""
+    """The command that starts in a cgroup of version 2, and in the slice of its node, if any."""
     directories = map(str, (cgroup, *_slices(cgroup)))
     return ["sh", "-c", _SHELL, "sh", *directories, "--", *command]
 
